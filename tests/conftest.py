@@ -1,0 +1,10 @@
+"""Environment of every test: must be in place before a module under test is imported."""
+
+import os
+
+import torch
+
+os.environ.setdefault("TWINFANG_SANITIZE", "1")
+if not torch.cuda.is_available():
+    # Triton decides at decoration time whether a kernel is compiled or interpreted.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
