@@ -1,0 +1,212 @@
+"""Messages as frozen dataclasses, bytes as msgpack.
+
+A message travels as ``[protocol version, class name, [field values in order]]``. Field types are
+read from the annotations once, when the class is defined, and every value is checked against them
+on decode, so that code behind the codec never meets a wrong type. Nothing is ever unpickled.
+
+Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
+``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, dataclass_transform
+
+import msgpack
+
+from wire.errors import WireError
+
+PROTOCOL_VERSION = 1
+"""Raised whenever a message changes in a way that an older peer would misread."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""No message of ours comes near; a longer one is an attack or a fault."""
+
+T = TypeVar("T")
+_Check = Callable[[Any, str], Any]
+_classes: dict[str, type] = {}
+_decoders: dict[type, _Check] = {}
+_encoders: dict[type, Callable[[Any], list[Any]]] = {}
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """Makes ``cls`` a frozen dataclass that :func:`encode` and :func:`decode` know by its name."""
+    made = dataclasses.dataclass(frozen=True, slots=True)(cls)
+    if made.__name__ in _classes:
+        raise TypeError(f"two messages are named {made.__name__}")
+    _classes[made.__name__] = made
+    return made
+
+
+def encode(msg: Any) -> bytes:
+    """The bytes of one message."""
+    cls = type(msg)
+    packed: bytes = msgpack.packb([PROTOCOL_VERSION, cls.__name__, _encoder(cls)(msg)])
+    return packed
+
+
+def decode(data: bytes, *expected: type[T]) -> T:
+    """The message in ``data``, which must be of one of the ``expected`` classes.
+
+    Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
+    an unexpected class, a missing field, a value of the wrong type or out of its range.
+    """
+    names = " or ".join(cls.__name__ for cls in expected)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {len(data)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        envelope = msgpack.unpackb(data, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"expected {names}, got bytes that are not msgpack: {error}") from error
+    if not isinstance(envelope, list) or len(envelope) != 3:
+        raise WireError(f"expected {names}, got msgpack without the envelope [version, name, fields]")
+    version, name, fields = envelope
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise WireError(
+            f"the peer speaks protocol version {version!r}, this process {PROTOCOL_VERSION}: "
+            "run the same Twinfang release on both sides"
+        )
+    for cls in expected:
+        if cls.__name__ == name:
+            made: T = _decoder(cls)(fields, cls.__name__)
+            return made
+    raise WireError(f"expected {names}, got {str(name)[:80]!r}")
+
+
+def _encoder(cls: type) -> Callable[[Any], list[Any]]:
+    if cls not in _encoders:
+        names = [f.name for f in dataclasses.fields(cls)]
+        _encoders[cls] = lambda msg: [_plain(getattr(msg, name)) for name in names]
+    return _encoders[cls]
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind in (int, str, float, bool, bytes) or value is None:
+        return value
+    if kind in (list, tuple):
+        if value and all(type(item) is int for item in value):
+            return value
+        return [_plain(item) for item in value]
+    if kind is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    return _encoder(kind)(value)
+
+
+def _decoder(cls: type) -> _Check:
+    if cls not in _decoders:
+        hints = typing.get_type_hints(cls)
+        parts = [(f.name, _check_for(hints[f.name])) for f in dataclasses.fields(cls)]
+
+        def build(value: Any, where: str) -> Any:
+            if type(value) is not list or len(value) != len(parts):
+                raise WireError(f"{where}: expected a list of {len(parts)} fields")
+            pairs = zip(value, parts, strict=True)
+            return cls(*[check(item, f"{where}.{name}") for item, (name, check) in pairs])
+
+        _decoders[cls] = build
+    return _decoders[cls]
+
+
+def _check_for(hint: Any) -> _Check:
+    """A function that returns the decoded value for ``hint`` or raises :class:`WireError`."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = [a for a in args if a is not type(None)]
+        if len(inner) != 1 or len(args) != 2:
+            raise TypeError(f"{hint}: the only union a message may hold is X | None")
+        return _optional(_check_for(inner[0]))
+    if origin is Literal:
+        return _literal(args)
+    if origin is list:
+        return _sequence(args[0], list)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return _sequence(args[0], tuple)
+    if origin is tuple:
+        return _fixed(args)
+    if origin is dict:
+        return _mapping(args)
+    if dataclasses.is_dataclass(hint):
+        return lambda value, where: _decoder(typing.cast(type, hint))(value, where)
+    if hint is float:
+        return _float
+    if hint in (int, str, bool, bytes):
+        return _scalar(hint)
+    raise TypeError(f"{hint} can't be part of a message")
+
+
+def _wrong(where: str, expected: str, value: Any) -> WireError:
+    return WireError(f"{where}: expected {expected}, got {type(value).__name__}")
+
+
+def _scalar(kind: type) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(where, kind.__name__, value)
+        return value
+
+    return check
+
+
+def _float(value: Any, where: str) -> float:
+    if type(value) not in (float, int):
+        raise _wrong(where, "float", value)
+    return float(value)
+
+
+def _optional(inner: _Check) -> _Check:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def _literal(options: tuple[Any, ...]) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        if not any(type(value) is type(option) and value == option for option in options):
+            raise WireError(f"{where}: expected one of {', '.join(map(repr, options))}, got {value!r:.80}")
+        return value
+
+    return check
+
+
+def _sequence(item_hint: Any, kind: type) -> _Check:
+    item_check = _check_for(item_hint)
+
+    def check(value: Any, where: str) -> Any:
+        if type(value) is not list:
+            raise _wrong(where, kind.__name__, value)
+        if item_hint is int:  # token ids and block ids: the long lists, checked without a call an item
+            for item in value:
+                if type(item) is not int:
+                    raise _wrong(f"{where}[…]", "int", item)
+            return kind(value)
+        return kind(item_check(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+    return check
+
+
+def _fixed(hints: tuple[Any, ...]) -> _Check:
+    checks = [_check_for(hint) for hint in hints]
+
+    def check(value: Any, where: str) -> Any:
+        if type(value) is not list or len(value) != len(checks):
+            raise _wrong(where, f"a list of {len(checks)}", value)
+        return tuple(c(item, f"{where}[{i}]") for i, (c, item) in enumerate(zip(checks, value, strict=True)))
+
+    return check
+
+
+def _mapping(hints: tuple[Any, Any]) -> _Check:
+    if hints[0] is not str:
+        raise TypeError("the keys of a message's dict are strings")
+    item_check = _check_for(hints[1])
+
+    def check(value: Any, where: str) -> Any:
+        if type(value) is not dict or any(type(key) is not str for key in value):
+            raise _wrong(where, "dict with string keys", value)
+        return {key: item_check(item, f"{where}[{key!r}]") for key, item in value.items()}
+
+    return check

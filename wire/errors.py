@@ -1,0 +1,146 @@
+"""The one hierarchy of errors.
+
+Each class carries what an HTTP client gets to see: the status, OpenAI's error ``type`` and a
+machine-readable ``code``. Messages name the value, the limit and the remedy.
+
+It lives in ``wire`` because an error raised in one process is often reported by another: it
+crosses as ``(code, message)`` and :func:`error_from_code` makes the same class again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TwinfangError(Exception):
+    """Base of every error that Twinfang raises on purpose."""
+
+    http_status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequestError(TwinfangError):
+    """The request can't be served as it is written; sending it again won't help."""
+
+    http_status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and requested completion don't fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """The request names a model that is not served here."""
+
+    http_status = 404
+    code = "model_not_found"
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The request's body exceeds the limit in bytes."""
+
+    http_status = 413
+    code = "body_too_large"
+
+
+class OverloadedError(TwinfangError):
+    """The queue is full; the request may be sent again after a while."""
+
+    http_status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class UnavailableError(TwinfangError):
+    """No healthy server of a needed role is there to take the request."""
+
+    http_status = 503
+    type = "server_error"
+    code = "no_server_available"
+
+
+class DeadlineError(TwinfangError):
+    """Something was waited for longer than its deadline."""
+
+    http_status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
+
+
+class CancelledRequestError(TwinfangError):
+    """The request was cancelled by its client or by an operator."""
+
+    http_status = 499
+    type = "server_error"
+    code = "cancelled"
+
+
+class ConfigError(TwinfangError):
+    """A process was configured with values that can't work together."""
+
+    code = "invalid_configuration"
+
+
+class CapacityError(ConfigError):
+    """The memory budget can't hold what the configuration asks for; the message shows the arithmetic."""
+
+    code = "insufficient_capacity"
+
+
+class ModelLoadError(ConfigError):
+    """A checkpoint is unreadable, of an unknown architecture, or lacks or misshapes a tensor."""
+
+    code = "model_load_failed"
+
+
+class WireError(TwinfangError):
+    """A message from another process is malformed or of another protocol version."""
+
+    code = "malformed_message"
+
+
+class TransferError(TwinfangError):
+    """State could not be moved between two servers."""
+
+    http_status = 502
+    code = "transfer_failed"
+
+
+class HandshakeError(TransferError):
+    """Two servers disagree on model, layout or protocol; the message shows both values."""
+
+    code = "handshake_refused"
+
+
+class LeaseError(TransferError):
+    """A lease is unknown, ended or of another incarnation."""
+
+    code = "lease_ended"
+
+
+def _subclasses(base: type[TwinfangError]) -> list[type[TwinfangError]]:
+    found = [base]
+    for child in base.__subclasses__():
+        found.extend(_subclasses(child))
+    return found
+
+
+def error_from_code(code: str, message: str) -> TwinfangError:
+    """The error another process raised, made again from what crossed the wire.
+
+    An unknown code (a newer peer) becomes a plain :class:`TwinfangError`.
+    """
+    for cls in _subclasses(TwinfangError):
+        if cls.code == code:
+            return cls(message)
+    return TwinfangError(message)

@@ -1,0 +1,168 @@
+"""Messages of a request's life: prefill call, decode stream, and what servers say of themselves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from wire.codec import message
+from wire.handoff import Role, Ticket
+from wire.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@message
+class TokenLogprobs:
+    """Log-probability of one token and of the best alternatives at its position.
+
+    Natural logarithms of the model's own distribution, before penalties, temperature and filters.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 is the most likely token."""
+    top: tuple[tuple[int, float], ...]
+    """``(token id, logprob)`` of the most likely tokens, best first."""
+
+
+@message
+class PrefillRequest:
+    """Run ``token_ids`` up to the last but one and keep the state for a decode server."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """The whole prompt, N ≥ 2 tokens; the server computes N-1 of them."""
+    prompt_logprobs: int | None = None
+    """As :attr:`SamplingParams.logprobs`, for tokens 2 … N of the prompt."""
+
+
+@message
+class PrefillReply:
+    ticket: Ticket
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    """For tokens 2 … N, in order."""
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+@message
+class Submit:
+    """A request for a decode server. Without a ticket the server computes the prompt itself.
+
+    A decode-only server takes a request without a ticket only if the prompt is one token long
+    (there is nothing to hand over); a server of both roles takes any.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    ticket: Ticket | None
+    prompt_logprobs: int | None = None
+    """Only where there is no ticket: with one, the prefill server has answered it already."""
+
+
+@message
+class Cancel:
+    request_id: str
+
+
+@message
+class ConnectPeers:
+    """Prefill servers to shake hands with now, so that no request pays for the first contact."""
+
+    addresses: tuple[str, ...]
+
+
+@message
+class ErrorReply:
+    """An error as it crosses the wire; see :func:`wire.errors.error_from_code`."""
+
+    code: str
+    message: str
+
+
+@message
+class RequestStats:
+    """What a finished request cost on the decode server. Times in seconds."""
+
+    queue_s: float = 0.0
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    transfer_descriptors: int = 0
+    cached_tokens: int = 0
+
+
+@message
+class RequestOutput:
+    """One request's news of one step."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended the answer, if one did; it is the last of ``token_ids``."""
+    error: ErrorReply | None = None
+    """Set exactly if ``finish_reason`` is ``error``."""
+    stats: RequestStats | None = None
+    """Set in the last output of a request."""
+
+
+@message
+class StepOutputs:
+    """All news of one engine step for the router at the other end of the stream."""
+
+    outputs: tuple[RequestOutput, ...]
+
+
+@message
+class Describe:
+    """Asks a server who it is."""
+
+
+@message
+class ServerInfo:
+    role: Role
+    incarnation: str
+    served_model_name: str
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    eos_token_ids: tuple[int, ...]
+
+
+@message
+class GetStats:
+    """Asks a server for its load."""
+
+
+@message
+class ServerStats:
+    """Load and memory of one server at one moment. The null block and slot count as neither."""
+
+    num_waiting: int
+    """Requests queued for room or for their transfer."""
+    num_running: int
+    num_blocks: int
+    free_blocks: int
+    num_slots: int
+    free_slots: int
+    leases_held: int
+    transfers_in_flight: int
+    num_steps: int
+    prefill_tokens: int
+    """Prompt tokens computed since the start."""
+    decode_tokens: int
+    """Tokens sampled since the start."""
+    transfer_bytes: int
+    """Bytes read from other servers since the start."""
+
+
+@message
+class Empty:
+    """An answer with nothing to say."""

@@ -1,0 +1,97 @@
+"""Messages of the handoff: a prefill server's ticket and the handshake of two servers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from wire.codec import message
+from wire.errors import WireError
+from wire.layout import Layout
+
+Role = Literal["prefill", "decode", "both"]
+
+
+@message
+class Ticket:
+    """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease."""
+
+    request_id: str
+    lease_id: int
+    """Index of the lease's cell in the prefill server's epoch table."""
+    epoch: int
+    """Value of that cell while the lease lasts."""
+    address: str
+    """gRPC address of the prefill server, ``host:port``."""
+    incarnation: str
+    num_tokens: int
+    """Tokens that blocks and state cover: N-1."""
+    block_ids: tuple[int, ...]
+    state_slot: int
+    ttl_s: float
+    """Time to live, counted from when the ticket is received: clocks are never compared."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.state_slot < 1 or self.lease_id < 0 or not self.ttl_s > 0:
+            raise WireError(
+                f"ticket of {self.request_id!r}: num_tokens {self.num_tokens}, state_slot {self.state_slot}, "
+                f"lease_id {self.lease_id} and ttl_s {self.ttl_s} must all be positive"
+            )
+        if any(block_id < 1 for block_id in self.block_ids):
+            raise WireError(f"ticket of {self.request_id!r}: a block id below 1 (0 is the null block)")
+
+
+@message
+class HandshakeRequest:
+    """A decode server introduces itself to one life (incarnation) of a prefill server."""
+
+    incarnation: str
+    fingerprint: str
+    """Of config, dtype and weights: two servers may only share state if it is equal."""
+    tp_rank: int
+    tp_size: int
+    kv_layout: Layout
+    state_layout: Layout
+    agent_metadata: bytes
+
+
+@message
+class Region:
+    """One registered range of memory as NIXL addresses it."""
+
+    address: int
+    num_bytes: int
+    device_id: int
+    memory: Literal["DRAM", "VRAM"]
+
+
+@message
+class HandshakeReply:
+    """All that is needed to read from this prefill server's pools."""
+
+    incarnation: str
+    fingerprint: str
+    tp_rank: int
+    tp_size: int
+    kv_layout: Layout
+    state_layout: Layout
+    agent_metadata: bytes
+    kv_region: Region
+    state_region: Region
+    epoch_region: Region
+
+
+@message
+class EndLease:
+    """Gives a lease back before its time: the request it was for will not be decoded."""
+
+    request_id: str
+    lease_id: int
+    epoch: int
+
+
+@message
+class Done:
+    """The NIXL notification after a read: the lease may end. Sent as encoded bytes."""
+
+    lease_id: int
+    epoch: int

@@ -1,0 +1,81 @@
+"""How a pool's memory is laid out, said in names.
+
+A pool is an array of units (blocks or slots). Each unit holds segments, and each segment is a dense
+array whose axes carry names, sizes and byte strides. Whoever reads a peer's memory goes by this
+description alone: no axis is ever inferred from a size, so ``num_blocks == 2`` beside the K/V axis
+of 2, or ``kv_heads == block_size``, is not a special case.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from wire.codec import message
+from wire.errors import WireError
+
+
+@message
+class Axis:
+    """One axis of a segment: its name, its size and the distance of two neighbours in bytes."""
+
+    name: str
+    size: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.stride < 1:
+            raise WireError(f"axis {self.name!r}: size {self.size} and stride {self.stride} must be positive")
+
+
+@message
+class Segment:
+    """A dense array inside a unit, ``offset`` bytes behind the unit's start; axes outermost first."""
+
+    name: str
+    dtype: str
+    offset: int
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise WireError(f"segment {self.name!r}: negative offset {self.offset}")
+        for outer, inner in zip(self.axes, self.axes[1:], strict=False):
+            if outer.stride != inner.stride * inner.size:
+                raise WireError(
+                    f"segment {self.name!r}: axis {outer.name!r} has stride {outer.stride}, "
+                    f"but {inner.size} entries of {inner.name!r} take {inner.stride * inner.size} bytes"
+                )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.axes[0].size * self.axes[0].stride
+
+
+@message
+class Layout:
+    """A pool: ``num_units`` units, ``unit_bytes`` apart, each holding the same segments."""
+
+    unit: Literal["block", "slot"]
+    num_units: int
+    unit_bytes: int
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if self.num_units < 1 or self.unit_bytes < 0:
+            raise WireError(f"a pool of {self.num_units} {self.unit}s of {self.unit_bytes} bytes is none")
+        end = 0
+        for segment in self.segments:
+            if segment.offset < end:
+                raise WireError(f"segment {segment.name!r} overlaps the one before it")
+            end = segment.offset + segment.num_bytes
+        if end > self.unit_bytes:
+            raise WireError(f"the segments take {end} bytes, the {self.unit} has {self.unit_bytes}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.num_units * self.unit_bytes
+
+    def same_unit(self, other: Layout) -> bool:
+        """Whether a unit of ``other`` can be copied byte for byte; the pools' sizes may differ."""
+        return (self.unit, self.unit_bytes, self.segments) == (other.unit, other.unit_bytes, other.segments)

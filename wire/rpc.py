@@ -1,0 +1,146 @@
+"""gRPC methods of the servers, with msgpack messages instead of generated code.
+
+One table names every method, its request and its reply. Servers build generic handlers from it,
+clients their callables; both sides validate what they receive through :mod:`wire.codec`. An error
+on the server side crosses as :class:`ErrorReply` and is raised again on the client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from wire.codec import MAX_MESSAGE_BYTES, decode, encode
+from wire.errors import DeadlineError, TwinfangError, UnavailableError, error_from_code
+from wire.generation import (
+    Cancel,
+    ConnectPeers,
+    Describe,
+    Empty,
+    ErrorReply,
+    GetStats,
+    PrefillReply,
+    PrefillRequest,
+    ServerInfo,
+    ServerStats,
+    StepOutputs,
+    Submit,
+)
+from wire.handoff import EndLease, HandshakeReply, HandshakeRequest
+
+log = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+"""For servers and channels alike: message limits and dead-peer detection."""
+
+SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+"""Without reuseport a port that is taken is an error, not a second listener."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A unary method: its path, the class of its request and of its reply."""
+
+    service: str
+    name: str
+    request: type
+    reply: type
+
+    @property
+    def path(self) -> str:
+        return f"/{self.service}/{self.name}"
+
+
+PREFILL_SERVICE = "twinfang.Prefill"
+DECODE_SERVICE = "twinfang.Decode"
+SERVER_SERVICE = "twinfang.Server"
+
+PREFILL = Method(PREFILL_SERVICE, "Prefill", PrefillRequest, PrefillReply)
+END_LEASE = Method(PREFILL_SERVICE, "EndLease", EndLease, Empty)
+HANDSHAKE = Method(PREFILL_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
+DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
+GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
+
+STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
+"""Bidirectional: ``Submit``, ``Cancel`` and ``ConnectPeers`` one way, ``StepOutputs`` the other."""
+
+StreamRequest = Submit | Cancel | ConnectPeers
+
+
+def decode_stream_request(data: bytes) -> StreamRequest:
+    return cast(StreamRequest, decode(data, Submit, Cancel, ConnectPeers))
+
+
+def decode_step_outputs(data: bytes) -> StepOutputs:
+    return decode(data, StepOutputs)
+
+
+def unary_handler(
+    method: Method, serve: Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that decodes, calls ``serve(request, context)`` and encodes its reply or error."""
+
+    async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        try:
+            return encode(await serve(decode(data, method.request), context))
+        except TwinfangError as error:
+            return encode(ErrorReply(error.code, error.message))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("%s failed", method.path)
+            return encode(ErrorReply("internal_error", f"{method.name}: {type(error).__name__}: {error}"))
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def stream_handler(
+    serve: Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext[Any, Any]], AsyncIterator[bytes]],
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler of the decode stream; messages stay bytes so that ``serve`` can answer a bad one."""
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def service(
+    name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """The generic handlers of one service, by method name."""
+    return grpc.method_handlers_generic_handler(name, handlers)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to ``host:port``; it connects when first used and again whenever it broke."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeout_s: float) -> Any:
+    """One unary call. Raises what the server raised; :class:`UnavailableError` or :class:`DeadlineError`
+    if it can't be reached or does not answer within ``timeout_s`` seconds.
+
+    Cancelling the awaiting task cancels the call on the server.
+    """
+    stub = channel.unary_unary(method.path)
+    try:
+        data = await stub(encode(request), timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise DeadlineError(f"{method.name} got no answer within {timeout_s} s") from error
+        raise UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}") from error
+    reply = decode(data, method.reply, ErrorReply)
+    if isinstance(reply, ErrorReply):
+        raise error_from_code(reply.code, reply.message)
+    return reply

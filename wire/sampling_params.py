@@ -1,0 +1,85 @@
+"""How one request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import math
+
+from wire.codec import message
+from wire.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
+
+
+@message
+class SamplingParams:
+    """Sampling parameters with the meaning that OpenAI's API and vLLM give them.
+
+    Ranges are checked on construction, on either side of the wire: :class:`InvalidRequestError`
+    names the parameter, its value and the limit. Token ids are checked against the vocabulary by
+    :meth:`check_vocabulary`, since only a server knows its size.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    """Keeps tokens of at least ``min_p`` times the best one's probability."""
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    """Over prompt and answer (CTRL paper, section 4.1): logits are divided if positive, multiplied if not."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Presence and frequency count the answer's tokens alone, as OpenAI does."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    """Before that many tokens no stop token, end of sequence included, is sampled."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Log-probabilities to report: None is off, n adds the n best alternatives of each token."""
+
+    def __post_init__(self) -> None:
+        _within("max_tokens", self.max_tokens, 1, 1 << 31)
+        _within("temperature", self.temperature, 0.0, 1e4)
+        _within("top_k", self.top_k, 0, 1 << 31)
+        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.seed is not None:
+            _within("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _within("stop_token_ids (their count)", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
+        _within("logit_bias (its entries)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)
+        for _, bias in self.logit_bias:
+            _within("logit_bias", bias, -100.0, 100.0)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises :class:`InvalidRequestError` for a token id outside ``0 … vocab_size - 1``."""
+        for token_id in self.stop_token_ids:
+            _within("stop_token_ids", token_id, 0, vocab_size - 1)
+        for token_id, _ in self.logit_bias:
+            _within("logit_bias (token id)", token_id, 0, vocab_size - 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not inside or math.isnan(value):
+        bounds = f"more than {low} and at most {high}" if open_low else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bounds}, got {value}", param=name.split(" ")[0])
