@@ -1,20 +1,20 @@
 """Numba for the CPU paths: imported and compiled at the first call, never at import.
 
-A kernel is a plain function over numpy arrays and numbers:
+A kernel is a plain function over numpy arrays and numbers. One whose last two arguments are ``begin`` and
+``end`` works on that range of its items, and can be shared among threads:
 
-    @cpu_jit(parallel=True)
-    def _scale(x, factor):
-        for i in prange(x.shape[0]):
+    @cpu_jit
+    def _scale(x, factor, begin, end):
+        for i in range(begin, end):
             x[i] *= factor
 
-    _scale(as_array(tensor), 2.0)               # torch's number of threads
-    _scale(as_array(tensor), 2.0, threads=1)    # too little work to share
+    _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
+    _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # shares of at least 16 items
 
 * The machine code is cached on disk (numba's ``cache=True``: beside the module, or in the user's cache
   folder where that is read-only), so only the first process on a machine compiles.
-* A kernel may call another ``cpu_jit`` function of its module; that one must not be called with
-  ``threads``.
-* Reductions may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
+* A kernel may call another kernel of its module; numba inlines it where that helps.
+* Sums may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
   sanitizer finds stale reads by the NaN that they bring along.
 * The GIL is released while a kernel runs.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,59 +33,76 @@ import torch
 # No "nnan", "ninf": with them the compiler may drop the very NaN that gives a stale slot away.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
-# Stands for numba.prange in a kernel's source, so that a module with kernels imports without numba.
-prange = range
-
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """The numpy view of a CPU tensor; strides are kept, nothing is copied."""
     return tensor.detach().numpy()
 
 
+def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
+    """The memory from a strided CPU tensor's first element to its last, as one contiguous array.
+
+    Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
+    array and ``tensor.stride()``, and slices the innermost axis out of it.
+    """
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((span,), (1,)).numpy()
+
+
 class CpuKernel:
     """A function that numba compiles when it is first called; see :func:`cpu_jit`."""
 
-    def __init__(self, fn: Callable[..., Any], parallel: bool) -> None:
+    def __init__(self, fn: Callable[..., None]) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
-        self.parallel = parallel
 
     @functools.cached_property
     def dispatcher(self) -> Any:
         """Numba's dispatcher of this function; creating it compiles nothing yet."""
-        numba = _numba()
-        # The same code with prange and sibling kernels resolved to what numba knows.
+        import numba
+
+        # The same code, its sibling kernels resolved to what numba knows.
         names = {
-            name: value.dispatcher if isinstance(value, CpuKernel) and value is not self else value
+            name: value.dispatcher if isinstance(value, CpuKernel) else value
             for name, value in self.fn.__globals__.items()
             if name in self.fn.__code__.co_names
         }
-        names |= {"__name__": self.fn.__module__, "prange": numba.prange}
-        fn = types.FunctionType(self.fn.__code__, names, self.fn.__name__, self.fn.__defaults__)
-        fn.__qualname__ = self.fn.__qualname__
-        fn.__module__ = self.fn.__module__
-        return numba.njit(parallel=self.parallel, fastmath=_FASTMATH, nogil=True, cache=True)(fn)
+        fn = types.FunctionType(self.fn.__code__, names | {"__name__": self.fn.__module__})
+        functools.update_wrapper(fn, self.fn)
+        return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
 
-    def __call__(self, *args: Any, threads: int | None = None) -> Any:
-        """Run on ``threads`` threads, by default as many as torch uses."""
-        if self.parallel:
-            wanted = torch.get_num_threads() if threads is None else threads
-            numba = _numba()
-            numba.set_num_threads(min(wanted, numba.config.NUMBA_NUM_THREADS))
-        return self.dispatcher(*args)
+    def __call__(self, *args: Any) -> None:
+        self.dispatcher(*args)
+
+    def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
+        """Run over items ``[0, num_items)`` on up to torch's number of threads, this one among them.
+
+        No thread gets less than ``grain`` items: choose it so that they take some 100 µs, about five
+        times what waking a thread costs.
+        """
+        num_shares = max(1, min(torch.get_num_threads(), num_items // grain))
+        bounds = [num_items * i // num_shares for i in range(num_shares + 1)]
+        others = [
+            _threads().submit(self.dispatcher, *args, begin, end)
+            for begin, end in zip(bounds[1:], bounds[2:], strict=False)
+        ]
+        self.dispatcher(*args, bounds[0], bounds[1])
+        for other in others:
+            other.result()
 
 
 @functools.cache
-def _numba() -> Any:
-    import numba
-
-    # torch has loaded GNU OpenMP already: numba's "omp" layer shares that pool. Any other layer brings a
-    # second pool, whose threads fight torch's spinning ones for the cores.
-    if numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "omp"
-    return numba
+def _threads_of(num_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="cpu-kernel")
 
 
-def cpu_jit(*, parallel: bool = False) -> Callable[[Callable[..., Any]], CpuKernel]:
-    """Compile the decorated function with numba at its first call; ``parallel`` enables ``prange``."""
-    return lambda fn: CpuKernel(fn, parallel)
+def _threads() -> ThreadPoolExecutor:
+    # Plain threads, which sleep while they wait. numba's own parallel loops bring a second OpenMP pool
+    # (another libgomp than torch's), and both pools spin for milliseconds after each loop: on few cores
+    # each takes the cores from the other (docs/decisions/002-cpu-kernels.md).
+    return _threads_of(torch.get_num_threads())
+
+
+def cpu_jit(fn: Callable[..., None]) -> CpuKernel:
+    """Compile the decorated function with numba at its first call."""
+    return CpuKernel(fn)
