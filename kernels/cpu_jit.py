@@ -22,6 +22,7 @@ A kernel is a plain function over numpy arrays and numbers. One whose last two a
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,11 +83,9 @@ class CpuKernel:
         """
         num_shares = max(1, min(torch.get_num_threads(), num_items // grain))
         bounds = [num_items * i // num_shares for i in range(num_shares + 1)]
-        others = [
-            _threads().submit(self.dispatcher, *args, begin, end)
-            for begin, end in zip(bounds[1:], bounds[2:], strict=False)
-        ]
-        self.dispatcher(*args, bounds[0], bounds[1])
+        own, *shares = itertools.pairwise(bounds)
+        others = [_threads().submit(self.dispatcher, *args, *share) for share in shares]
+        self.dispatcher(*args, *own)
         for other in others:
             other.result()
 
