@@ -55,7 +55,7 @@ class CacheSpec:
         return Layout("block", num_blocks, segment.num_bytes, (segment,))
 
     def state_layout(self, num_slots: int) -> Layout:
-        """One slot: each Mamba layer's conv ``[channels, K-1]``, then its SSM ``[heads, head_dim, state]``."""
+        """One slot: for each Mamba layer conv ``[channels, K-1]``, SSM ``[heads, head_dim, state]``."""
         conv_dims = [("channels", self.conv_channels), ("window", self.conv_width - 1)]
         ssm_dims = [
             ("heads", self.mamba_heads),

@@ -10,6 +10,8 @@ from wire.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: dividing logits by it would overflow float32."""
 
 
 @message
@@ -71,7 +73,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

@@ -1,0 +1,25 @@
+"""What a decode server is told. With the engine's role ``both`` it is the monolithic server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """One decode server process."""
+
+    engine: EngineConfig
+    host: str
+    port: int
+    served_model_name: str
+    transfer_deadline_s: float = 30.0
+    """A read that takes longer is given up; its destination is quarantined."""
+    handshake_timeout_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not self.transfer_deadline_s > 0:
+            raise ConfigError(f"--transfer-deadline must be positive, got {self.transfer_deadline_s}")

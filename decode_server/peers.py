@@ -1,0 +1,97 @@
+"""The prefill servers this decode server has shaken hands with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc.aio
+from kv_transfer.sink import TransferSink
+
+from wire.errors import HandshakeError, TwinfangError
+from wire.handoff import EndLease, HandshakeReply, Ticket
+from wire.rpc import END_LEASE, HANDSHAKE, call, open_channel
+
+log = logging.getLogger(__name__)
+
+
+class Peers:
+    """One channel an address, one handshake an incarnation. Lives on the event loop."""
+
+    def __init__(self, sink: TransferSink, *, timeout_s: float) -> None:
+        self._sink = sink
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._handshakes: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ensure(self, ticket: Ticket) -> None:
+        """Returns once memory of the ticket's server can be read.
+
+        Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket.
+        """
+        if self._sink.knows(ticket.incarnation):
+            return
+        await self._connect(ticket.address)
+        if not self._sink.knows(ticket.incarnation):
+            raise HandshakeError(
+                f"the prefill server at {ticket.address} has restarted: its ticket is of incarnation "
+                f"{ticket.incarnation}, which is gone with all its leases"
+            )
+
+    def connect_soon(self, address: str) -> None:
+        """Shakes hands in the background, so that the first request does not pay for it."""
+        self._spawn(self._connect_quietly(address))
+
+    def end_lease_soon(self, ticket: Ticket) -> None:
+        """Tells the prefill server that nobody will read; its time to live covers a message that is lost."""
+        self._spawn(self._end_lease(ticket))
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *self._handshakes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]
+
+    async def _connect(self, address: str) -> None:
+        """One handshake at a time an address; whoever comes meanwhile waits for the same one."""
+        task = self._handshakes.get(address)
+        if task is None:
+            task = asyncio.create_task(self._shake_hands(address))
+            self._handshakes[address] = task
+            task.add_done_callback(lambda _: self._handshakes.pop(address, None))
+        await asyncio.shield(task)
+
+    async def _shake_hands(self, address: str) -> None:
+        request = self._sink.handshake_request()
+        reply: HandshakeReply = await call(
+            self._channel(address), HANDSHAKE, request, timeout_s=self._timeout_s
+        )
+        if not self._sink.knows(reply.incarnation):
+            await asyncio.to_thread(self._sink.add_peer, address, reply)
+            log.info("connected to prefill server %s, incarnation %s", address, reply.incarnation)
+
+    async def _connect_quietly(self, address: str) -> None:
+        try:
+            await self._connect(address)
+        except TwinfangError as error:
+            log.warning("no connection to prefill server %s yet: %s", address, error)
+
+    async def _end_lease(self, ticket: Ticket) -> None:
+        message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
+        try:
+            await call(self._channel(ticket.address), END_LEASE, message, timeout_s=self._timeout_s)
+        except TwinfangError as error:
+            log.warning("request %s: its lease was not ended: %s", ticket.request_id, error)
+
+    def _spawn(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,292 @@
+"""The decode service: pulls h(N-1) and blocks, recomputes token N, decodes, streams.
+
+One bidirectional call a router carries all its requests. The gRPC side lives on the event loop, the
+engine on its own thread, NIXL on the transfer thread; they speak through posted events alone.
+
+With the engine's role ``both`` the same service is the monolithic server: requests come without tickets
+and no transfer layer is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kv_transfer.sink import TransferResult, TransferSink
+
+from decode_server.config import DecodeConfig
+from decode_server.peers import Peers
+from decode_server.stream import RouterStream
+from engine.capacity import blocks_for
+from engine.engine import StepResult
+from engine.host import EngineHost
+from engine.request import Request
+from wire.errors import InvalidRequestError, TwinfangError, WireError
+from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
+from wire.handoff import Ticket
+from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
+from wire.server import GrpcServer
+
+log = logging.getLogger(__name__)
+
+
+class DecodeService:
+    """Ties engine, transfer sink and the routers' streams together."""
+
+    def __init__(self, config: DecodeConfig, server: GrpcServer, *, incarnation: str) -> None:
+        self._config = config
+        self._incarnation = incarnation
+        self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
+        self._engine = self._host.engine
+        self._sink: TransferSink | None = None
+        self._peers: Peers | None = None
+        if config.engine.role == "decode":
+            self._sink = TransferSink(
+                self._engine.caches,
+                incarnation=incarnation,
+                fingerprint=self._engine.fingerprint,
+                on_settled=self._on_settled,
+                on_fatal=server.fail,
+            )
+            self._peers = Peers(self._sink, timeout_s=config.handshake_timeout_s)
+        self._streams: dict[str, RouterStream] = {}  # by request id
+        self._open_streams: set[RouterStream] = set()
+        self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
+        server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
+        server.add_server_service(self.describe, self.stats)
+
+    def start(self) -> None:
+        self._host.start()
+
+    async def close(self) -> None:
+        self.close_streams()
+        for introduction in list(self._introductions.values()):
+            introduction.cancel()
+        if self._peers is not None:
+            await self._peers.close()
+        await asyncio.to_thread(self._host.stop)
+        if self._sink is not None:
+            await asyncio.to_thread(self._sink.close)
+
+    def close_streams(self) -> None:
+        """Ends the routers' calls so that the gRPC server can stop at once."""
+        for stream in list(self._open_streams):
+            stream.close()
+
+    # --- calls, on the event loop ----------------------------------------------------------------
+
+    async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        """Serves one router until it goes away; then all its requests are cancelled."""
+        stream = RouterStream()
+        self._open_streams.add(stream)
+        reader = asyncio.create_task(self._read(requests, stream))
+        try:
+            async for message in stream.messages():
+                yield message
+        finally:
+            reader.cancel()
+            self._open_streams.discard(stream)
+            for request_id in list(stream.request_ids):
+                self._cancel(request_id)
+
+    async def _read(self, requests: AsyncIterator[bytes], stream: RouterStream) -> None:
+        try:
+            async for data in requests:
+                try:
+                    message = decode_stream_request(data)
+                except TwinfangError as error:
+                    log.warning("a router sent a message that can't be read: %s", error)
+                    continue
+                if isinstance(message, Submit):
+                    self._accept(message, stream)
+                elif isinstance(message, Cancel):
+                    self._cancel(message.request_id)
+                elif self._peers is not None:
+                    for address in message.addresses:
+                        self._peers.connect_soon(address)
+        finally:
+            stream.close()
+
+    def _accept(self, message: Submit, stream: RouterStream) -> None:
+        request_id = message.request_id
+        if request_id in self._streams:
+            error = InvalidRequestError(f"request id {request_id!r} is in use; choose another")
+            stream.deliver([_refusal(request_id, error)])
+            return
+        self._streams[request_id] = stream
+        stream.request_ids.add(request_id)
+        try:
+            request = self._make_request(message)
+        except TwinfangError as error:
+            self._refuse(request_id, message.ticket, error)
+            return
+        if self._sink is None or message.ticket is None or self._sink.knows(message.ticket.incarnation):
+            self._host.post(lambda: self._add(request))
+        else:
+            task = asyncio.create_task(self._add_after_handshake(request, message.ticket))
+            self._introductions[request_id] = task
+            task.add_done_callback(lambda _: self._introductions.pop(request_id, None))
+
+    async def _add_after_handshake(self, request: Request, ticket: Ticket) -> None:
+        """The ticket is of a server never met before, or of one that has restarted."""
+        assert self._peers is not None
+        try:
+            await self._peers.ensure(ticket)
+        except TwinfangError as error:
+            self._refuse(request.request_id, ticket, error)
+        except asyncio.CancelledError:
+            self._end_lease(ticket)
+            raise
+        else:
+            self._host.post(lambda: self._add(request))
+
+    def _refuse(self, request_id: str, ticket: Ticket | None, error: TwinfangError) -> None:
+        if ticket is not None:
+            self._end_lease(ticket)
+        self._deliver([_refusal(request_id, error)])
+
+    def _make_request(self, message: Submit) -> Request:
+        model_config = self._engine.model.config
+        num_tokens = len(message.token_ids)
+        if num_tokens == 0:
+            raise InvalidRequestError("the prompt is empty; it needs at least one token")
+        message.params.check_vocabulary(model_config.vocab_size)
+        if message.ticket is not None:
+            self._check_ticket(message.ticket, num_tokens)
+        elif num_tokens > 1 and self._config.engine.role == "decode":
+            raise InvalidRequestError(
+                f"a prompt of {num_tokens} tokens came to a decode server without a ticket; "
+                "a prefill server must run it first"
+            )
+        params = message.params
+        eos = () if params.ignore_eos else model_config.eos_token_ids
+        return Request(
+            message.request_id,
+            list(message.token_ids),
+            params,
+            ticket=message.ticket,
+            prompt_logprobs_wanted=message.prompt_logprobs,
+            stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
+            seed=params.seed if params.seed is not None else secrets.randbits(63),
+        )
+
+    def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
+        if self._sink is None:
+            raise InvalidRequestError("this server runs prompts itself and takes no tickets")
+        block_size = self._config.engine.block_size
+        num_blocks = blocks_for(ticket.num_tokens, block_size)
+        if ticket.num_tokens != num_tokens - 1 or len(ticket.block_ids) != num_blocks:
+            raise WireError(
+                f"the ticket covers {ticket.num_tokens} tokens in {len(ticket.block_ids)} blocks; "
+                f"the prompt needs {num_tokens - 1} in {num_blocks}"
+            )
+
+    def _cancel(self, request_id: str) -> None:
+        """The client or its router has gone; nothing more is sent for this request."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        stream.request_ids.discard(request_id)
+        introduction = self._introductions.get(request_id)
+        if introduction is not None:
+            introduction.cancel()
+        self._host.post(lambda: self._cancel_in_engine(request_id))
+
+    def describe(self) -> ServerInfo:
+        return self._host.describe(
+            incarnation=self._incarnation, served_model_name=self._config.served_model_name
+        )
+
+    async def stats(self) -> ServerStats:
+        sink = self._sink
+        return await self._host.ask(
+            lambda: self._engine.stats(
+                leases_held=0,
+                transfers_in_flight=0 if sink is None else sink.num_in_flight,
+                transfer_bytes=0 if sink is None else sink.bytes_read,
+            )
+        )
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Sorts outputs by the router they are for; those of cancelled requests are dropped."""
+        by_stream: dict[RouterStream, list[RequestOutput]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            by_stream.setdefault(stream, []).append(output)
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+                stream.request_ids.discard(output.request_id)
+        for stream, news in by_stream.items():
+            stream.deliver(news)
+
+    def _end_lease(self, ticket: Ticket) -> None:
+        if self._peers is not None:
+            self._peers.end_lease_soon(ticket)
+
+    # --- events, on the engine's thread ----------------------------------------------------------
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except TwinfangError as error:
+            self._host.answer(self._deliver, [_refusal(request.request_id, error)])
+            self._give_back(request)
+
+    def _cancel_in_engine(self, request_id: str) -> None:
+        request = self._engine.cancel(request_id)
+        if request is None or request.num_computed > 0:
+            return
+        self._give_back(request)
+        if self._sink is not None:
+            self._sink.cancel(request_id)
+
+    def _give_back(self, request: Request) -> None:
+        """Ends the lease of a request that will not read any more."""
+        if request.ticket is not None:
+            self._host.answer(self._end_lease, request.ticket)
+
+    def _on_step(self, result: StepResult) -> None:
+        for request in result.to_transfer:
+            self._read_state(request)
+        if result.outputs:
+            self._host.answer(self._deliver, result.outputs)
+
+    def _read_state(self, request: Request) -> None:
+        ticket, sink = request.ticket, self._sink
+        assert ticket is not None
+        assert sink is not None
+
+        def on_done(transfer: TransferResult) -> None:  # on the transfer thread
+            self._host.post(lambda: self._on_transferred(request, transfer))
+
+        sink.read(
+            ticket,
+            block_ids=request.block_ids[: len(ticket.block_ids)],
+            state_slot=request.slot,
+            deadline_s=self._config.transfer_deadline_s,
+            on_done=on_done,
+        )
+
+    def _on_transferred(self, request: Request, transfer: TransferResult) -> None:
+        request.transfer_s = transfer.seconds
+        request.transfer_bytes = transfer.num_bytes
+        request.transfer_descriptors = transfer.num_descriptors
+        outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
+        if transfer.error is not None:
+            self._give_back(request)
+        if outputs:
+            self._host.answer(self._deliver, outputs)
+
+    # --- from the transfer thread ----------------------------------------------------------------
+
+    def _on_settled(self, request_id: str) -> None:
+        self._host.post(lambda: self._engine.release(request_id))
+
+
+def _refusal(request_id: str, error: TwinfangError) -> RequestOutput:
+    return RequestOutput(request_id, (), finish_reason="error", error=ErrorReply(error.code, error.message))

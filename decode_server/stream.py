@@ -1,0 +1,41 @@
+"""One router's stream: its requests, and the outputs that wait to be sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from wire.codec import encode
+from wire.generation import RequestOutput, StepOutputs
+
+
+class RouterStream:
+    """Outputs of all requests of one router. Lives on the event loop.
+
+    What several steps bring while the network is busy leaves as one message.
+    """
+
+    def __init__(self) -> None:
+        self.request_ids: set[str] = set()
+        self._pending: list[RequestOutput] = []
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def deliver(self, outputs: list[RequestOutput]) -> None:
+        self._pending += outputs
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Encoded :class:`StepOutputs` until the stream is closed."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._pending:
+                outputs, self._pending = tuple(self._pending), []
+                yield encode(StepOutputs(outputs))
+            elif self._closed:
+                return

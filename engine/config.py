@@ -1,0 +1,87 @@
+"""What one engine is told: built once by the command line, validated here, passed down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from wire.errors import ConfigError
+from wire.handoff import Role
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+DEFAULT_CPU_CACHE_BYTES = 1 << 30
+GPU_CACHE_FRACTION = 0.85
+"""Of the memory that is free once the weights are loaded; the rest is for activations and graphs."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine: model, role, limits and memory.
+
+    | role | does |
+    |---|---|
+    | prefill | runs prompts up to their last but one token and keeps the state |
+    | decode | carries on from such a state |
+    | both | everything in one process: the monolithic yardstick |
+    """
+
+    model_dir: Path
+    role: Role
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    """Tokens of prompt and answer; None takes the checkpoint's own limit."""
+    max_num_seqs: int = 64
+    """Requests admitted at once."""
+    max_batch_tokens: int = 2048
+    """Tokens a step computes at most; longer prompts run in chunks."""
+    block_size: int = 16
+    """Tokens a KV block holds."""
+    cache_memory_bytes: int | None = None
+    """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
+    num_threads: int | None = None
+    """CPU threads of torch; None leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        if not self.model_dir.is_dir():
+            raise ConfigError(f"--model {self.model_dir}: no such directory; give a checkpoint's directory")
+        for flag, value in (
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-batch-tokens", self.max_batch_tokens),
+            ("--block-size", self.block_size),
+            ("--max-model-len", self.max_model_len),
+            ("--cache-memory", self.cache_memory_bytes),
+            ("--threads", self.num_threads),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} must be at least 1, got {value}")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}: "
+                "a step must hold one token of every running request; raise the first or lower the second"
+            )
+
+    def resolve_device(self) -> torch.device:
+        """``auto`` is the GPU where there is one."""
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def cache_budget(self, device: torch.device) -> int:
+        """Bytes for both pools on ``device``; asked after the weights are loaded."""
+        if self.cache_memory_bytes is not None:
+            return self.cache_memory_bytes
+        if device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            return int(free_bytes * GPU_CACHE_FRACTION)
+        return DEFAULT_CPU_CACHE_BYTES
+
+    def apply_threads(self) -> None:
+        """Sets torch's CPU threads for the process."""
+        if self.num_threads is not None:
+            torch.set_num_threads(min(self.num_threads, os.cpu_count() or 1))

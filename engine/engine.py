@@ -1,0 +1,272 @@
+"""The engine: schedule, run the model, sample, and tell what happened. One thread calls it.
+
+The same engine serves all roles. On a prefill server requests end with h(N-1) held for a decode server;
+on a decode server they begin with one; with both roles they do neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.batch_builder import BatchBuilder
+from engine.caches import Caches
+from engine.capacity import plan_capacity
+from engine.config import EngineConfig
+from engine.fingerprint import fingerprint
+from engine.models import load_model
+from engine.prompt_logprobs import prompt_logprobs
+from engine.request import Request
+from engine.row_table import RowTable
+from engine.rows import PlannedRow
+from engine.sampler import Sampled, Sampler
+from engine.scheduler import Scheduler, StepPlan
+from wire.errors import ConfigError, TwinfangError
+from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step brought. ``did_nothing``: only a new event (a request, a transfer) can change that."""
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
+    """Requests whose h(N-1) and blocks are now held until :meth:`Engine.release`."""
+    to_transfer: list[Request] = field(default_factory=list)
+    """Admitted requests to read from their prefill server; answer with :meth:`Engine.transferred`."""
+    did_nothing: bool = False
+
+
+class Engine:
+    """Model, caches and scheduler of one server."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        config.apply_threads()
+        self.config = config
+        self.device = config.resolve_device()
+        self.model = load_model(config.model_dir, dtype=config.dtype, device=self.device)
+        model_config = self.model.config
+        self.max_model_len = config.max_model_len or model_config.max_position_embeddings
+        if self.max_model_len > model_config.max_position_embeddings:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len} exceeds the {model_config.max_position_embeddings} "
+                "tokens the checkpoint was made for; lower it"
+            )
+        spec = model_config.cache_spec()
+        self.capacity = plan_capacity(
+            spec,
+            role=config.role,
+            budget_bytes=config.cache_budget(self.device),
+            max_model_len=self.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+        )
+        self.caches = Caches(
+            spec,
+            num_blocks=self.capacity.num_blocks,
+            num_slots=self.capacity.num_slots,
+            block_size=config.block_size,
+            device=self.device,
+        )
+        self.fingerprint = fingerprint(config.model_dir, model_config.dtype)
+        self.scheduler = Scheduler(
+            self.capacity, max_num_seqs=config.max_num_seqs, max_batch_tokens=config.max_batch_tokens
+        )
+        self._rows = RowTable(config.max_num_seqs, self.capacity.blocks_per_seq)
+        self._builder = BatchBuilder(self._rows, block_size=config.block_size, device=self.device)
+        self._sampler = Sampler(self._rows)
+        self._num_steps = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+        log.info(
+            "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d",
+            config.role,
+            self.device,
+            self.capacity.num_blocks - 1,
+            self.capacity.num_slots - 1,
+            self.capacity.num_bytes,
+        )
+
+    # --- events, between steps -------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served."""
+        vocab_size = self.model.config.vocab_size
+        for token_id in request.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise TwinfangError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
+        self.scheduler.add(request)
+
+    def cancel(self, request_id: str) -> Request | None:
+        """Ends a request wherever it is and returns it; None if it has ended already.
+
+        Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
+        """
+        request = self.scheduler.find_active(request_id)
+        if request is None:
+            return None
+        request.finish_reason = "cancelled"
+        if request_id in self.scheduler.transferring:
+            self._rows.clear(request.row)
+            self.scheduler.quarantine(request)
+        else:
+            self._leave(request)
+        return request
+
+    def transferred(
+        self, request: Request, *, error: TwinfangError | None, settled: bool
+    ) -> list[RequestOutput]:
+        """Takes note that a request's transfer ended; with an error the request ends as well.
+
+        ``settled`` False keeps blocks and slot in quarantine until :meth:`release`.
+        """
+        if request.request_id in self.scheduler.quarantined:  # cancelled meanwhile
+            if settled:
+                self.release(request.request_id)
+            return []
+        if error is None:
+            assert request.ticket is not None
+            self.scheduler.transferred(request, request.ticket.num_tokens)
+            return []
+        self._rows.clear(request.row)
+        self.scheduler.quarantine(request)
+        if settled:
+            self.release(request.request_id)
+        return [self._failed(request, error)]
+
+    def release(self, request_id: str) -> None:
+        """Frees blocks and slot of a held (prefilled) or quarantined request."""
+        self.scheduler.release(request_id)
+
+    # --- one step --------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Admits, computes one batch, samples."""
+        plan = self.scheduler.schedule()
+        for request in plan.admitted:
+            request.admitted_s = time.monotonic()
+            self._rows.fill(request)
+        if plan.is_empty:
+            return StepResult(to_transfer=plan.to_transfer, did_nothing=not plan.to_transfer)
+        batch = self._builder.build(plan)
+        hidden = self.model.forward(batch, self.caches.layers)
+        sampling = [row.request for row in plan.rows if row.samples]
+        sampled = None
+        if sampling:
+            logits = self.model.logits(hidden[batch.logits_indices])
+            sampled = self._sampler.sample(logits, sampling)
+        self._score_prompts(plan, hidden)
+        self._num_steps += 1
+        return self._advance(plan, sampling, sampled)
+
+    def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> None:
+        """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
+        start = 0
+        for row in plan.rows:
+            request = row.request
+            if request.prompt_logprobs_wanted is not None and row.num_before < request.num_prompt - 1:
+                targets = request.tokens[row.num_before + 1 : row.num_before + row.num_new + 1]
+                targets = targets[: request.num_prompt - 1 - row.num_before]
+                request.prompt_logprobs += prompt_logprobs(
+                    self.model, hidden[start : start + len(targets)], targets, request.prompt_logprobs_wanted
+                )
+            start += row.num_new
+
+    def _advance(self, plan: StepPlan, sampling: list[Request], sampled: Sampled | None) -> StepResult:
+        outputs: list[RequestOutput] = []
+        prefilled: list[Request] = []
+        for row in plan.rows:
+            row.request.num_computed += row.num_new
+            self._count(row)
+            if row.request.prefill_only and row.request.num_computed == row.request.target:
+                self._rows.clear(row.request.row)
+                self.scheduler.hold(row.request)
+                prefilled.append(row.request)
+        if sampled is not None:
+            chosen = zip(sampling, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
+            outputs = [self._accept(*one) for one in chosen]
+        return StepResult(outputs, prefilled, plan.to_transfer)
+
+    def _count(self, row: PlannedRow) -> None:
+        if row.num_before < row.request.num_prompt:
+            self._prefill_tokens += row.num_new
+        if row.samples:
+            self._decode_tokens += 1
+
+    def _accept(
+        self, request: Request, token_id: int, logprobs: TokenLogprobs | None, is_finite: bool
+    ) -> RequestOutput:
+        if not is_finite:
+            self._leave(request)
+            fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
+            return self._failed(request, fault)
+        params = request.params
+        assert params is not None
+        is_first = request.num_output == 0
+        request.tokens.append(token_id)
+        if token_id in request.stop_token_ids:
+            request.finish_reason = "stop"
+        elif request.num_output >= params.max_tokens:
+            request.finish_reason = "length"
+        if request.finish_reason is not None:
+            self._leave(request)
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=(token_id,),
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
+            finish_reason=request.finish_reason,
+            stop_token_id=token_id if request.finish_reason == "stop" else None,
+            stats=None if request.finish_reason is None else _stats_of(request),
+        )
+
+    def _leave(self, request: Request) -> None:
+        if request.row >= 0:
+            self._rows.clear(request.row)
+        self.scheduler.finish(request)
+
+    def _failed(self, request: Request, error: TwinfangError) -> RequestOutput:
+        log.warning("request %s failed: %s", request.request_id, error)
+        request.finish_reason = "error"
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=(),
+            finish_reason="error",
+            error=ErrorReply(error.code, error.message),
+            stats=_stats_of(request),
+        )
+
+    # --- figures ---------------------------------------------------------------------------------
+
+    def stats(self, *, leases_held: int, transfers_in_flight: int, transfer_bytes: int) -> ServerStats:
+        """Load and memory now; what the transfer layer knows is passed in."""
+        scheduler = self.scheduler
+        return ServerStats(
+            num_waiting=len(scheduler.waiting) + len(scheduler.transferring),
+            num_running=len(scheduler.running),
+            num_blocks=scheduler.blocks.capacity,
+            free_blocks=scheduler.blocks.num_free,
+            num_slots=scheduler.slots.capacity,
+            free_slots=scheduler.slots.num_free,
+            leases_held=leases_held,
+            transfers_in_flight=transfers_in_flight,
+            num_steps=self._num_steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            transfer_bytes=transfer_bytes,
+        )
+
+
+def _stats_of(request: Request) -> RequestStats:
+    return RequestStats(
+        queue_s=max(0.0, request.admitted_s - request.arrived_s) if request.admitted_s else 0.0,
+        transfer_s=request.transfer_s,
+        transfer_bytes=request.transfer_bytes,
+        transfer_descriptors=request.transfer_descriptors,
+    )

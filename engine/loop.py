@@ -1,0 +1,74 @@
+"""The engine's thread: events in, steps, results out. It blocks while there is nothing to compute."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from engine.engine import Engine, StepResult
+
+log = logging.getLogger(__name__)
+
+Event = Callable[[], None]
+
+
+class EngineLoop:
+    """Runs an engine in one plain thread, the only one that touches it.
+
+    Other threads hand in events with :meth:`post`; each runs between two steps. ``on_step`` is called
+    with every step's result on the engine's thread, and must not block. An exception that escapes is a
+    fault of ours: ``on_fatal`` gets it, and the process is expected to end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_step: Callable[[StepResult], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._on_fatal = on_fatal
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Runs ``event`` on the engine's thread before its next step. Thread-safe, returns at once."""
+        self._events.put(event)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ends the thread after the step in progress."""
+        self._events.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.error("the engine's thread did not end within %s s", timeout_s)
+
+    def _run(self) -> None:
+        try:
+            idle = True
+            while self._handle_events(wait=idle):
+                result = self._engine.step()
+                idle = result.did_nothing
+                if not idle:
+                    self._on_step(result)
+        except BaseException as error:
+            log.exception("the engine failed")
+            self._on_fatal(error)
+
+    def _handle_events(self, *, wait: bool) -> bool:
+        """Runs all events that are there, with ``wait`` at least one. False: stop was asked for."""
+        while True:
+            try:
+                event = self._events.get(block=wait)
+            except queue.Empty:
+                return True
+            if event is None:
+                return False
+            event()
+            wait = False

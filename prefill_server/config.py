@@ -1,0 +1,31 @@
+"""What a prefill server is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """One prefill server process."""
+
+    engine: EngineConfig
+    host: str
+    port: int
+    served_model_name: str
+    advertise_host: str | None = None
+    """Host that decode servers reach this server by; None takes ``host``."""
+    lease_ttl_s: float = 120.0
+    """How long blocks and state of a prefilled prompt are kept for a decode server to read."""
+
+    def __post_init__(self) -> None:
+        if not self.lease_ttl_s > 0:
+            raise ConfigError(f"--lease-ttl must be positive, got {self.lease_ttl_s}")
+        if self.host in ("0.0.0.0", "::") and self.advertise_host is None:
+            raise ConfigError(
+                f"--host {self.host} listens on every address, but a ticket must name one: "
+                "set --advertise-host to the host that decode servers reach"
+            )

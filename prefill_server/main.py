@@ -1,0 +1,30 @@
+"""The prefill server's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from prefill_server.config import PrefillConfig
+from prefill_server.service import PrefillService
+from wire.server import GrpcServer
+
+log = logging.getLogger(__name__)
+
+
+def run(config: PrefillConfig) -> None:
+    """Serves until SIGTERM or SIGINT. Raises what made it unable to start or to go on."""
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: PrefillConfig) -> None:
+    server = GrpcServer(config.host, config.port)
+    service = PrefillService(config, server, incarnation=secrets.token_hex(8))
+    service.start()
+    try:
+        await server.start()
+        log.info("prefill server ready on %s:%d", config.host, server.port)
+        await server.wait_until_stopped()
+    finally:
+        await asyncio.to_thread(service.close)

@@ -1,0 +1,174 @@
+"""The prefill service: runs a prompt up to its last but one token and leases the result.
+
+The gRPC side lives on the event loop, the engine on its own thread. A call waits on a future that the
+engine's thread resolves with a ticket. Whatever becomes of the call, the lease ends exactly once: when
+the decode server has read, when the router gives it back, when the call is cancelled, or by its time
+to live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from kv_transfer.source import EndedLease, TransferSource
+
+from engine.engine import StepResult
+from engine.host import EngineHost
+from engine.request import Request
+from prefill_server.config import PrefillConfig
+from wire.errors import InvalidRequestError, TwinfangError
+from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats
+from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.rpc import END_LEASE, HANDSHAKE, PREFILL, PREFILL_SERVICE, unary_handler
+from wire.server import GrpcServer
+
+log = logging.getLogger(__name__)
+
+
+class PrefillService:
+    """Ties engine, transfer source and gRPC together."""
+
+    def __init__(self, config: PrefillConfig, server: GrpcServer, *, incarnation: str) -> None:
+        self._config = config
+        self._incarnation = incarnation
+        self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
+        self._engine = self._host.engine
+        self._source = TransferSource(
+            self._engine.caches,
+            address=f"{config.advertise_host or config.host}:{server.port}",
+            incarnation=incarnation,
+            fingerprint=self._engine.fingerprint,
+            lease_ttl_s=config.lease_ttl_s,
+            max_leases=self._engine.capacity.num_slots,
+            on_lease_ended=self._on_lease_ended,
+            on_fatal=server.fail,
+        )
+        self._calls: dict[str, asyncio.Future[PrefillReply]] = {}
+        self._tickets: dict[str, Ticket] = {}  # the engine's thread alone
+        server.add_service(
+            PREFILL_SERVICE,
+            {
+                PREFILL.name: unary_handler(PREFILL, self.prefill),
+                END_LEASE.name: unary_handler(END_LEASE, self.end_lease),
+                HANDSHAKE.name: unary_handler(HANDSHAKE, self.handshake),
+            },
+        )
+        server.add_server_service(self.describe, self.stats)
+
+    def start(self) -> None:
+        self._host.start()
+
+    def close(self) -> None:
+        self._host.stop()
+        self._source.close()
+
+    # --- calls, on the event loop ----------------------------------------------------------------
+
+    async def prefill(self, message: PrefillRequest, _context: Any) -> PrefillReply:
+        """Computes N-1 tokens and answers with a ticket. A cancelled call gives everything back."""
+        request_id = message.request_id
+        if len(message.token_ids) < 2:
+            raise InvalidRequestError(
+                f"a prompt of {len(message.token_ids)} tokens leaves nothing to hand over; "
+                "send it to the decode server without a ticket"
+            )
+        if request_id in self._calls:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another")
+        request = Request(
+            request_id,
+            list(message.token_ids),
+            params=None,
+            prompt_logprobs_wanted=message.prompt_logprobs,
+        )
+        future: asyncio.Future[PrefillReply] = asyncio.get_running_loop().create_future()
+        self._calls[request_id] = future
+        self._host.post(lambda: self._add(request))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._host.post(lambda: self._abandon(request_id))
+            raise
+        finally:
+            del self._calls[request_id]
+
+    async def end_lease(self, message: EndLease, _context: Any) -> Empty:
+        self._source.end(message)
+        return Empty()
+
+    async def handshake(self, message: HandshakeRequest, _context: Any) -> HandshakeReply:
+        return await asyncio.to_thread(self._source.handshake, message)
+
+    def describe(self) -> ServerInfo:
+        return self._host.describe(
+            incarnation=self._incarnation, served_model_name=self._config.served_model_name
+        )
+
+    async def stats(self) -> ServerStats:
+        return await self._host.ask(
+            lambda: self._engine.stats(
+                leases_held=self._source.num_leases, transfers_in_flight=0, transfer_bytes=0
+            )
+        )
+
+    # --- events, on the engine's thread ----------------------------------------------------------
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except TwinfangError as error:
+            self._host.answer(self._fail, request.request_id, error)
+
+    def _abandon(self, request_id: str) -> None:
+        """The call was cancelled: stop computing, or end the lease if it was granted already."""
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
+            self._engine.cancel(request_id)
+        else:
+            self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
+
+    def _on_step(self, result: StepResult) -> None:
+        for request in result.prefilled:
+            ticket = self._source.grant(
+                request.request_id,
+                num_tokens=request.num_computed,
+                block_ids=request.block_ids,
+                state_slot=request.slot,
+            )
+            self._tickets[request.request_id] = ticket
+            now = time.monotonic()
+            reply = PrefillReply(
+                ticket=ticket,
+                prompt_logprobs=None
+                if request.prompt_logprobs_wanted is None
+                else tuple(request.prompt_logprobs),
+                cached_tokens=0,
+                queue_s=request.admitted_s - request.arrived_s,
+                prefill_s=now - request.admitted_s,
+            )
+            self._host.answer(self._reply, request.request_id, reply)
+
+    def _release(self, request_id: str) -> None:
+        self._tickets.pop(request_id, None)
+        self._engine.release(request_id)
+
+    # --- from the transfer thread ----------------------------------------------------------------
+
+    def _on_lease_ended(self, lease: EndedLease) -> None:
+        if lease.reason == "expired":
+            log.warning("request %s: its lease expired before it was read", lease.request_id)
+        self._host.post(lambda: self._release(lease.request_id))
+
+    # --- answers, back on the event loop ---------------------------------------------------------
+
+    def _reply(self, request_id: str, reply: PrefillReply) -> None:
+        future = self._calls.get(request_id)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _fail(self, request_id: str, error: TwinfangError) -> None:
+        future = self._calls.get(request_id)
+        if future is not None and not future.done():
+            future.set_exception(error)

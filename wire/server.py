@@ -1,0 +1,86 @@
+"""Runs one gRPC server process: bind, become ready, stop cleanly on a signal or a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from wire.errors import ConfigError
+from wire.generation import ServerInfo, ServerStats
+from wire.rpc import DESCRIBE, GET_STATS, SERVER_OPTIONS, SERVER_SERVICE, service, unary_handler
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 2.0
+"""What calls in progress get to end after SIGTERM before they are cut."""
+
+
+class GrpcServer:
+    """A grpc.aio server with the standard health service and the calls every server answers.
+
+    The port is taken at once, so that a conflict shows before a model is loaded; calls are answered once
+    :meth:`start` has run.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another --port") from error
+        self._stopping = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._fault: BaseException | None = None
+
+    def add_service(self, name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        self._server.add_generic_rpc_handlers((service(name, handlers),))
+
+    def add_server_service(
+        self, describe: Callable[[], ServerInfo], stats: Callable[[], Awaitable[ServerStats]]
+    ) -> None:
+        """Describe and GetStats, the same on every server."""
+
+        async def on_describe(_request: Any, _context: Any) -> ServerInfo:
+            return describe()
+
+        async def on_stats(_request: Any, _context: Any) -> ServerStats:
+            return await stats()
+
+        handlers = {
+            DESCRIBE.name: unary_handler(DESCRIBE, on_describe),
+            GET_STATS.name: unary_handler(GET_STATS, on_stats),
+        }
+        self.add_service(SERVER_SERVICE, handlers)
+
+    async def start(self) -> None:
+        """Answers calls from now on and reports itself as serving."""
+        await self._server.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def fail(self, fault: BaseException) -> None:
+        """Ends the process with an error; from any thread."""
+        self._fault = fault
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def wait_until_stopped(self, before_stop: Callable[[], None] = lambda: None) -> None:
+        """Returns after SIGTERM or SIGINT once calls have ended; raises the fault given to :meth:`fail`.
+
+        ``before_stop`` ends what would otherwise last for ever, such as streams.
+        """
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, self._stopping.set)
+        await self._stopping.wait()
+        before_stop()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(STOP_GRACE_S)
+        if self._fault is not None:
+            raise self._fault
