@@ -1,0 +1,129 @@
+"""The codec gives back what it was given, and refuses everything else with a clear error."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
+from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
+from wire.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
+from wire.handoff import Ticket
+from wire.sampling_params import SamplingParams
+
+token_ids = st.lists(st.integers(0, 2**31), max_size=20).map(tuple)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(16, 4096),
+    temperature=st.floats(0, 5),
+    top_p=st.floats(0.01, 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    logit_bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-100, 100)), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 16),
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+)
+tickets = st.builds(
+    Ticket,
+    request_id=st.text(max_size=8),
+    lease_id=st.integers(0, 99),
+    epoch=st.integers(0, 2**62),
+    address=st.just("127.0.0.1:1"),
+    incarnation=st.text(max_size=8),
+    num_tokens=st.integers(1, 99),
+    block_ids=st.lists(st.integers(1, 99), max_size=9).map(tuple),
+    state_slot=st.integers(1, 99),
+    ttl_s=st.floats(0.1, 100),
+)
+submits = st.builds(
+    Submit, request_id=st.text(), token_ids=token_ids, params=params, ticket=st.none() | tickets
+)
+logprobs = st.builds(
+    TokenLogprobs,
+    token_id=st.integers(0, 9),
+    logprob=st.floats(-50, 0),
+    rank=st.integers(1, 9),
+    top=st.lists(st.tuples(st.integers(0, 9), st.floats(-50, 0)), max_size=3).map(tuple),
+)
+outputs = st.builds(
+    RequestOutput,
+    request_id=st.text(),
+    token_ids=token_ids,
+    logprobs=st.none() | st.lists(logprobs, max_size=3).map(tuple),
+    finish_reason=st.sampled_from(["stop", "length", None]),
+)
+
+
+@given(submits)
+def test_a_submitted_request_survives_the_wire(message):
+    assert decode(encode(message), Submit) == message
+
+
+@given(st.lists(outputs, max_size=4).map(lambda o: StepOutputs(tuple(o))))
+def test_step_outputs_survive_the_wire(message):
+    assert decode(encode(message), StepOutputs) == message
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_a_wire_error_and_nothing_else(data):
+    with pytest.raises(TwinfangError):
+        decode(data, Submit)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_like)
+def test_wellformed_msgpack_of_the_wrong_shape_is_refused(fields):
+    data = msgpack.packb([PROTOCOL_VERSION, "Submit", fields])
+    with pytest.raises(TwinfangError):
+        decode(data, Submit)
+
+
+def test_another_protocol_version_is_refused_with_both_versions():
+    data = msgpack.packb([PROTOCOL_VERSION + 1, "Cancel", ["r"]])
+    with pytest.raises(WireError, match=rf"version {PROTOCOL_VERSION + 1}, this process {PROTOCOL_VERSION}"):
+        decode(data, Cancel)
+
+
+def test_an_unexpected_message_is_named():
+    with pytest.raises(WireError, match=r"expected Submit, got 'Cancel'"):
+        decode(encode(Cancel("r")), Submit)
+
+
+def test_a_field_of_the_wrong_type_is_named():
+    data = msgpack.packb([PROTOCOL_VERSION, "Cancel", [7]])
+    with pytest.raises(WireError, match=r"Cancel\.request_id: expected str, got int"):
+        decode(data, Cancel)
+
+
+def test_a_bool_is_no_int():
+    message = Submit("r", (1,), SamplingParams(max_tokens=1), None)
+    envelope = msgpack.unpackb(encode(message))
+    envelope[2][1] = [True]
+    with pytest.raises(WireError, match="expected int, got bool"):
+        decode(msgpack.packb(envelope), Submit)
+
+
+def test_a_message_beyond_the_limit_is_refused_before_it_is_parsed():
+    with pytest.raises(WireError, match="exceeds the limit"):
+        decode(b"\x90" * (MAX_MESSAGE_BYTES + 1), Cancel)
+
+
+def test_sampling_parameters_are_checked_on_arrival_as_well():
+    message = Submit("r", (1,), SamplingParams(max_tokens=1), None)
+    envelope = msgpack.unpackb(encode(message))
+    envelope[2][2][0] = 0
+    with pytest.raises(InvalidRequestError, match="max_tokens must be between 1"):
+        decode(msgpack.packb(envelope), Submit)
+
+
+def test_an_error_keeps_its_class_across_processes():
+    error = error_from_code("context_length_exceeded", "too long")
+    assert type(error).__name__ == "ContextLengthError"
+    assert error.http_status == 400
+    assert type(error_from_code("from_the_future", "?")) is TwinfangError
