@@ -1,0 +1,61 @@
+"""What a router process is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """All settings of one router. Raises :class:`ConfigError` for values that can't work."""
+
+    model_dir: Path
+    """Folder with tokenizer.json; weights are not read."""
+    decode_addresses: tuple[str, ...]
+    """``host:port`` of decode servers, or of servers that do both."""
+    prefill_addresses: tuple[str, ...] = ()
+    """``host:port`` of prefill servers; none are needed where every decode server does both."""
+    served_model_name: str = ""
+    """What clients call the model; empty: the folder's name."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 8 << 20
+    max_requests_in_flight: int = 1024
+    """HTTP requests at one time; one more is answered 429."""
+    max_choices: int = 512
+    """Prompts times ``n`` of one request."""
+    request_timeout_s: float = 600.0
+    """From the request's arrival to its last token."""
+    probe_interval_s: float = 2.0
+    """Between two looks at a server that is not streaming to us."""
+    shutdown_grace_s: float = 10.0
+    """How long answers that are under way may take after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        if not self.decode_addresses:
+            raise ConfigError("a router needs at least one decode server: --decode host:port")
+        for address in (*self.prefill_addresses, *self.decode_addresses):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ConfigError(f"server address {address!r} is not host:port")
+        for addresses in (self.prefill_addresses, self.decode_addresses):
+            if len(set(addresses)) != len(addresses):
+                raise ConfigError(f"an address is given twice: {', '.join(addresses)}")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        for name in (
+            "max_body_bytes",
+            "max_requests_in_flight",
+            "max_choices",
+            "request_timeout_s",
+            "probe_interval_s",
+        ):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model_dir.resolve().name

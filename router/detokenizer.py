@@ -1,0 +1,89 @@
+"""Turns token ids into text one by one, never showing half a code point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.tokenizer import REPLACEMENT, Tokenizer
+
+MAX_PARTIAL_CHARS = 3
+"""An incomplete code point has at most three bytes, decoded to at most as many replacement characters."""
+CONTEXT_TOKENS = 16
+"""Enough to hold ``MAX_PARTIAL_CHARS`` characters whole, whatever the tokens before them are."""
+MAX_WINDOW_TOKENS = 64
+
+
+class Detokenizer:
+    """Incremental decoding of one answer.
+
+    A window of the latest tokens is decoded again with each new one, since what a token looks like
+    may depend on its neighbours: bytes of a code point, a space that only the first token loses.
+    Replacement characters at the end are held back, as later bytes may complete them. All pieces and
+    :meth:`flush` together are what decoding the whole answer at once gives, behind the prompt's last
+    tokens (``context``).
+
+    One exception: with byte-fallback tokenizers (Llama 2), decoding at once turns a whole run of byte
+    tokens into replacement characters if any of them is invalid; characters shown by then stay.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, context: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window = [token_id for token_id in context[-CONTEXT_TOKENS:] if self._has_text(token_id)]
+        self._text = self._decode()
+        if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
+            self._window, self._text = [], ""
+        self._num_shown = len(self._text)
+        """Characters of the window's text that were returned already, or belong to the context."""
+        self._num_clean = len(self._window)
+        """Tokens of the window up to the last point where nothing was held back."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain once ``token_id`` has come; often empty."""
+        if not self._has_text(token_id):
+            return ""
+        self._window.append(token_id)
+        shown, self._text = self._text[: self._num_shown], self._decode()
+        if not self._text.startswith(shown):  # an invalid byte reaches back to characters that were shown
+            del self._window[: self._num_clean]
+            self._text, self._num_shown, self._num_clean = self._decode(), 0, 0
+        start, self._num_shown = self._num_shown, max(self._num_shown, self._num_certain())
+        new_text = self._text[start : self._num_shown]
+        if self._num_shown == len(self._text):
+            self._end_cleanly(new_text)
+        if len(self._window) > MAX_WINDOW_TOKENS:
+            self._shorten_window()
+        return new_text
+
+    def flush(self) -> str:
+        """What is still held back, when no token follows."""
+        held, self._num_shown = self._text[self._num_shown :], len(self._text)
+        return held
+
+    def _end_cleanly(self, new_text: str) -> None:
+        if new_text:  # the tokens it came from are context enough for the next
+            del self._window[: self._num_clean]
+            self._text = self._decode()
+            self._num_shown = len(self._text)
+        self._num_clean = len(self._window)
+
+    def _shorten_window(self) -> None:
+        """Bounds the work per token where text never becomes certain, or tokens have none."""
+        num_held = len(self._text) - self._num_shown
+        del self._window[:-CONTEXT_TOKENS]
+        self._text = self._decode()
+        self._num_shown = len(self._text) - num_held
+        self._num_clean = 0 if num_held else len(self._window)
+
+    def _num_certain(self) -> int:
+        num_replaced = len(self._text) - len(self._text.rstrip(REPLACEMENT))
+        return len(self._text) - min(num_replaced, MAX_PARTIAL_CHARS)
+
+    def _has_text(self, token_id: int) -> bool:
+        return self._tokenizer.has_text(token_id, skip_special_tokens=self._skip_special_tokens)
+
+    def _decode(self) -> str:
+        # Tokens without text were left out of the window: a special one counts as text from here on.
+        return self._tokenizer.decode(self._window, skip_special_tokens=False) if self._window else ""

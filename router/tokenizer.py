@@ -1,0 +1,115 @@
+"""The model's tokenizer: text to token ids and back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from router.model_files import read_json
+from wire.errors import ModelLoadError
+
+INLINE_CHARS = 2_000
+"""Up to here encoding takes less than a hop to another thread and back would cost others in waiting."""
+
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """``tokenizer.json`` of a model folder.
+
+    Its post-processor alone decides about BOS and EOS: as in transformers 5, ``add_bos_token`` of
+    tokenizer_config.json counts for nothing where there is a tokenizer.json.
+    """
+
+    def __init__(self, backend: FastTokenizer) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
+
+    @classmethod
+    def from_directory(cls, model_dir: Path) -> Tokenizer:
+        path = model_dir / "tokenizer.json"
+        read_json(path, required=True)  # says what is wrong more clearly than the library
+        try:
+            backend = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path} can't be loaded: {error}") from error
+        return cls(backend)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; a long one is encoded in another thread (the library lets go of the GIL)."""
+        if len(text) <= INLINE_CHARS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: self.encode_now(text, add_special_tokens=add_special_tokens)
+        )
+
+    def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        # The only call of the library that skips character offsets, which nobody here looks at.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether a token has any text: ids beyond the tokenizer's (padded vocabularies) have none."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return False
+        return self._backend.id_to_token(token_id) is not None
+
+    def _decode_token(self, token_id: int) -> str:
+        """One token on its own, as log-probabilities name it.
+
+        A token that is no complete UTF-8 text reads ``bytes:\\xe2\\x82``, as in OpenAI's API: two such
+        tokens must not fall together under one replacement character.
+        """
+        text = self.decode([token_id], skip_special_tokens=False)
+        if REPLACEMENT not in text:
+            return text
+        data = self._token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):  # byte fallback
+            return bytes([int(match[1], 16)])
+        try:
+            return bytes(_byte_of_character()[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+    @cached_property
+    def max_token_chars(self) -> int | None:
+        """No token stands for more characters of a prompt; None where a normalizer may shorten it first."""
+        if self._backend.normalizer is not None:
+            return None
+        return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """The 256 characters by which byte-level BPE writes bytes (GPT-2's encoder.py, bytes_to_unicode)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
