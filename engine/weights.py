@@ -1,0 +1,94 @@
+"""A checkpoint's tensors, memory-mapped and handed out one by one.
+
+A tensor whose dtype on disk is the wanted one is, on CPU, a view of the mapped file: loading reads
+nothing, and two servers of one machine share the pages. Any other is converted on its own, so that
+the peak is the model plus one tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from wire.errors import ModelLoadError
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def weight_paths(directory: str | Path) -> list[Path]:
+    """The checkpoint's safetensors: those of the index, else ``model.safetensors``, else all there are."""
+    directory = Path(directory)
+    index = directory / INDEX_NAME
+    if index.exists():
+        try:
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelLoadError(f"{index} is no safetensors index with a weight_map: {error!r}") from error
+        paths = [directory / name for name in files]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ModelLoadError(f"{index} names files that are not there: {', '.join(missing)}")
+        return paths
+    single = directory / "model.safetensors"
+    paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise ModelLoadError(f"{directory} holds no safetensors file; other weight formats are not supported")
+    return paths
+
+
+class WeightFiles:
+    """All tensors of a checkpoint by name. Tensors taken are counted; :meth:`unused` names the rest."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.directory = Path(directory)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._taken: set[str] = set()
+        self._files = {}
+        self._path_of: dict[str, Path] = {}
+        for path in weight_paths(directory):
+            try:
+                self._files[path] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+            self._path_of.update(dict.fromkeys(self._files[path].keys(), path))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._path_of
+
+    def take(self, name: str, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor ``name`` in ``dtype`` (the model's unless given) on the device.
+
+        On CPU the result may be a view of the mapped file: read it, never write it.
+        Raises :class:`ModelLoadError` where it is missing, misshapen or not of floating point.
+        """
+        if name not in self._path_of:
+            raise ModelLoadError(f"{self.directory} lacks tensor {name} of shape {list(shape)}")
+        path = self._path_of[name]
+        stored = self._files[path].get_slice(name)
+        if stored.get_shape() != list(shape):
+            raise ModelLoadError(
+                f"{path}: tensor {name} has shape {stored.get_shape()}; expected {list(shape)} by config.json"
+            )
+        if stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+            raise ModelLoadError(
+                f"{path}: tensor {name} is stored as {stored.get_dtype()}; expected F32, BF16 or F16 "
+                "(quantised checkpoints are not supported)"
+            )
+        self._taken.add(name)
+        return self._files[path].get_tensor(name).to(self.device, dtype or self.dtype)
+
+    def unused(self) -> list[str]:
+        """Names of tensors that nobody took, sorted."""
+        return sorted(self._path_of.keys() - self._taken)
