@@ -1,0 +1,64 @@
+"""Grouped-query attention over the paged KV cache, without positional encoding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.model_config import AttentionConfig
+from engine.weights import WeightFiles
+from kernels.kv_cache import store_kv
+from kernels.paged_attention_decode import paged_attention_decode
+from kernels.paged_attention_prefill import paged_attention_prefill
+
+
+class Attention:
+    """``o(softmax(q k^T / sqrt(head_dim)) v)``; KV of all new tokens is stored before anything is read."""
+
+    def __init__(self, config: AttentionConfig, hidden_size: int, weights: WeightFiles, prefix: str) -> None:
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.q_proj = weights.take(f"{prefix}q_proj.weight", (q_size, hidden_size))
+        self.k_proj = weights.take(f"{prefix}k_proj.weight", (kv_size, hidden_size))
+        self.v_proj = weights.take(f"{prefix}v_proj.weight", (kv_size, hidden_size))
+        self.o_proj = weights.take(f"{prefix}o_proj.weight", (hidden_size, q_size))
+
+    def forward(self, x: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """``[n, hidden]`` to ``[n, hidden]``"""
+        q = F.linear(x, self.q_proj).view(-1, self.num_heads, self.head_dim)
+        k = F.linear(x, self.k_proj).view(-1, self.num_kv_heads, self.head_dim)
+        v = F.linear(x, self.v_proj).view(-1, self.num_kv_heads, self.head_dim)
+        store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        outputs = []
+        split = batch.num_decode_tokens
+        if (rows := batch.decode) is not None:
+            attended = paged_attention_decode(
+                q[:split].view(rows.num_rows, rows.num_positions, self.num_heads, self.head_dim),
+                k_cache,
+                v_cache,
+                rows.block_table,
+                rows.seq_lens,
+                scale=self.scale,
+                max_seq_len=rows.max_seq_len,
+            )
+            outputs.append(attended.view(split, -1))
+        if (rows := batch.prefill) is not None:
+            attended = paged_attention_prefill(
+                q[split:],
+                k_cache,
+                v_cache,
+                rows.block_table,
+                rows.cu_seqlens,
+                rows.seq_lens,
+                scale=self.scale,
+                max_query_len=rows.max_query_len,
+                max_seq_len=rows.max_seq_len,
+            )
+            outputs.append(attended.view(rows.num_tokens, -1))
+        return F.linear(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self.o_proj)

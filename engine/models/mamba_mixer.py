@@ -1,0 +1,133 @@
+"""The Mamba-2 mixer (arXiv:2405.21060, section 7).
+
+    z, xBC, dt = in_proj(u)
+    x, B, C    = silu(causal_conv(xBC))
+    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log), dt through softplus
+    y_t        = h_t C_t + D x_t
+    out        = out_proj(group_rms_norm(y * silu(z)))
+
+Decode rows step the recurrence, prefill rows scan it in chunks. Both start from and leave the states
+in the caches.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.batch import Batch, DecodeRows, PrefillRows
+from engine.model_config import MambaConfig
+from engine.weights import WeightFiles
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+from kernels.gated_rms_norm import gated_group_rms_norm
+from kernels.selective_state_update import selective_state_update
+from kernels.ssd_chunk_scan import ssd_chunk_scan
+
+
+class MambaMixer:
+    """One layer's weights and its step over decode and prefill rows."""
+
+    def __init__(
+        self, config: MambaConfig, hidden_size: int, norm_eps: float, weights: WeightFiles, prefix: str
+    ) -> None:
+        self.config = config
+        self.norm_eps = norm_eps
+        self.group_size = config.d_inner // config.num_groups
+        self.proj_split = [config.d_inner, config.conv_channels, config.num_heads]
+        bc_size = config.num_groups * config.state_size
+        self.conv_split = [config.d_inner, bc_size, bc_size]
+
+        def take_bias(name: str, size: int, stored: bool) -> Tensor | None:
+            return weights.take(f"{prefix}{name}.bias", (size,)) if stored else None
+
+        self.in_proj = weights.take(f"{prefix}in_proj.weight", (config.proj_size, hidden_size))
+        self.in_bias = take_bias("in_proj", config.proj_size, config.proj_bias)
+        self.out_proj = weights.take(f"{prefix}out_proj.weight", (hidden_size, config.d_inner))
+        self.out_bias = take_bias("out_proj", hidden_size, config.proj_bias)
+        conv_shape = (config.conv_channels, 1, config.conv_width)
+        self.conv_weight = weights.take(f"{prefix}conv1d.weight", conv_shape).squeeze(1)
+        self.conv_bias = take_bias("conv1d", config.conv_channels, config.conv_bias)
+        self.norm_weight = weights.take(f"{prefix}norm.weight", (config.d_inner,))
+        # The recurrence runs in float32 whatever the model's dtype.
+        heads = (config.num_heads,)
+        self.A = -torch.exp(weights.take(f"{prefix}A_log", heads, dtype=torch.float32))
+        self.D = weights.take(f"{prefix}D", heads, dtype=torch.float32)
+        self.dt_bias = weights.take(f"{prefix}dt_bias", heads, dtype=torch.float32)
+
+    def forward(self, u: Tensor, batch: Batch, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
+        """``[n, hidden]`` to ``[n, hidden]``"""
+        z, xbc, dt = F.linear(u, self.in_proj, self.in_bias).split(self.proj_split, dim=-1)
+        split = batch.num_decode_tokens
+        outputs = []
+        if batch.decode is not None:
+            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, conv_state, ssm_state))
+        if batch.prefill is not None:
+            outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, conv_state, ssm_state))
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        y = gated_group_rms_norm(y, z, self.norm_weight, group_size=self.group_size, eps=self.norm_eps)
+        return F.linear(y, self.out_proj, self.out_bias)
+
+    def _decode(
+        self, xbc: Tensor, dt: Tensor, rows: DecodeRows, conv_state: Tensor, ssm_state: Tensor
+    ) -> Tensor:
+        """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, d_inner]``."""
+        config = self.config
+        shape = (rows.num_rows, rows.num_positions)
+        xbc = causal_conv1d_update(
+            xbc.view(*shape, -1),
+            self.conv_weight,
+            self.conv_bias,
+            conv_state,
+            rows.read_slots,
+            rows.write_slots,
+        )
+        x, B, C = xbc.split(self.conv_split, dim=-1)
+        y = selective_state_update(
+            x.view(*shape, config.num_heads, config.head_dim),
+            dt.view(*shape, -1),
+            self.A,
+            B.view(*shape, config.num_groups, config.state_size),
+            C.view(*shape, config.num_groups, config.state_size),
+            self.D,
+            self.dt_bias,
+            ssm_state,
+            rows.read_slots,
+            rows.write_slots,
+            dt_limit=config.dt_limit,
+        )
+        return y.view(-1, config.d_inner)
+
+    def _prefill(
+        self, xbc: Tensor, dt: Tensor, rows: PrefillRows, conv_state: Tensor, ssm_state: Tensor
+    ) -> Tensor:
+        """Ragged stretches, the state kept after each row's last token. Returns ``[num_tokens, d_inner]``."""
+        config = self.config
+        xbc = causal_conv1d(
+            xbc,
+            self.conv_weight,
+            self.conv_bias,
+            conv_state,
+            rows.cu_seqlens,
+            rows.slots,
+            rows.has_initial,
+            max_seq_len=rows.max_query_len,
+        )
+        x, B, C = xbc.split(self.conv_split, dim=-1)
+        y = ssd_chunk_scan(
+            x.view(-1, config.num_heads, config.head_dim),
+            dt,
+            self.A,
+            B.view(-1, config.num_groups, config.state_size),
+            C.view(-1, config.num_groups, config.state_size),
+            self.D,
+            self.dt_bias,
+            ssm_state,
+            rows.cu_seqlens,
+            rows.slots,
+            rows.has_initial,
+            chunk_size=config.chunk_size,
+            dt_limit=config.dt_limit,
+            max_seq_len=rows.max_query_len,
+        )
+        return y.view(-1, config.d_inner)

@@ -1,0 +1,166 @@
+"""Mixture of relu^2 experts with a sigmoid router (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+
+    s     = sigmoid(gate(x))                                 float32
+    top-k = the k best of s + correction, out of the best expert groups
+    w     = scaling * s[top-k] / sum(s[top-k])
+    y     = fc2(sum_e w_e expert_e(fc1(x))) + shared(x)
+
+The correction chooses experts but does not weigh them. fc1 and fc2 are latent projections; not every
+checkpoint has them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model_config import MoeConfig
+from engine.models.mlp import Mlp, relu_squared
+from engine.weights import WeightFiles
+
+
+class Moe:
+    """Router, routed experts, shared expert. A token's output depends on that token alone."""
+
+    def __init__(self, config: MoeConfig, hidden_size: int, weights: WeightFiles, prefix: str) -> None:
+        self.config = config
+        gate_shape = (config.num_experts, hidden_size)
+        self.gate = weights.take(f"{prefix}gate.weight", gate_shape, dtype=torch.float32)
+        self.correction = weights.take(
+            f"{prefix}gate.e_score_correction_bias", (config.num_experts,), dtype=torch.float32
+        )
+        self.shared = Mlp(
+            hidden_size, config.shared_intermediate_size, config.bias, weights, f"{prefix}shared_experts."
+        )
+        self.latent = None
+        if config.latent_size is not None:
+            self.latent = _Latent(hidden_size, config.latent_size, config.bias, weights, prefix)
+        experts = MappedExperts if weights.device.type == "cpu" else StackedExperts
+        self.experts = experts(config, config.latent_size or hidden_size, weights, f"{prefix}experts.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[n, hidden]`` to ``[n, hidden]``"""
+        expert_ids, expert_weights = self.route(x)
+        if self.latent is None:
+            routed = self.experts.forward(x, expert_ids, expert_weights)
+        else:
+            routed = self.latent.leave(self.experts.forward(self.latent.enter(x), expert_ids, expert_weights))
+        return self.shared.forward(x).add_(routed)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
+        config = self.config
+        scores = F.linear(x.to(torch.float32), self.gate).sigmoid_()
+        choice = scores + self.correction
+        if config.groups_per_token < config.expert_groups:
+            choice = self._mask_groups(choice)
+        expert_ids = choice.topk(config.experts_per_token, dim=-1, sorted=False).indices
+        expert_weights = scores.gather(1, expert_ids)
+        if config.normalize_weights:
+            expert_weights = expert_weights / (expert_weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return expert_ids, expert_weights * config.scaling_factor
+
+    def _mask_groups(self, choice: Tensor) -> Tensor:
+        """-inf outside the best groups; a group is as good as the sum of its two best experts."""
+        config = self.config
+        grouped = choice.view(-1, config.expert_groups, config.num_experts // config.expert_groups)
+        group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        best = group_scores.topk(config.groups_per_token, dim=-1, sorted=False).indices
+        outside = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, best, False)
+        return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
+
+
+class _Latent:
+    """Projections into and out of the smaller space that routed experts work in."""
+
+    def __init__(
+        self, hidden_size: int, latent_size: int, bias: bool, weights: WeightFiles, prefix: str
+    ) -> None:
+        self.fc1 = weights.take(f"{prefix}fc1_latent_proj.weight", (latent_size, hidden_size))
+        self.fc2 = weights.take(f"{prefix}fc2_latent_proj.weight", (hidden_size, latent_size))
+        self.fc1_bias = weights.take(f"{prefix}fc1_latent_proj.bias", (latent_size,)) if bias else None
+        self.fc2_bias = weights.take(f"{prefix}fc2_latent_proj.bias", (hidden_size,)) if bias else None
+
+    def enter(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.fc1, self.fc1_bias)
+
+    def leave(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.fc2, self.fc2_bias)
+
+
+def load_experts(
+    config: MoeConfig, size: int, weights: WeightFiles, prefix: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each expert's up ``[intermediate, size]`` and down ``[size, intermediate]`` matrix."""
+    up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
+    if f"{prefix}up_proj" in weights:  # as transformers 5 may save it
+        up = weights.take(f"{prefix}up_proj", (config.num_experts, *up_shape))
+        down = weights.take(f"{prefix}down_proj", (config.num_experts, *down_shape))
+        return list(up.unbind()), list(down.unbind())
+    experts = range(config.num_experts)
+    return (
+        [weights.take(f"{prefix}{expert}.up_proj.weight", up_shape) for expert in experts],
+        [weights.take(f"{prefix}{expert}.down_proj.weight", down_shape) for expert in experts],
+    )
+
+
+class MappedExperts:
+    """Experts left where the checkpoint is mapped; a loop over those that have tokens. For CPU."""
+
+    def __init__(self, config: MoeConfig, size: int, weights: WeightFiles, prefix: str) -> None:
+        self.up, self.down = load_experts(config, size, weights, prefix)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
+        num_tokens, k = expert_ids.shape
+        outputs = x.new_empty(num_tokens * k, x.shape[1])
+        if num_tokens == 1:  # batch 1: nothing to sort or gather
+            for place, expert in enumerate(expert_ids[0].tolist()):
+                torch.mm(self._hidden(x, expert), self.down[expert].t(), out=outputs[place : place + 1])
+        else:
+            flat_ids = expert_ids.flatten()
+            order = flat_ids.argsort()
+            by_expert = x[order // k]
+            results = torch.empty_like(by_expert)
+            begin = 0
+            for expert, count in enumerate(flat_ids.bincount(minlength=len(self.up)).tolist()):
+                if count:
+                    end = begin + count
+                    hidden = self._hidden(by_expert[begin:end], expert)
+                    torch.mm(hidden, self.down[expert].t(), out=results[begin:end])
+                    begin = end
+            outputs[order] = results
+        return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
+
+    def _hidden(self, x: Tensor, expert: int) -> Tensor:
+        return relu_squared(F.linear(x, self.up[expert]))
+
+
+class StackedExperts:
+    """All experts in two tensors for grouped GEMMs. Shapes depend on none of the data and the host waits
+    for nothing, so that a step can be captured as a graph.
+    """
+
+    def __init__(self, config: MoeConfig, size: int, weights: WeightFiles, prefix: str) -> None:
+        up, down = load_experts(config, size, weights, prefix)
+        self.up, self.down = torch.stack(up), torch.stack(down)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """As :meth:`MappedExperts.forward`."""
+        num_tokens, k = expert_ids.shape
+        flat_ids = expert_ids.flatten()
+        order = flat_ids.argsort()
+        experts = torch.arange(1, self.up.shape[0] + 1, device=x.device)
+        ends = torch.searchsorted(flat_ids[order], experts).to(torch.int32)
+        hidden = relu_squared(F.grouped_mm(x[order // k], self.up.transpose(1, 2), offs=ends))
+        results = F.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
+        outputs = torch.empty_like(results)
+        outputs[order] = results
+        return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
+
+
+def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:
+    """``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, summed in float32."""
+    summed = torch.bmm(expert_weights.unsqueeze(1), outputs.to(torch.float32))
+    return summed.squeeze(1).to(outputs.dtype)
