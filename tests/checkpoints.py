@@ -1,0 +1,212 @@
+"""Random NemotronH checkpoints as real Hugging Face directories, and transformers as their oracle.
+
+Two things of transformers 5.23's NemotronH that the oracle has to stay clear of:
+
+* The scan clamps dt to ``time_step_min`` instead of ``time_step_limit``, and cached single-token decoding
+  clamps nothing. Here both fields say the same in every directory, and the oracle sets them equal in any
+  other directory it is given.
+* Cached decoding takes another path than the scan. The oracle recomputes the whole sequence without a
+  cache: slower, and right whatever dt limit is set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedTokenizerFast
+
+UNLIMITED = 1e-30
+"""As a lower limit of dt: softplus in float32 never gets there."""
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<|user|>", "<|assistant|>")
+EOS_TOKEN_ID = 2
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class CheckpointShape:
+    """What a random checkpoint looks like. The defaults make a model of all four layer types."""
+
+    pattern: str = "M*EM-*"
+    vocab_size: int = 160
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 16
+    intermediate_size: int = 96
+    mamba_num_heads: int = 8
+    mamba_head_dim: int = 16
+    n_groups: int = 2
+    ssm_state_size: int = 16
+    conv_kernel: int = 4
+    chunk_size: int = 16
+    n_routed_experts: int = 8
+    num_experts_per_tok: int = 3
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.5
+    moe_intermediate_size: int = 48
+    moe_shared_expert_intermediate_size: int = 80
+    moe_latent_size: int | None = None
+    max_position_embeddings: int = 1024
+    use_bias: bool = False
+    mlp_bias: bool = False
+    use_conv_bias: bool = True
+    dt_min: float = 0.0
+    extra_config: dict[str, object] = field(default_factory=dict)
+    """Written into ``config.json`` over what transformers wrote."""
+
+
+DENSE = CheckpointShape(pattern="M*M-M*")
+WITH_MOE = CheckpointShape()
+LATENT_MOE = CheckpointShape(
+    pattern="ME*EM-", n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=4, moe_latent_size=32
+)
+
+
+def make_checkpoint(
+    directory: str | Path,
+    shape: CheckpointShape = WITH_MOE,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    published_names: bool = True,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Writes a model directory with random weights, the same for the same arguments. Returns its path.
+
+    Weights are scaled so that a layer's output is as large as its input and logits are a few units apart:
+    greedy decoding then has clear winners, and a wrong state or a swapped row shows.
+    ``published_names=False`` saves transformers' own tensor names with stacked experts.
+    """
+    directory = Path(directory)
+    model = NemotronHForCausalLM(_transformers_config(shape)).eval()
+    _randomize(model, torch.Generator().manual_seed(seed))
+    model.to(dtype).save_pretrained(
+        directory, save_original_format=published_names, max_shard_size=max_shard_size
+    )
+    _write_tokenizer(directory, shape.vocab_size)
+    _update_json(
+        directory / "config.json", {"torch_dtype": str(dtype).removeprefix("torch.")} | shape.extra_config
+    )
+    return directory
+
+
+@dataclass(frozen=True)
+class GreedyOracle:
+    """What transformers decodes greedily, and how clear each choice was."""
+
+    token_ids: list[int]
+    gaps: list[float]
+    """Best minus second logit at each step, relative to the best's magnitude."""
+
+
+def transformers_greedy(
+    model_dir: str | Path, prompt_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = True
+) -> GreedyOracle:
+    """Greedy decoding by full recomputation of the sequence at every step, in float32."""
+    token_ids: list[int] = []
+    gaps: list[float] = []
+    for _ in range(max_new_tokens):
+        logits = transformers_logits(model_dir, [*prompt_ids, *token_ids])[-1]
+        best, second = logits.topk(2).values.tolist()
+        token_ids.append(int(logits.argmax()))
+        gaps.append((best - second) / max(abs(best), 1e-30))
+        if token_ids[-1] == EOS_TOKEN_ID and not ignore_eos:
+            break
+    return GreedyOracle(token_ids, gaps)
+
+
+@torch.inference_mode()
+def transformers_logits(model_dir: str | Path, token_ids: list[int]) -> torch.Tensor:
+    """Logits ``[n, vocab]`` after every token of one sequence, in float32 and without a cache.
+
+    One call checks a whole greedy answer: row ``i`` decides token ``i + 1``.
+    """
+    model = _transformers_model(str(model_dir))
+    return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+@lru_cache(maxsize=8)
+def _transformers_model(model_dir: str) -> NemotronHForCausalLM:
+    config = NemotronHConfig.from_pretrained(model_dir)
+    config.time_step_min = max(config.time_step_limit[0], UNLIMITED)
+    return NemotronHForCausalLM.from_pretrained(
+        model_dir,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    ).eval()
+
+
+def _transformers_config(shape: CheckpointShape) -> NemotronHConfig:
+    fields = {name: value for name, value in vars(shape).items() if name not in ("dt_min", "extra_config")}
+    pattern = fields.pop("pattern")
+    return NemotronHConfig(
+        **fields,
+        layers_block_type=NemotronHConfig._pattern_to_list(pattern),
+        time_step_limit=(shape.dt_min, math.inf),
+        time_step_min=max(shape.dt_min, UNLIMITED),
+        eos_token_id=EOS_TOKEN_ID,
+    )
+
+
+@torch.no_grad()
+def _randomize(model: NemotronHForCausalLM, generator: torch.Generator) -> None:
+    def normal(parameter: torch.Tensor, std: float, mean: float = 0.0) -> None:
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std + mean)
+
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        kind = name.rsplit(".", 1)[-1]
+        if kind == "A_log":  # decays from almost none to almost all
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 3 - 1)
+        elif kind == "dt_bias":
+            normal(parameter, 1.0, mean=-2.0)
+        elif kind in ("D", "bias", "e_score_correction_bias"):
+            normal(parameter, 0.2)
+        elif "norm" in name:
+            normal(parameter, 0.2, mean=1.0)
+        elif "embeddings" in name:
+            normal(parameter, 1.0)
+        elif "conv1d" in name:
+            normal(parameter, 0.5)
+        elif name.startswith("lm_head"):
+            normal(parameter, 4.0 / math.sqrt(parameter.shape[-1]))
+        else:  # projections: unit gain, twice that where relu^2 or softmax flattens
+            gain = 2.0 if ("down_proj" in name or "q_proj" in name or "k_proj" in name) else 1.0
+            normal(parameter, gain / math.sqrt(parameter.shape[-1]))
+
+
+def _write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Special tokens, the printable characters, then pairs of letters until the vocabulary is full."""
+    letters = [chr(code) for code in range(32, 127)] + ["\n"]
+    pairs = [a + b for a in "etaoinshrdlu" for b in "etaoinshrdlucmf"]
+    tokens = [*SPECIAL_TOKENS, *letters, *pairs]
+    tokens += [f"<extra_{index}>" for index in range(max(0, vocab_size - len(tokens)))]
+    vocabulary = {token: index for index, token in enumerate(tokens[:vocab_size])}
+    merges = [(pair[0], pair[1]) for pair in pairs if pair in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\S+|\s"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(directory)
+
+
+def _update_json(path: Path, fields: dict[str, object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | fields, indent=2), encoding="utf-8")
