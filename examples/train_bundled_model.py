@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from training_curve import draw_curve
 from training_data import Batch, TrainingData, library_sources
 
 ROOT = Path(__file__).resolve().parent.parent
+STATE = Path(tempfile.gettempdir()) / "twinfang_bundled_model_training.pt"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def parse_arguments() -> Arguments:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "twinfang" / "bundled_model")
     parser.add_argument("--curve", type=Path, default=ROOT / "docs" / "bundled_model_training.json")
-    parser.add_argument("--state", type=Path, default=Path("bundled_model_state.pt"), help="for --resume")
+    parser.add_argument("--state", type=Path, default=STATE, help="file to resume from")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--resume", action="store_true", help="go on from --state")
