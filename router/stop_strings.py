@@ -53,7 +53,7 @@ class StopStrings:
         return None if best is None else best[1:]
 
     def _partial_match(self, buffer: str) -> int:
-        """Length of the longest end of ``buffer`` that is the beginning of a stop string, but not all of it."""
+        """Length of the longest end of ``buffer`` that begins a stop string without completing it."""
         longest = 0
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))

@@ -1,0 +1,35 @@
+"""Tasks that run as long as the router does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+log = logging.getLogger(__name__)
+
+OnFatal = Callable[[BaseException], None]
+
+
+def start_background(
+    coroutine: Coroutine[None, None, None], name: str, on_fatal: OnFatal
+) -> asyncio.Task[None]:
+    """A task that may only end by being cancelled: anything else is told to ``on_fatal``, never silent."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception() or RuntimeError("it returned")
+        log.critical("%s ended: %s: %s", name, type(error).__name__, error, exc_info=error)
+        on_fatal(error)
+
+    task = asyncio.get_running_loop().create_task(coroutine, name=name)
+    task.add_done_callback(ended)
+    return task
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[None]) -> None:
+    """Ends tasks that their owner no longer wants."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,141 @@
+"""The router's end of one decode server: a bidirectional stream that carries all requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from router.background import OnFatal, cancel_and_wait, start_background
+from router.connection import Connection
+from wire.codec import encode
+from wire.errors import TwinfangError, UnavailableError
+from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, Submit
+from wire.rpc import STREAM_PATH, decode_step_outputs
+
+log = logging.getLogger(__name__)
+
+MAX_BACKOFF_S = 2.0
+
+Deliver = Callable[[RequestOutput | TwinfangError], None]
+"""Takes a request's outputs; after one with a finish reason, or an error, no more follow."""
+
+
+class DecodeStream:
+    """Keeps the stream to one decode server open, and hands every output to whom it is for.
+
+    ``prefill_addresses`` says which prefill servers a server that has just connected should meet.
+    """
+
+    def __init__(
+        self, address: str, *, probe_interval_s: float, prefill_addresses: Callable[[], Iterable[str]]
+    ) -> None:
+        self.address = address
+        self.info: ServerInfo | None = None
+        """None as long as there is no stream."""
+        self._connection = Connection(address, ("decode", "both"))
+        self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
+        self._prefill_addresses = prefill_addresses
+        self._routes: dict[str, Deliver] = {}
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> str:
+        return self._connection.problem
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._routes)
+
+    def start(self, on_fatal: OnFatal) -> None:
+        self._task = start_background(
+            self._stay_connected(), f"stream to decode server {self.address}", on_fatal
+        )
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+        await self._connection.close()
+
+    def submit(self, request: Submit, deliver: Deliver) -> None:
+        """Sends a request; its outputs go to ``deliver``. Without a stream: :class:`UnavailableError`."""
+        if self.info is None:
+            raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
+        self._routes[request.request_id] = deliver
+        self._outgoing.put_nowait(encode(request))
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing more is delivered for this request; the server is told to forget it."""
+        if self._routes.pop(request_id, None) is not None and self.info is not None:
+            self._outgoing.put_nowait(encode(Cancel(request_id)))
+
+    def connect_peers(self, addresses: Iterable[str]) -> None:
+        """Lets the server shake hands with prefill servers before a request needs it."""
+        message = ConnectPeers(tuple(addresses))
+        if self.info is not None and self.info.role == "decode" and message.addresses:
+            self._outgoing.put_nowait(encode(message))
+
+    async def _stay_connected(self) -> None:
+        backoff_s = 0.05
+        while True:
+            info = await self._connection.describe()
+            if info is not None:
+                backoff_s = 0.05
+                await self._serve(info)
+            await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
+            backoff_s = min(2 * backoff_s, self._max_backoff_s)
+
+    async def _serve(self, info: ServerInfo) -> None:
+        """One life of the stream."""
+        stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
+        self._outgoing = asyncio.Queue()
+        self.info = info
+        log.info("connected to %s server %s", info.role, self.address)
+        self.connect_peers(self._prefill_addresses())
+        writer = asyncio.create_task(self._write(stream))
+        reason = "the stream ended"
+        try:
+            while (data := await stream.read()) is not grpc.aio.EOF:
+                for output in decode_step_outputs(data).outputs:
+                    self._deliver(output)
+        except grpc.aio.AioRpcError as error:
+            reason = f"the stream broke: {error.code().name}: {error.details()}"
+        except TwinfangError as error:
+            reason = f"the server sent what can't be read: {error.message}"
+        finally:
+            self.info = None
+            self._connection.failed(reason)
+            stream.cancel()
+            await cancel_and_wait(writer)
+            self._fail_all()
+
+    async def _write(self, stream: Any) -> None:
+        try:
+            while True:
+                await stream.write(await self._outgoing.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("stream to %s: no more writing: %s", self.address, error)  # the reader sees it too
+
+    def _deliver(self, output: RequestOutput) -> None:
+        if output.finish_reason is None:
+            deliver = self._routes.get(output.request_id)
+        else:
+            deliver = self._routes.pop(output.request_id, None)
+        if deliver is not None:  # else it was cancelled while this was on its way
+            deliver(output)
+
+    def _fail_all(self) -> None:
+        routes, self._routes = self._routes, {}
+        for deliver in routes.values():
+            deliver(
+                UnavailableError(
+                    f"the connection to the decode server at {self.address} was lost while it answered; "
+                    "send the request again"
+                )
+            )

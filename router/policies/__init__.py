@@ -1,0 +1,1 @@
+"""Which of several servers takes a request: one small pure class a policy."""

@@ -1,0 +1,99 @@
+"""The router's end of one prefill server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from router.background import OnFatal, cancel_and_wait, start_background
+from router.connection import Connection
+from wire.errors import TwinfangError, UnavailableError
+from wire.generation import PrefillReply, PrefillRequest, ServerInfo
+from wire.handoff import EndLease, Ticket
+from wire.rpc import END_LEASE, PREFILL, call
+
+log = logging.getLogger(__name__)
+
+END_LEASE_TIMEOUT_S = 5.0
+
+
+class PrefillClient:
+    """Watches one prefill server and calls it.
+
+    ``on_appear`` is called with the client when a server answers that was not there before, or
+    another life of it (incarnation).
+    """
+
+    def __init__(
+        self, address: str, *, probe_interval_s: float, on_appear: Callable[[PrefillClient], None]
+    ) -> None:
+        self.address = address
+        self.info: ServerInfo | None = None
+        """None as long as the server can't be used."""
+        self._connection = Connection(address, ("prefill", "both"))
+        self._probe_interval_s = probe_interval_s
+        self._on_appear = on_appear
+        self._probe_now = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def problem(self) -> str:
+        return self._connection.problem
+
+    def start(self, on_fatal: OnFatal) -> None:
+        self._watch = start_background(
+            self._keep_watch(), f"watch of prefill server {self.address}", on_fatal
+        )
+
+    async def close(self) -> None:
+        """Waits for leases that are being given back, since nobody else knows of them."""
+        if self._watch is not None:
+            await cancel_and_wait(self._watch)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._connection.close()
+
+    async def prefill(self, request: PrefillRequest, *, timeout_s: float) -> PrefillReply:
+        """Runs the prompt. Raises what the server raised; cancelling cancels the call there."""
+        try:
+            reply: PrefillReply = await call(self._connection.channel, PREFILL, request, timeout_s=timeout_s)
+        except UnavailableError as error:
+            self._lose(error.message)
+            raise UnavailableError(
+                f"the prefill server at {self.address} could not be reached; send the request again"
+            ) from error
+        return reply
+
+    def end_lease(self, ticket: Ticket) -> None:
+        """Gives back, in the background, what will not be read. Its time to live covers a lost message."""
+        task = asyncio.create_task(self._end_lease(ticket))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_lease(self, ticket: Ticket) -> None:
+        message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
+        try:
+            await call(self._connection.channel, END_LEASE, message, timeout_s=END_LEASE_TIMEOUT_S)
+        except TwinfangError as error:
+            log.warning("request %s: its lease was not ended: %s", ticket.request_id, error)
+
+    async def _keep_watch(self) -> None:
+        while True:
+            info = await self._connection.describe()
+            appeared = info is not None and (self.info is None or self.info.incarnation != info.incarnation)
+            self.info = info
+            if appeared:
+                log.info("prefill server %s is there", self.address)
+                self._on_appear(self)
+            self._probe_now.clear()
+            try:
+                await asyncio.wait_for(self._probe_now.wait(), self._probe_interval_s)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(min(0.1, self._probe_interval_s))  # a server that refuses is not hammered
+
+    def _lose(self, reason: str) -> None:
+        self.info = None
+        self._connection.failed(reason)
+        self._probe_now.set()
