@@ -10,13 +10,12 @@ position goes to a slot of its own, so that the next step may start after any ac
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu_jit import as_array, as_flat_array
+from kernels.ssm_recurrence import update_heads
 from kernels.staged_slots import StagedSlots
 
 
@@ -54,84 +53,6 @@ def selective_state_update_reference(
     return y
 
 
-# CPU path. In place, head by head; four rows of a head's state advance together and share each load of B and
-# C, which makes the step as fast as memory.
-
-
-@cpu_jit
-def _softplus(v):
-    # As torch: linear above 20, where the difference is below float32's last digit.
-    return np.float32(math.log1p(math.exp(v))) if v <= 20.0 else v
-
-
-@cpu_jit
-def _advance_rows(state, offset, stride, decay, step, D, B, C, x, y):
-    """Advance a head by one position: row p of its state is ``state[offset + p * stride :][:N]``."""
-    num_rows, width = x.shape[0], B.shape[0]
-    for p in range(0, num_rows - 3, 4):
-        o = offset + p * stride
-        h0, h1 = state[o : o + width], state[o + stride : o + stride + width]
-        o += 2 * stride
-        h2, h3 = state[o : o + width], state[o + stride : o + stride + width]
-        u0, u1, u2, u3 = step * x[p], step * x[p + 1], step * x[p + 2], step * x[p + 3]
-        y0 = y1 = y2 = y3 = np.float32(0.0)
-        for n in range(width):
-            b, c = B[n], C[n]
-            v0, v1 = h0[n] * decay + u0 * b, h1[n] * decay + u1 * b
-            v2, v3 = h2[n] * decay + u2 * b, h3[n] * decay + u3 * b
-            h0[n], h1[n], h2[n], h3[n] = v0, v1, v2, v3
-            y0, y1, y2, y3 = y0 + v0 * c, y1 + v1 * c, y2 + v2 * c, y3 + v3 * c
-        y[p], y[p + 1] = y0 + D * x[p], y1 + D * x[p + 1]
-        y[p + 2], y[p + 3] = y2 + D * x[p + 2], y3 + D * x[p + 3]
-    for p in range(num_rows - num_rows % 4, num_rows):
-        h = state[offset + p * stride : offset + p * stride + width]
-        u, out = step * x[p], np.float32(0.0)
-        for n in range(width):
-            v = h[n] * decay + u * B[n]
-            h[n] = v
-            out += v * C[n]
-        y[p] = out + D * x[p]
-
-
-@cpu_jit
-def _update_heads(
-    x, dt, A, B, C, D, dt_bias, state, slot_stride, head_stride, row_stride,
-    read_slots, write_slots, dt_min, dt_max, y, begin, end,
-):  # fmt: skip
-    """Item ``r * H + h``: all positions of head h of row r."""
-    _, num_positions, num_heads, head_dim = x.shape
-    heads_per_group, width = num_heads // B.shape[2], B.shape[3]
-    unwritten = np.empty(head_dim * width, np.float32)  # stands in for write slot 0
-    for item in range(begin, end):
-        r, h = item // num_heads, item % num_heads
-        slot = read_slots[r]
-        if slot == 0:
-            continue
-        memory, offset, stride = state, slot * slot_stride + h * head_stride, row_stride
-        for i in range(num_positions):
-            step = _softplus(dt[r, i, h] + dt_bias[h])
-            # Comparisons, because min() and max() lose a NaN.
-            if step < dt_min:
-                step = dt_min
-            elif step > dt_max:
-                step = dt_max
-            source, source_offset, source_stride = memory, offset, stride
-            if write_slots[r, i] == 0:
-                memory, offset, stride = unwritten, 0, width
-            else:
-                memory, offset, stride = state, write_slots[r, i] * slot_stride + h * head_stride, row_stride
-            if write_slots[r, i] != slot:
-                slot = write_slots[r, i]
-                for p in range(head_dim):
-                    o, q = offset + p * stride, source_offset + p * source_stride
-                    new, old = memory[o : o + width], source[q : q + width]
-                    for n in range(width):
-                        new[n] = old[n]
-            decay = np.float32(math.exp(A[h] * step))
-            B_i, C_i = B[r, i, h // heads_per_group], C[r, i, h // heads_per_group]
-            _advance_rows(memory, offset, stride, decay, step, D[h], B_i, C_i, x[r, i, h], y[r, i, h])
-
-
 def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
     if ssm_state.dtype != torch.float32:
         staged = StagedSlots.gather(ssm_state, read_slots, write_slots)
@@ -143,7 +64,7 @@ def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slot
     num_rows, num_positions, num_heads, head_dim = x.shape
     y = torch.zeros(x.shape)
     operands = (as_array(t.float().contiguous()) for t in (x, dt, A, B, C, D, dt_bias))
-    _update_heads.parallel_for(
+    update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * B.shape[-1])),
         *operands,

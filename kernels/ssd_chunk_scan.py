@@ -9,8 +9,14 @@ Head h uses B and C of group ``h // (H // G)``.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
+
+from kernels.cpu_jit import as_array, as_flat_array
+from kernels.ssm_recurrence import scan_heads
+from kernels.staged_slots import StagedSlots
 
 
 def ssd_chunk_scan_reference(
@@ -50,6 +56,46 @@ def ssd_chunk_scan_reference(
     return y
 
 
+def _ssd_chunk_scan_cpu(
+    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial, dt_limit
+):
+    if ssm_state.dtype != torch.float32:
+        staged = StagedSlots.gather(ssm_state, read_slots, write_slots[:, None])
+        slots = staged.read_slots, staged.write_slots[:, 0]
+        y = _ssd_chunk_scan_cpu(
+            x, dt, A, B, C, D, dt_bias, staged.pool, cu_seqlens, *slots, has_initial, dt_limit
+        )
+        staged.scatter(ssm_state, write_slots[:, None])
+        return y
+    num_tokens, num_heads, head_dim = x.shape
+    num_groups, state_dim = B.shape[1:]
+    step = F.softplus(dt.float() + dt_bias.float()).clamp_(*dt_limit)
+    y = torch.zeros(x.shape)
+    strided = [(as_flat_array(t), *t.stride()[:2]) for t in (x.float(), B.float(), C.float())]
+    scan_heads.parallel_for(
+        num_heads,
+        1 + _GRAIN_ELEMENTS // (1 + num_tokens * head_dim * state_dim),
+        *itertools.chain.from_iterable(strided),
+        as_array(step),
+        as_array(torch.exp(step * A.float())),
+        as_array(D.float()),
+        num_groups,
+        head_dim,
+        state_dim,
+        as_flat_array(ssm_state),
+        *ssm_state.stride()[:3],
+        as_array(cu_seqlens.contiguous()),
+        as_array(read_slots.contiguous()),
+        as_array(write_slots.contiguous()),
+        as_array(has_initial.contiguous()),
+        as_array(y.view(-1)),
+    )
+    return y.to(x.dtype)
+
+
+_GRAIN_ELEMENTS = 2**21  # tokens times elements of state, about 100 µs
+
+
 def ssd_chunk_scan(
     x: torch.Tensor,
     dt: torch.Tensor,
@@ -74,6 +120,10 @@ def ssd_chunk_scan(
     has_initial ``[S]``. Row s starts from its slot where ``has_initial[s]``, else from zeros. Returns
     y ``[num_tokens, H, P]``; zero in padding rows (slot 0).
     """
-    return ssd_chunk_scan_reference(
-        x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, dt_limit=dt_limit
+    if x.dtype == torch.float64:
+        return ssd_chunk_scan_reference(
+            x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, dt_limit=dt_limit
+        )
+    return _ssd_chunk_scan_cpu(
+        x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, slots, has_initial, dt_limit
     )
