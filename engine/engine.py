@@ -24,7 +24,7 @@ from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.sampler import Sampled, Sampler
 from engine.scheduler import Scheduler, StepPlan
-from wire.errors import ConfigError, TwinfangError
+from wire.errors import ConfigError, InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
 
 log = logging.getLogger(__name__)
@@ -97,9 +97,11 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served."""
         vocab_size = self.model.config.vocab_size
-        for token_id in request.tokens:
+        for token_id in (min(request.tokens), max(request.tokens)):
             if not 0 <= token_id < vocab_size:
-                raise TwinfangError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
+                raise InvalidRequestError(
+                    f"token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}"
+                )
         self.scheduler.add(request)
 
     def cancel(self, request_id: str) -> Request | None:

@@ -21,8 +21,8 @@ from engine.request import Request
 from prefill_server.config import PrefillConfig
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats
-from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Ticket
-from wire.rpc import END_LEASE, HANDSHAKE, PREFILL, PREFILL_SERVICE, unary_handler
+from wire.handoff import Abandon, EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.rpc import ABANDON, END_LEASE, HANDSHAKE, PREFILL, PREFILL_SERVICE, unary_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class PrefillService:
             PREFILL_SERVICE,
             {
                 PREFILL.name: unary_handler(PREFILL, self.prefill),
+                ABANDON.name: unary_handler(ABANDON, self.abandon),
                 END_LEASE.name: unary_handler(END_LEASE, self.end_lease),
                 HANDSHAKE.name: unary_handler(HANDSHAKE, self.handshake),
             },
@@ -94,6 +95,10 @@ class PrefillService:
         finally:
             del self._calls[request_id]
 
+    async def abandon(self, message: Abandon, _context: Any) -> Empty:
+        self._host.post(lambda: self._abandon(message.request_id))
+        return Empty()
+
     async def end_lease(self, message: EndLease, _context: Any) -> Empty:
         self._source.end(message)
         return Empty()
@@ -122,7 +127,7 @@ class PrefillService:
             self._host.answer(self._fail, request.request_id, error)
 
     def _abandon(self, request_id: str) -> None:
-        """The call was cancelled: stop computing, or end the lease if it was granted already."""
+        """Nobody will read this prompt: stop computing it, or end the lease if it was granted already."""
         ticket = self._tickets.get(request_id)
         if ticket is None:
             self._engine.cancel(request_id)

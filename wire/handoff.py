@@ -90,6 +90,17 @@ class EndLease:
 
 
 @message
+class Abandon:
+    """Ends one prefill wherever it stands: queued, computing, or leased with the ticket on its way.
+
+    A router sends it when a request is cancelled between the call and its answer, where it can't know
+    whether a lease exists.
+    """
+
+    request_id: str
+
+
+@message
 class Done:
     """The NIXL notification after a read: the lease may end. Sent as encoded bytes."""
 

@@ -32,7 +32,7 @@ from wire.generation import (
     StepOutputs,
     Submit,
 )
-from wire.handoff import EndLease, HandshakeReply, HandshakeRequest
+from wire.handoff import Abandon, EndLease, HandshakeReply, HandshakeRequest
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ SERVER_SERVICE = "twinfang.Server"
 
 PREFILL = Method(PREFILL_SERVICE, "Prefill", PrefillRequest, PrefillReply)
 END_LEASE = Method(PREFILL_SERVICE, "EndLease", EndLease, Empty)
+ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
 HANDSHAKE = Method(PREFILL_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
 GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
