@@ -4,11 +4,20 @@
     add_rms_norm(x, r) = rms_norm(r + x), r + x
 
 Inside in float32 (float64 for float64 inputs), rounded once to x's dtype.
+
+| device | float32 | other dtypes |
+|---|---|---|
+| CUDA | Triton | Triton |
+| CPU | numba: 3 µs a call where torch's operators take 11 | reference |
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+
+from kernels.cpu_jit import as_array, cpu_jit
+from kernels.triton_jit import tl, triton, triton_jit
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -22,14 +31,130 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`add_rms_norm`: the sum is rounded to the residual's dtype, then normalized."""
+    """:func:`add_rms_norm`: the sum is rounded to the wider of the two dtypes, then normalized."""
     total = residual + x
     return rms_norm_reference(total, weight, eps).to(x.dtype), total
 
 
+# One program a row, the whole row in registers: one read and one write of it, no second pass. Rows of a
+# decode step are few, so latency counts: warps grow with the row so that a thread holds 8 to 32 elements.
+# The residual is read, and the sum written, in the same pass.
+@triton_jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    total_ptr,
+    x_stride,
+    residual_stride,
+    hidden_size,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    live = columns < hidden_size
+    x = tl.load(x_ptr + row * x_stride + columns, mask=live, other=0.0).to(ACC)
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + row * residual_stride + columns, mask=live, other=0.0).to(ACC)
+        total = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * hidden_size + columns, total, mask=live)
+        x = total.to(ACC)  # normalize what is stored
+    weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(ACC)
+    inverse = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / hidden_size + eps)
+    y = x * inverse * weight
+    tl.store(y_ptr + row * hidden_size + columns, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden_size = x.shape[-1]
+    x_rows = _as_rows(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if residual is None:
+        residual_rows, total = x_rows, y  # not touched
+    else:
+        residual_rows = _as_rows(residual)
+        total = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype), device=x.device)
+    if x_rows.shape[0] == 0:
+        return y, total
+    block = triton.next_power_of_2(hidden_size)
+    _rms_norm_kernel[(x_rows.shape[0],)](
+        x_rows,
+        residual_rows,
+        weight,
+        y,
+        total,
+        x_rows.stride(0),
+        residual_rows.stride(0),
+        hidden_size,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        ACC=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return y, total
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """``[..., H]`` as ``[rows, H]`` with adjacent elements, the rows at any stride where that needs no copy."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+# Flat arrays, so that one compiled version serves every number of axes.
+@cpu_jit
+def _rms_norm_cpu(x, weight, eps, y, begin, end):
+    hidden_size = weight.shape[0]
+    for i in range(begin, end):
+        x_row = x[i * hidden_size : (i + 1) * hidden_size]
+        y_row = y[i * hidden_size : (i + 1) * hidden_size]
+        squares = np.float32(0)
+        for j in range(hidden_size):
+            squares += x_row[j] * x_row[j]
+        inverse = np.float32(1 / np.sqrt(squares / hidden_size + eps))
+        for j in range(hidden_size):
+            y_row[j] = x_row[j] * inverse * weight[j]
+
+
+@cpu_jit
+def _add_rms_norm_cpu(x, residual, weight, eps, y, total, begin, end):
+    hidden_size = weight.shape[0]
+    for i in range(begin, end):
+        x_row = x[i * hidden_size : (i + 1) * hidden_size]
+        residual_row = residual[i * hidden_size : (i + 1) * hidden_size]
+        total_row = total[i * hidden_size : (i + 1) * hidden_size]
+        for j in range(hidden_size):
+            total_row[j] = residual_row[j] + x_row[j]
+        _rms_norm_cpu(total, weight, eps, y, i, i + 1)
+
+
+_GRAIN_ELEMENTS = 2**19  # a thread's least share: about 100 µs
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalize x ``[..., H]`` and scale by weight ``[H]``."""
-    return rms_norm_reference(x, weight, eps)
+    if x.is_cuda:
+        return _launch(x, None, weight, eps)[0]
+    if not x.dtype == weight.dtype == torch.float32:
+        return rms_norm_reference(x, weight, eps)
+    hidden_size = weight.shape[0]
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _rms_norm_cpu.parallel_for(
+        x.numel() // hidden_size,
+        1 + _GRAIN_ELEMENTS // hidden_size,
+        as_array(x).ravel(),
+        as_array(weight),
+        eps,
+        as_array(y).ravel(),
+    )
+    return y
 
 
 def add_rms_norm(
@@ -39,4 +164,21 @@ def add_rms_norm(
 
     The residual stream may be wider (float32) than x; the sum has the wider dtype.
     """
-    return add_rms_norm_reference(x, residual, weight, eps)
+    if x.is_cuda:
+        return _launch(x, residual, weight, eps)
+    if not x.dtype == residual.dtype == weight.dtype == torch.float32:
+        return add_rms_norm_reference(x, residual, weight, eps)
+    hidden_size = weight.shape[0]
+    x, residual = x.contiguous(), residual.contiguous()
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    _add_rms_norm_cpu.parallel_for(
+        x.numel() // hidden_size,
+        1 + _GRAIN_ELEMENTS // hidden_size,
+        as_array(x).ravel(),
+        as_array(residual).ravel(),
+        as_array(weight),
+        eps,
+        as_array(y).ravel(),
+        as_array(total).ravel(),
+    )
+    return y, total
