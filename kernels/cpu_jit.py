@@ -24,8 +24,10 @@ from __future__ import annotations
 import functools
 import itertools
 import types
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,15 +64,26 @@ class CpuKernel:
         """Numba's dispatcher of this function; creating it compiles nothing yet."""
         import numba
 
-        # The same code, its sibling kernels resolved to what numba knows.
-        names = {
-            name: value.dispatcher if isinstance(value, CpuKernel) else value
-            for name, value in self.fn.__globals__.items()
-            if name in self.fn.__code__.co_names
-        }
-        fn = types.FunctionType(self.fn.__code__, names | {"__name__": self.fn.__module__})
+        # The same code, the kernels that it calls resolved to what numba knows.
+        names = {name: value.dispatcher for name, value in self._callees.items()}
+        fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
         functools.update_wrapper(fn, self.fn)
+        # Numba recompiles when this kernel's file changes; the digest sees to the callees' files.
+        fn.__qualname__ += f"_{self._digest:08x}"
         return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
+
+    @functools.cached_property
+    def _callees(self) -> dict[str, CpuKernel]:
+        named = {name: self.fn.__globals__.get(name) for name in self.fn.__code__.co_names}
+        return {name: value for name, value in named.items() if isinstance(value, CpuKernel)}
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        """Checksum of the source files that this kernel's machine code is made from."""
+        digest = zlib.crc32(Path(self.fn.__code__.co_filename).read_bytes())
+        for callee in self._callees.values():
+            digest = zlib.crc32(callee._digest.to_bytes(4), digest)
+        return digest
 
     def __call__(self, *args: Any) -> None:
         self.dispatcher(*args)
