@@ -147,6 +147,11 @@ class ModelConfig:
         architecture = _architecture(fields)
         _refuse_unsupported(fields)
         layer_types = _layer_types(fields, "layers_block_type", "hybrid_override_pattern")
+        if not {"mamba", "attention"} <= set(layer_types):
+            raise ModelLoadError(
+                f"{fields.path}: the layers are {', '.join(sorted(set(layer_types)))}; expected a hybrid "
+                "with at least one Mamba and one attention layer"
+            )
         mtp = _mtp(fields)
         used = {*layer_types, *(mtp.layer_types if mtp else ())}
         return cls(

@@ -1,0 +1,158 @@
+"""Drives a model by hand: sequences that own blocks and a slot, and batches made of pieces of them.
+
+Written from the contract of ``engine/batch.py`` alone, so that a test of the model tests nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, DecodeRows, PrefillRows
+from engine.caches import Caches
+from engine.models.nemotron_h import NemotronH
+
+BLOCK_SIZE = 8
+BLOCKS_EACH = 12
+SLOTS_EACH = 4
+
+
+class Sequence:
+    """Token ids, and where their cache lies: sequence ``i`` owns a shuffled run of blocks and some slots."""
+
+    def __init__(self, index: int, token_ids: Items[int]) -> None:
+        self.token_ids = list(token_ids)
+        self.num_computed = 0
+        first = 1 + index * BLOCKS_EACH
+        order = torch.randperm(BLOCKS_EACH, generator=torch.Generator().manual_seed(index))
+        self.blocks = (first + order).tolist()
+        self.slots = [1 + index * SLOTS_EACH + offset for offset in range(SLOTS_EACH)]
+        self.slot = self.slots[0]
+
+    def addresses(self, begin: int, end: int) -> list[int]:
+        return [self.blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(begin, end)]
+
+
+class Driver:
+    """A model with caches for a few sequences. All memory starts as NaN: reading what nobody wrote shows."""
+
+    def __init__(self, model: NemotronH, num_sequences: int) -> None:
+        self.model = model
+        self.caches = Caches(
+            model.config.cache_spec(),
+            num_blocks=1 + num_sequences * BLOCKS_EACH,
+            num_slots=1 + num_sequences * SLOTS_EACH,
+            block_size=BLOCK_SIZE,
+            device="cpu",
+        )
+        self.caches.kv.fill_(float("nan"))
+        for state in [*self.caches.layers.conv, *self.caches.layers.ssm]:
+            state.fill_(float("nan"))
+
+    def step(self, pieces: Items[tuple[Sequence, int]], *, num_padding_rows: int = 0) -> list[Tensor]:
+        """Runs the next ``n`` tokens of each sequence. Returns their logits ``[n, vocab]``, piece by piece.
+
+        A single token with a prior state becomes a decode row, anything else a prefill row.
+        """
+        decode = [seq for seq, n in pieces if n == 1 and seq.num_computed > 0]
+        prefill = [(seq, n) for seq, n in pieces if not (n == 1 and seq.num_computed > 0)]
+        logits = self._run(
+            decode_rows(decode, num_padding_rows) if decode or num_padding_rows else None,
+            prefill_rows(prefill) if prefill else None,
+            [*((seq, 1) for seq in decode), *prefill],
+            num_padding_rows,
+        )
+        for seq, n in pieces:
+            seq.num_computed += n
+        return [logits[id(seq)] for seq, _ in pieces]
+
+    def step_speculative(self, sequences: Items[Sequence], num_positions: int) -> list[Tensor]:
+        """Runs ``num_positions`` tokens of each as decode rows; the state after the i-th goes to slot i.
+
+        The caller says what was accepted with ``seq.num_computed`` and ``seq.slot``.
+        """
+        rows = DecodeRows(
+            num_rows=len(sequences),
+            num_positions=num_positions,
+            seq_lens=_int32([seq.num_computed + num_positions for seq in sequences]),
+            block_table=_int32([seq.blocks for seq in sequences]),
+            read_slots=_int32([seq.slot for seq in sequences]),
+            write_slots=_int32([seq.slots[:num_positions] for seq in sequences]),
+            max_seq_len=max(seq.num_computed for seq in sequences) + num_positions,
+        )
+        logits = self._run(rows, None, [(seq, num_positions) for seq in sequences], 0)
+        return [logits[id(seq)] for seq in sequences]
+
+    def _run(
+        self,
+        decode: DecodeRows | None,
+        prefill: PrefillRows | None,
+        pieces: Items[tuple[Sequence, int]],
+        num_padding_rows: int,
+    ) -> dict[int, Tensor]:
+        """Padding rows stand between decode and prefill rows."""
+        ids: list[int] = []
+        positions: list[int] = []
+        addresses: list[int] = []
+        spans: dict[int, tuple[int, int]] = {}
+        num_decode = 0 if decode is None else decode.num_rows - num_padding_rows
+        for number, (seq, n) in enumerate([*pieces, (None, 0)]):
+            if number == num_decode:
+                ids += [0] * num_padding_rows
+                positions += [0] * num_padding_rows
+                addresses += [0] * num_padding_rows
+            if seq is not None:
+                begin, end = seq.num_computed, seq.num_computed + n
+                spans[id(seq)] = (len(ids), len(ids) + n)
+                ids += seq.token_ids[begin:end]
+                positions += range(begin, end)
+                addresses += seq.addresses(begin, end)
+        batch = Batch(
+            torch.tensor(ids),
+            torch.tensor(positions),
+            torch.tensor(addresses),
+            decode,
+            prefill,
+            torch.arange(len(ids)),
+        )
+        with torch.inference_mode():
+            hidden = self.model.forward(batch, self.caches.layers)
+            assert torch.isfinite(hidden).all()
+            logits = self.model.logits(hidden[batch.logits_indices])
+        return {key: logits[begin:end] for key, (begin, end) in spans.items()}
+
+
+def decode_rows(sequences: Items[Sequence], num_padding_rows: int) -> DecodeRows:
+    """One position a row; every step's state replaces the one before."""
+    padding = [0] * num_padding_rows
+    return DecodeRows(
+        num_rows=len(sequences) + num_padding_rows,
+        num_positions=1,
+        seq_lens=_int32([seq.num_computed + 1 for seq in sequences] + padding),
+        block_table=_int32([seq.blocks for seq in sequences] + [[0] * BLOCKS_EACH] * num_padding_rows),
+        read_slots=_int32([seq.slot for seq in sequences] + padding),
+        write_slots=_int32([[seq.slot] for seq in sequences] + [[0]] * num_padding_rows),
+        max_seq_len=max((seq.num_computed + 1 for seq in sequences), default=0),
+    )
+
+
+def prefill_rows(pieces: Items[tuple[Sequence, int]]) -> PrefillRows:
+    lengths = [n for _, n in pieces]
+    seq_lens = [seq.num_computed + n for seq, n in pieces]
+    return PrefillRows(
+        num_rows=len(pieces),
+        num_tokens=sum(lengths),
+        cu_seqlens=_int32([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
+        seq_lens=_int32(seq_lens),
+        block_table=_int32([seq.blocks for seq, _ in pieces]),
+        slots=_int32([seq.slot for seq, _ in pieces]),
+        has_initial=torch.tensor([seq.num_computed > 0 for seq, _ in pieces]),
+        max_query_len=max(lengths),
+        max_seq_len=max(seq_lens),
+    )
+
+
+def _int32(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
