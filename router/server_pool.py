@@ -104,6 +104,13 @@ class ServerPool:
             return f"no prefill server is connected ({problems})"
         return "no prefill server has the fingerprint (config, dtype, weights) of a connected decode server"
 
+    def num_connected(self) -> dict[str, int]:
+        """Servers in use, by the role they were configured for."""
+        return {
+            "prefill": sum(client.info is not None for client in self._prefill),
+            "decode": sum(stream.info is not None for stream in self._decode),
+        }
+
     def _is_usable(self, info: ServerInfo | None) -> bool:
         """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
         if info is None:

@@ -1,0 +1,69 @@
+"""Puts the router together."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from router import completions, model_list, probes
+from router.admission import Admission
+from router.background import OnFatal
+from router.body_limit import BodyLimitMiddleware
+from router.config import RouterConfig
+from router.metrics import Metrics
+from router.openai_errors import install_error_handlers
+from router.request_id import RequestIdMiddleware
+from router.sampling_defaults import SamplingDefaults
+from router.server_pool import ServerPool
+from router.services import Services
+from router.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def end_process(_error: BaseException) -> None:
+    """Lets the HTTP server shut down in order; whoever supervises the process starts it again."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
+    """The application. Raises :class:`ModelLoadError` if the model folder's tokenizer can't be used.
+
+    ``on_fatal`` is told if a background task dies of an unexpected error.
+    """
+    tokenizer = Tokenizer.from_directory(config.model_dir)
+    defaults = SamplingDefaults.from_directory(config.model_dir)
+    if defaults != SamplingDefaults():
+        log.info("sampling defaults of the checkpoint: %s", defaults)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pool = ServerPool(config)  # channels belong to the running event loop
+        app.state.services = Services(
+            config=config,
+            tokenizer=tokenizer,
+            defaults=defaults,
+            pool=pool,
+            metrics=Metrics(),
+            admission=Admission(config.max_requests_in_flight),
+            created=int(time.time()),
+        )
+        pool.start(on_fatal)
+        try:
+            yield
+        finally:
+            await pool.close()
+            tokenizer.close()
+
+    app = FastAPI(title="Twinfang", docs_url=None, redoc_url=None, lifespan=lifespan)
+    install_error_handlers(app)
+    for module in (completions, model_list, probes):
+        app.include_router(module.router)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
+    app.add_middleware(RequestIdMiddleware)
+    return app

@@ -1,0 +1,121 @@
+"""All choices of one HTTP request, from dispatch to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from router.answer import Answer, Delta
+from router.dispatch import Choice, Dispatch
+from router.inbox import Inbox
+from router.services import Services
+from wire.errors import CancelledRequestError, TwinfangError, error_from_code
+from wire.generation import RequestOutput
+
+
+class Generation:
+    """Runs choices and yields their deltas; an asynchronous context manager that leaves nothing behind.
+
+    One choice's error ends the others: the client gets an answer or an error, not a mixture.
+    """
+
+    def __init__(self, services: Services, choices: Sequence[tuple[Choice, Answer]]) -> None:
+        self._services = services
+        self._choices = choices
+        self._inbox: Inbox[tuple[int, RequestOutput | TwinfangError]] = Inbox()
+        self._dispatches: list[Dispatch] = []
+        self._unfinished = set(range(len(choices)))
+        self._last_token_s = [0.0] * len(choices)
+        self._started_s = 0.0
+        self._deadline = 0.0
+        self._exits = ExitStack()
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for _, answer in self._choices]
+
+    async def __aenter__(self) -> Generation:
+        """Raises :class:`OverloadedError` if the router has all the requests it may have."""
+        self._exits.enter_context(self._services.admission.admit())
+        self._exits.enter_context(self._services.metrics.request())
+        self._started_s = time.monotonic()
+        self._deadline = asyncio.get_running_loop().time() + self._services.config.request_timeout_s
+        for index in range(len(self._choices)):
+            self._start(index)
+        return self
+
+    def _start(self, index: int) -> None:
+        def deliver(event: RequestOutput | TwinfangError) -> None:
+            self._inbox.put((index, event))
+
+        choice = self._choices[index][0]
+        dispatch = Dispatch(self._services.pool, choice, deadline=self._deadline, deliver=deliver)
+        self._dispatches.append(dispatch)
+        dispatch.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for dispatch in self._dispatches:
+            dispatch.cancel()
+        self._exits.__exit__(kind, error, trace)
+
+    def cached_tokens(self, index: int) -> int:
+        """Prompt tokens of a finished choice that some prefix cache held."""
+        reply, stats = self._dispatches[index].prefill_reply, self._choices[index][1].stats
+        if reply is not None:
+            return reply.cached_tokens
+        return 0 if stats is None else stats.cached_tokens
+
+    async def step(self) -> list[tuple[int, Delta]]:
+        """The next deltas, one a choice, in the order of the choices; empty once all have ended.
+
+        Raises the first error of any choice, or :class:`DeadlineError`.
+        """
+        deltas: dict[int, Delta] = {}
+        while self._unfinished and not deltas:
+            for index, event in await self._inbox.take_all(self._deadline):
+                if index not in self._unfinished:
+                    continue
+                delta = self._take(index, event)
+                if index in deltas:
+                    deltas[index] += delta
+                elif delta.token_ids or delta.finish_reason is not None:
+                    deltas[index] = delta
+        return sorted(deltas.items())
+
+    def _take(self, index: int, event: RequestOutput | TwinfangError) -> Delta:
+        if isinstance(event, TwinfangError):
+            raise event
+        if event.error is not None:
+            raise error_from_code(event.error.code, event.error.message)
+        if event.finish_reason == "error":
+            raise TwinfangError("the decode server failed on this request and did not say why")
+        if event.finish_reason == "cancelled":
+            raise CancelledRequestError("the request was cancelled on its decode server")
+        answer = self._choices[index][1]
+        delta = answer.push(event)
+        self._measure(index, delta)
+        if answer.finish_reason is not None:
+            self._unfinished.discard(index)
+            self._dispatches[index].cancel()  # a stop string: the server does not know yet
+            if answer.stats is not None:
+                self._services.metrics.decoded(answer.stats)
+            if (reply := self._dispatches[index].prefill_reply) is not None:
+                self._services.metrics.prefilled(reply)
+        return delta
+
+    def _measure(self, index: int, delta: Delta) -> None:
+        num_tokens = len(delta.token_ids)
+        if not num_tokens:
+            return
+        metrics, now = self._services.metrics, time.monotonic()
+        metrics.generation_tokens.inc(num_tokens)
+        if before := self._last_token_s[index]:
+            metrics.inter_token_latency.observe((now - before) / num_tokens)
+        else:
+            metrics.time_to_first_token.observe(now - self._started_s)
+        self._last_token_s[index] = now

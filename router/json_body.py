@@ -1,0 +1,35 @@
+"""Reads a request's JSON body into a pydantic model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from router.openai_errors import from_validation, shown
+from wire.errors import InvalidRequestError
+
+BODY_TIMEOUT_S = 60.0
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_json(request: Request, model: type[Model]) -> Model:
+    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidRequestError(
+            f"Content-Type must be application/json, got {shown(content_type)}; "
+            "with curl, add -H 'Content-Type: application/json'"
+        )
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.body()
+    except TimeoutError as error:
+        raise InvalidRequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from error

@@ -1,0 +1,125 @@
+"""Prometheus metrics of one router."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from wire.errors import CancelledRequestError, TwinfangError
+from wire.generation import PrefillReply, RequestStats
+
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+
+
+class Metrics:
+    """Each router has its own registry, so several can live in one process. Times in seconds."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "twinfang_requests",
+            "HTTP requests for text by outcome: completed, cancelled, refused (4xx), failed (5xx).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "twinfang_requests_in_flight", "HTTP requests being answered.", registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "twinfang_prompt_tokens", "Prompt tokens, once a prompt.", registry=registry
+        )
+        self.cached_prompt_tokens = Counter(
+            "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held.", registry=registry
+        )
+        self.generation_tokens = Counter(
+            "twinfang_generation_tokens", "Tokens generated, over all choices.", registry=registry
+        )
+        self.time_to_first_token = Histogram(
+            "twinfang_time_to_first_token_seconds",
+            "From a request's arrival to a choice's first token.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "twinfang_inter_token_latency_seconds",
+            "Time between two tokens of a choice; tokens that come together share it.",
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self.request_duration = Histogram(
+            "twinfang_request_duration_seconds",
+            "From a request's arrival to its last token.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self.prefill_queue = Histogram(
+            "twinfang_prefill_queue_seconds",
+            "Wait on the prefill server before a prompt is run.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self.prefill = Histogram(
+            "twinfang_prefill_seconds",
+            "Run of a prompt on the prefill server.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self.decode_queue = Histogram(
+            "twinfang_decode_queue_seconds",
+            "Wait for room on the decode server.",
+            buckets=LONG_S,
+            registry=registry,
+        )
+        self.transfer = Histogram(
+            "twinfang_transfer_seconds",
+            "Reading one prompt's blocks and state from the prefill server.",
+            buckets=SHORT_S,
+            registry=registry,
+        )
+        self.transfer_bytes = Counter(
+            "twinfang_transfer_bytes", "Bytes read from prefill servers.", registry=registry
+        )
+        self.servers = Gauge(
+            "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
+        )
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts one HTTP request from here to the end of the block, under the outcome it has."""
+        started, outcome = time.monotonic(), "failed"
+        self.in_flight.inc()
+        try:
+            yield
+            outcome = "completed"
+            self.request_duration.observe(time.monotonic() - started)
+        except TwinfangError as error:
+            if isinstance(error, CancelledRequestError):
+                outcome = "cancelled"
+            elif error.http_status < 500:
+                outcome = "refused"
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):  # cancelled, or the generator of a stream was closed
+                outcome = "cancelled"
+            raise
+        finally:
+            self.in_flight.dec()
+            self.requests.labels(outcome).inc()
+
+    def prefilled(self, reply: PrefillReply) -> None:
+        self.prefill_queue.observe(reply.queue_s)
+        self.prefill.observe(reply.prefill_s)
+
+    def decoded(self, stats: RequestStats) -> None:
+        self.decode_queue.observe(stats.queue_s)
+        if stats.transfer_bytes:
+            self.transfer.observe(stats.transfer_s)
+            self.transfer_bytes.inc(stats.transfer_bytes)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,95 @@
+"""Every error in OpenAI's JSON form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from wire.errors import CancelledRequestError, InvalidRequestError, TwinfangError
+
+log = logging.getLogger(__name__)
+
+MAX_SHOWN_CHARS = 80
+
+RETRY_AFTER_S = {429: "1", 503: "1"}
+
+
+def error_body(error: TwinfangError) -> dict[str, Any]:
+    """What a client gets to see of ``error``."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: TwinfangError) -> JSONResponse:
+    retry = RETRY_AFTER_S.get(error.http_status)
+    headers = {"Retry-After": retry} if retry else None
+    return JSONResponse(error_body(error), error.http_status, headers=headers)
+
+
+def from_validation(error: ValidationError) -> InvalidRequestError:
+    """The first thing that is wrong with a body, in one sentence."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"the body is not valid JSON in UTF-8: {first['msg']}")
+    if not first["loc"]:
+        return InvalidRequestError(f"the body must be a JSON object, got {shown(first['input'])}")
+    param = str(first["loc"][0])
+    where = ".".join(
+        str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[", "str"))
+    )
+    return InvalidRequestError(f"{where}: {first['msg']}, got {shown(first['input'])}", param=param)
+
+
+def shown(value: object) -> str:
+    """A client's value, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes ``app`` answer every error in OpenAI's form, those of routing and of the framework too."""
+
+    async def on_twinfang_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, TwinfangError)
+        if error.http_status >= 500:
+            log.error("request %s: %s: %s", request_id_of(request), error.code, error.message)
+        return error_response(error)
+
+    async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message, code = str(error.detail), "http_error"
+        if error.status_code == 404:
+            message, code = f"Unknown request URL: {request.method} {request.url.path}", "unknown_url"
+        elif error.status_code == 405:
+            message = f"{request.method} is not allowed for {request.url.path}"
+            code = "method_not_allowed"
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+
+    async def on_disconnect(_request: Request, _error: Exception) -> JSONResponse:
+        return error_response(CancelledRequestError("the client went away while sending its request"))
+
+    async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("request %s failed", request_id_of(request), exc_info=error)
+        return error_response(TwinfangError("the router failed on this request; its log says why"))
+
+    app.add_exception_handler(TwinfangError, on_twinfang_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_unexpected)
+
+
+def request_id_of(request: Request) -> str:
+    return str(getattr(request.state, "request_id", "-"))

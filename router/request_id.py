@@ -1,0 +1,34 @@
+"""Gives each HTTP request an id and returns it in ``X-Request-Id``."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = b"x-request-id"
+ACCEPTED = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+"""An id ends up in logs, headers and messages; a client's one is only taken if it can do no harm there."""
+
+
+class RequestIdMiddleware:
+    """Pure ASGI: takes the client's ``X-Request-Id``, or makes one, as ``scope["state"]["request_id"]``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        request_id = given if ACCEPTED.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (HEADER, request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

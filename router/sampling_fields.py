@@ -1,0 +1,165 @@
+"""Fields that completions and chat completions share, and how they become sampling parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from router.openai_errors import shown
+from router.sampling_defaults import SamplingDefaults
+from wire.errors import InvalidRequestError
+from wire.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+    "prompt_logprobs": (None,),
+    "logprob_token_ids": (None, []),
+    "prompt_embeds": (None,),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+}
+"""Fields of OpenAI or vLLM that would change the answer, with the values that change nothing. Ignoring
+another value would answer a question that was not asked, so it is refused."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both.
+
+    Unknown fields are ignored, as vLLM does, with a line in the debug log.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    def check_extra_fields(self) -> None:
+        """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
+        extra = self.model_extra or {}
+        for name, harmless in UNSUPPORTED.items():
+            if name in extra and extra[name] not in harmless:
+                raise InvalidRequestError(
+                    f"{name} is not supported here, got {shown(extra[name])}; leave it out", param=name
+                )
+        if ignored := extra.keys() - UNSUPPORTED.keys():
+            log.debug("fields of a request that are ignored: %s", ", ".join(sorted(ignored))[:500])
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed with stream: true", param="stream_options"
+            )
+
+    @property
+    def num_choices(self) -> int:
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_N:
+            raise InvalidRequestError(f"n must be between 1 and {MAX_N}, got {shown(n)}", param="n")
+        return n
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(
+                f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stops)}", param="stop"
+            )
+        for stop in stops:
+            if not 1 <= len(stop) <= MAX_STOP_CHARS:
+                raise InvalidRequestError(
+                    f"a stop string must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}", param="stop"
+                )
+        return stops
+
+    def sampling_params(
+        self, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None, vocab_size: int
+    ) -> tuple[SamplingParams, ...]:
+        """One set a choice: choice j of a seeded request uses ``seed + j``.
+
+        A field that is not given takes the checkpoint's default. Raises :class:`InvalidRequestError`.
+        """
+        top_k = _or(self.top_k, defaults.top_k)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, defaults.temperature),
+            top_k=0 if top_k == -1 else top_k,
+            top_p=_or(self.top_p, defaults.top_p),
+            min_p=_or(self.min_p, defaults.min_p),
+            seed=self.seed,
+            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            min_tokens=_or(self.min_tokens, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+        )
+        params.check_vocabulary(vocab_size)
+        if params.seed is None:
+            return (params,) * self.num_choices
+        return tuple(
+            dataclasses.replace(params, seed=_wrap(params.seed + j)) for j in range(self.num_choices)
+        )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _wrap(seed: int) -> int:
+    """Into the range of a signed 64-bit integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _token_id(key: str) -> int:
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise InvalidRequestError(
+            f"the keys of logit_bias are token ids, got {shown(key)}", param="logit_bias"
+        )
+    return int(key)

@@ -1,0 +1,118 @@
+"""A router over real HTTP in front of scripted servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from openai import AsyncOpenAI
+
+from router.app import create_app
+from router.config import RouterConfig
+from router.services import Services
+from router.tokenizer import Tokenizer
+from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, server_info
+from tests.router.tokenizers_for_tests import byte_level, write_model_dir
+
+MODEL = "tiny"
+
+
+@dataclass
+class Stack:
+    """A router that is ready, the servers behind it and a client in front of it."""
+
+    url: str
+    client: httpx.AsyncClient
+    openai: AsyncOpenAI
+    services: Services
+    prefill: list[ScriptedPrefill]
+    decode: list[ScriptedDecode]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.services.tokenizer
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"} | body)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        return self.services.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def until(condition: Callable[[], Any], *, timeout_s: float = 10.0) -> None:
+    """Waits until ``condition()`` is true; fails after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]:
+    """Serves an app from this event loop; yields its URL and the app."""
+    app = create_app(config)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started or serving.done())
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", app
+    finally:
+        server.should_exit = True
+        await serving
+
+
+MakeStack = Callable[..., Awaitable[Stack]]
+
+
+@pytest.fixture
+async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
+    """Builds a stack: ``make_stack(num_prefill=1, num_decode=1, role="decode", ready=True, **config)``."""
+    async with AsyncExitStack() as exits:
+
+        async def make(
+            *,
+            num_prefill: int = 1,
+            num_decode: int = 1,
+            role: str = "decode",
+            ready: bool = True,
+            generation: dict[str, Any] | None = None,
+            **config: Any,
+        ) -> Stack:
+            prefill = [ScriptedPrefill(server_info("prefill")) for _ in range(num_prefill)]
+            decode = [ScriptedDecode(server_info(role)) for _ in range(num_decode)]
+            servers: list[Scripted] = [*prefill, *decode]
+            for server in servers:
+                exits.push_async_callback(server.stop)
+                await server.start()
+            settings = {
+                "model_dir": write_model_dir(tmp_path / "model", generation=generation),
+                "served_model_name": MODEL,
+                "prefill_addresses": tuple(server.address for server in prefill),
+                "decode_addresses": tuple(server.address for server in decode),
+                "probe_interval_s": 0.1,
+                "request_timeout_s": 20.0,
+            }
+            url, app = await exits.enter_async_context(running_router(RouterConfig(**(settings | config))))
+            client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
+            openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            exits.push_async_callback(openai.close)
+            stack = Stack(url, client, openai, app.state.services, prefill, decode)
+            if ready:
+                await until(lambda: stack.services.pool.not_ready_reason() is None)
+            return stack
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def words() -> Tokenizer:
+    return byte_level()

@@ -1,0 +1,239 @@
+"""Servers that speak the wire's messages over real gRPC and answer as a test tells them to.
+
+The router's behaviour is what is tested with them: streams that break, servers that refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from wire.codec import encode
+from wire.errors import TwinfangError
+from wire.generation import (
+    Cancel,
+    ConnectPeers,
+    Empty,
+    ErrorReply,
+    PrefillReply,
+    PrefillRequest,
+    RequestOutput,
+    RequestStats,
+    ServerInfo,
+    StepOutputs,
+    Submit,
+    TokenLogprobs,
+)
+from wire.handoff import EndLease, Ticket
+from wire.rpc import (
+    DECODE_SERVICE,
+    DESCRIBE,
+    END_LEASE,
+    PREFILL,
+    PREFILL_SERVICE,
+    SERVER_OPTIONS,
+    SERVER_SERVICE,
+    decode_stream_request,
+    service,
+    stream_handler,
+    unary_handler,
+)
+
+VOCAB_SIZE, MAX_MODEL_LEN = 400, 256
+
+Send = Callable[..., None]
+"""Called with the outputs of one step."""
+DecodeScript = Callable[[Submit, Send], Awaitable[None]]
+PrefillScript = Callable[[PrefillRequest], Awaitable[PrefillReply]]
+
+
+def server_info(role: str, **changes: Any) -> ServerInfo:
+    fields: dict[str, Any] = {
+        "role": role,
+        "incarnation": f"{role}-1",
+        "served_model_name": "tiny",
+        "fingerprint": "f",
+        "vocab_size": VOCAB_SIZE,
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "eos_token_ids": (2,),
+    }
+    return ServerInfo(**(fields | changes))
+
+
+def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
+    top = tuple((10 + i, -0.5 - i) for i in range(num_top))
+    return TokenLogprobs(token_id=token_id, logprob=-0.25, rank=1, top=top)
+
+
+def saying(token_ids: list[int], *, per_step: int = 1, ends: bool = False) -> DecodeScript:
+    """Answers with ``token_ids``, as many a step as said, up to max_tokens.
+
+    ``ends``: the last of them is a token that stops the answer, the end of sequence for example.
+    """
+
+    async def script(submit: Submit, send: Send) -> None:
+        wanted = token_ids[: submit.params.max_tokens]
+        for start in range(0, len(wanted), per_step):
+            step = tuple(wanted[start : start + per_step])
+            is_last = start + per_step >= len(wanted)
+            stops = ends and is_last and len(wanted) == len(token_ids)
+            num_top = submit.params.logprobs
+            send(
+                RequestOutput(
+                    submit.request_id,
+                    step,
+                    logprobs=None if num_top is None else tuple(logprobs_of(t, num_top) for t in step),
+                    finish_reason=("stop" if stops else "length") if is_last else None,
+                    stop_token_id=step[-1] if stops else None,
+                    stats=RequestStats(0.001, 0.002, 1000, 3, 0) if is_last else None,
+                )
+            )
+            await asyncio.sleep(0)
+
+    return script
+
+
+def failing(error: TwinfangError, *, after: tuple[int, ...] = ()) -> DecodeScript:
+    async def script(submit: Submit, send: Send) -> None:
+        if after:
+            send(RequestOutput(submit.request_id, after))
+            await asyncio.sleep(0.01)
+        reply = ErrorReply(error.code, error.message)
+        send(RequestOutput(submit.request_id, (), finish_reason="error", error=reply))
+
+    return script
+
+
+async def hanging(submit: Submit, send: Send) -> None:
+    """Sends one token and nothing more."""
+    send(RequestOutput(submit.request_id, (50,)))
+
+
+async def silent(submit: Submit, send: Send) -> None:
+    """Sends nothing at all."""
+
+
+@dataclass
+class Scripted:
+    """What both kinds of servers share: a port, an identity, an end."""
+
+    info: ServerInfo
+    port: int = 0
+    server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.server.add_generic_rpc_handlers(tuple(self.handlers()))
+
+        async def describe(_request: Any, _context: Any) -> ServerInfo:
+            return self.info
+
+        self.server.add_generic_rpc_handlers(
+            (service(SERVER_SERVICE, {DESCRIBE.name: unary_handler(DESCRIBE, describe)}),)
+        )
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    async def stop(self) -> None:
+        """As abruptly as a crash."""
+        if self.server is not None:
+            await self.server.stop(None)
+            self.server = None
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        raise NotImplementedError
+
+
+@dataclass
+class ScriptedDecode(Scripted):
+    script: DecodeScript = silent
+    submitted: list[Submit] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        return [service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})]
+
+    async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        tasks: list[asyncio.Task[None]] = []
+
+        def send(*outputs: RequestOutput) -> None:
+            outgoing.put_nowait(encode(StepOutputs(outputs)))
+
+        async def read() -> None:
+            async for data in requests:
+                message = decode_stream_request(data)
+                if isinstance(message, Submit):
+                    self.submitted.append(message)
+                    tasks.append(asyncio.create_task(self.script(message, send)))
+                elif isinstance(message, Cancel):
+                    self.cancelled.append(message.request_id)
+                elif isinstance(message, ConnectPeers):
+                    self.peers += message.addresses
+
+        tasks.append(asyncio.create_task(read()))
+        try:
+            while True:
+                yield await outgoing.get()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@dataclass
+class ScriptedPrefill(Scripted):
+    script: PrefillScript | None = None
+    requests: list[PrefillRequest] = field(default_factory=list)
+    ended: list[EndLease] = field(default_factory=list)
+    num_cancelled: int = 0
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        methods = {
+            PREFILL.name: unary_handler(PREFILL, self.prefill),
+            END_LEASE.name: unary_handler(END_LEASE, self.end_lease),
+        }
+        return [service(PREFILL_SERVICE, methods)]
+
+    async def prefill(self, request: PrefillRequest, _context: Any) -> PrefillReply:
+        self.requests.append(request)
+        try:
+            return await self.script(request) if self.script else self.reply(request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+    def reply(self, request: PrefillRequest) -> PrefillReply:
+        wanted = request.prompt_logprobs
+        rest = request.token_ids[1:]
+        return PrefillReply(
+            ticket=Ticket(
+                request_id=request.request_id,
+                lease_id=len(self.requests),
+                epoch=1,
+                address=self.address,
+                incarnation=self.info.incarnation,
+                num_tokens=len(request.token_ids) - 1,
+                block_ids=(1,),
+                state_slot=1,
+                ttl_s=30.0,
+            ),
+            prompt_logprobs=None if wanted is None else tuple(logprobs_of(t, wanted) for t in rest),
+            cached_tokens=4,
+            queue_s=0.001,
+            prefill_s=0.002,
+        )
+
+    async def end_lease(self, message: EndLease, _context: Any) -> Empty:
+        self.ended.append(message)
+        return Empty()
