@@ -13,18 +13,18 @@ class Admission:
 
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
-        self._num_requests = 0
+        self.num_requests = 0
 
     @contextmanager
     def admit(self) -> Iterator[None]:
         """Holds a place. Raises :class:`OverloadedError` (429) if there is none."""
-        if self._num_requests >= self._max_requests:
+        if self.num_requests >= self._max_requests:
             raise OverloadedError(
-                f"{self._num_requests} requests are in flight, the limit is {self._max_requests}: "
+                f"{self.num_requests} requests are in flight, the limit is {self._max_requests}: "
                 "send the request again a little later"
             )
-        self._num_requests += 1
+        self.num_requests += 1
         try:
             yield
         finally:
-            self._num_requests -= 1
+            self.num_requests -= 1
