@@ -1,0 +1,269 @@
+"""Each request that can't be served gets a clear 4xx, and the next one is served."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.router.conftest import MODEL, until
+from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying
+
+INVALID = {"invalid_value", "context_length_exceeded", "model_not_found"}
+
+BAD_FIELDS = [
+    ({"model": "another"}, 404, "model", "another"),
+    ({"model": 5}, 400, "model", "valid string"),
+    ({"prompt": None}, 400, "prompt", "empty"),
+    ({"prompt": ""}, 400, "prompt", "empty"),
+    ({"prompt": []}, 400, "prompt", "empty"),
+    ({"prompt": [[]]}, 400, "prompt", "empty"),
+    ({"prompt": [""]}, 400, "prompt", "empty"),
+    ({"prompt": ["a", ""]}, 400, "prompt", "none of them empty"),
+    ({"prompt": {"text": "a"}}, 400, "prompt", "list of"),
+    ({"prompt": 5}, 400, "prompt", "5"),
+    ({"prompt": True}, 400, "prompt", "True"),
+    ({"prompt": [1, "a"]}, 400, "prompt", "list of"),
+    ({"prompt": ["a", 1]}, 400, "prompt", "list of"),
+    ({"prompt": [[1], "a"]}, 400, "prompt", "list of"),
+    ({"prompt": [[1], 1]}, 400, "prompt", "list of"),
+    ({"prompt": [1.5]}, 400, "prompt", "list of"),
+    ({"prompt": [True]}, 400, "prompt", "list of"),
+    ({"prompt": [[[1]]]}, 400, "prompt", "list of"),
+    ({"prompt": [VOCAB_SIZE]}, 400, "prompt", f"between 0 and {VOCAB_SIZE - 1}, got {VOCAB_SIZE}"),
+    ({"prompt": [5, -1]}, 400, "prompt", "got -1"),
+    ({"prompt": [10**30]}, 400, "prompt", "got 1000"),
+    ({"prompt": [[5], [10**30]]}, 400, "prompt", "got 1000"),
+    ({"prompt": [5] * MAX_MODEL_LEN}, 400, "prompt", f"{MAX_MODEL_LEN} tokens"),
+    ({"prompt": [5] * 5000}, 400, "prompt", "shorten the prompt"),
+    ({"prompt": "word " * 5000}, 400, "prompt", "shorten"),
+    ({"prompt": "w" * 1_000_000}, 400, "prompt", "1000000 characters"),
+    ({"prompt": ["a"] * 513}, 400, "prompt", "limit is 512"),
+    ({"prompt": ["a"] * 100, "n": 100}, 400, "prompt", "10000 choices"),
+    ({"max_tokens": 0}, 400, "max_tokens", "at least 1, got 0"),
+    ({"max_tokens": -5}, 400, "max_tokens", "got -5"),
+    ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
+    ({"max_tokens": "16"}, 400, "max_tokens", "valid integer"),
+    ({"max_tokens": True}, 400, "max_tokens", "valid integer"),
+    ({"max_tokens": MAX_MODEL_LEN + 1}, 400, "max_tokens", "maximum context length"),
+    ({"max_tokens": 10**30}, 400, "max_tokens", "10000"),
+    ({"n": 0}, 400, "n", "between 1 and 128, got 0"),
+    ({"n": -1}, 400, "n", "got -1"),
+    ({"n": 129}, 400, "n", "got 129"),
+    ({"n": 10**40}, 400, "n", "got 1000"),
+    ({"n": 2, "best_of": 3}, 400, "best_of", "equals n"),
+    ({"best_of": 2}, 400, "best_of", "got 2"),
+    ({"suffix": "end"}, 400, "suffix", "not supported"),
+    ({"temperature": -0.1}, 400, "temperature", "-0.1"),
+    ({"temperature": "hot"}, 400, "temperature", "valid number"),
+    ({"temperature": 1e5}, 400, "temperature", "100000"),
+    ({"top_p": 0}, 400, "top_p", "more than 0"),
+    ({"top_p": 1.01}, 400, "top_p", "1.01"),
+    ({"top_k": -2}, 400, "top_k", "got -2"),
+    ({"top_k": 10**30}, 400, "top_k", "10000"),
+    ({"min_p": 1.5}, 400, "min_p", "1.5"),
+    ({"repetition_penalty": 0}, 400, "repetition_penalty", "more than 0"),
+    ({"presence_penalty": 2.5}, 400, "presence_penalty", "2.5"),
+    ({"frequency_penalty": -2.5}, 400, "frequency_penalty", "-2.5"),
+    ({"seed": 1 << 63}, 400, "seed", str(1 << 63)),
+    ({"seed": "lucky"}, 400, "seed", "valid integer"),
+    ({"logprobs": 21}, 400, "logprobs", "between 0 and 20"),
+    ({"logprobs": -1}, 400, "logprobs", "got -1"),
+    ({"logprobs": True}, 400, "logprobs", "valid integer"),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias", "101"),
+    ({"logit_bias": {"five": 1}}, 400, "logit_bias", "'five'"),
+    ({"logit_bias": {str(VOCAB_SIZE): 1}}, 400, "logit_bias", str(VOCAB_SIZE)),
+    ({"logit_bias": {"-1": 1}}, 400, "logit_bias", "-1"),
+    ({"logit_bias": {"5": "x"}}, 400, "logit_bias", "valid number"),
+    ({"logit_bias": [5]}, 400, "logit_bias", "an object"),
+    ({"logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", "token ids"),
+    ({"stop": ""}, 400, "stop", "1 to 1024 characters, got 0"),
+    ({"stop": ["a", ""]}, 400, "stop", "got 0"),
+    ({"stop": 5}, 400, "stop", "valid string"),
+    ({"stop": [5]}, 400, "stop", "valid string"),
+    ({"stop": ["a"] * 65}, 400, "stop", "at most 64"),
+    ({"stop": "a" * 1025}, 400, "stop", "1025"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, 400, "stop_token_ids", str(VOCAB_SIZE)),
+    ({"stop_token_ids": [-1]}, 400, "stop_token_ids", "-1"),
+    ({"stop_token_ids": [10**30]}, 400, "stop_token_ids", "1000"),
+    ({"stop_token_ids": 5}, 400, "stop_token_ids", "valid array"),
+    ({"min_tokens": -1}, 400, "min_tokens", "-1"),
+    ({"min_tokens": 17}, 400, "min_tokens", "between 0 and 16, got 17"),
+    ({"stream": "yes"}, 400, "stream", "valid boolean"),
+    ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream: true"),
+    ({"stream": True, "stream_options": {"include_usage": "x"}}, 400, "stream_options", "valid boolean"),
+    ({"echo": 1}, 400, "echo", "valid boolean"),
+    ({"ignore_eos": "no"}, 400, "ignore_eos", "valid boolean"),
+    ({"user": 5}, 400, "user", "valid string"),
+    ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+    ({"guided_regex": "a*"}, 400, "guided_regex", "not supported"),
+    ({"truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens", "not supported"),
+]
+
+BAD_BODIES = [
+    (b"", "not valid JSON"),
+    (b"{", "not valid JSON"),
+    (b'{"prompt": "a",}', "not valid JSON"),
+    (b"null", "JSON object"),
+    (b"[]", "JSON object"),
+    (b'"prompt"', "JSON object"),
+    (b'{"prompt": "\xff\xfe"}', "UTF-8"),
+    (b'{"prompt": "\\ud800"}', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', "finite number"),
+    (b'{"prompt": "a", "temperature": Infinity}', "finite number"),
+    (b'{"prompt": "a", "temperature": 1e999}', "finite number"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "not valid JSON"),
+    (b'{"prompt": ' + b"[" * 100_000, "not valid JSON"),
+]
+
+
+def check_error(response, status: int, param: str | None, part: str) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert part in error["message"]
+    assert len(error["message"]) < 700
+    assert "Traceback" not in response.text
+
+
+async def test_every_bad_field_is_named_and_the_next_request_served(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    for fields, status, param, part in BAD_FIELDS:
+        for stream in (False, True) if "stream" not in fields and "stream_options" not in fields else (None,):
+            extra = {} if stream is None else {"stream": stream}
+            response = await stack.complete(**extra, **fields)
+            check_error(response, status, param, part)
+            assert response.json()["error"]["code"] in INVALID
+        assert (await stack.complete()).status_code == 200, f"after {fields}"
+    assert stack.services.admission.num_requests == 0
+
+
+async def test_every_bad_body_is_refused_and_the_next_request_served(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    for body, part in BAD_BODIES:
+        response = await stack.client.post(
+            "/v1/completions", content=body, headers={"Content-Type": "application/json"}
+        )
+        param = "temperature" if b"temperature" in body else None
+        check_error(response, 400, param, part)
+        assert (await stack.complete()).status_code == 200
+    form = await stack.client.post("/v1/completions", data={"prompt": "a"})
+    check_error(form, 400, None, "application/json")
+
+
+async def test_harmless_values_of_unsupported_fields_are_accepted(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    harmless = {"use_beam_search": False, "suffix": "", "response_format": {"type": "text"}, "bad_words": []}
+    assert (await stack.complete(**harmless)).status_code == 200
+
+
+async def test_unknown_routes_and_methods_answer_in_openai_s_form(make_stack):
+    stack = await make_stack()
+    check_error(await stack.client.get("/v1/nothing"), 404, None, "GET /v1/nothing")
+    check_error(await stack.client.get("/"), 404, None, "GET /")
+    response = await stack.client.get("/v1/completions")
+    check_error(response, 405, None, "GET is not allowed")
+    assert response.headers["allow"] == "POST"
+    check_error(await stack.client.get("/v1/models/another"), 404, "model", "another")
+
+
+async def test_a_body_that_is_declared_too_large_is_refused_unread(make_stack):
+    stack = await make_stack(max_body_bytes=10_000)
+    stack.decode[0].script = saying([300])
+    response = await stack.complete(prompt="a" * 20_000)
+    check_error(response, 413, None, "the limit is 10000")
+    assert response.json()["error"]["code"] == "body_too_large"
+
+    host, port = stack.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: 50000000\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+    assert b"413" in answer
+    writer.close()
+    assert (await stack.complete()).status_code == 200
+
+
+async def test_a_chunked_body_is_refused_once_it_is_too_large(make_stack):
+    stack = await make_stack(max_body_bytes=100_000)
+    stack.decode[0].script = saying([300])
+
+    async def endless():
+        for _ in range(1000):
+            yield b"x" * 10_000
+            await asyncio.sleep(0)
+
+    response = await stack.client.post(
+        "/v1/completions", content=endless(), headers={"Content-Type": "application/json"}
+    )
+    check_error(response, 413, None, "more than 100000 bytes")
+    assert (await stack.complete()).status_code == 200
+
+
+async def test_a_chunked_body_of_allowed_size_is_read(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+
+    async def pieces():
+        for byte in json.dumps({"model": MODEL, "prompt": "hello"}).encode():
+            yield bytes([byte])
+
+    response = await stack.client.post(
+        "/v1/completions", content=pieces(), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 200
+
+
+async def test_a_client_that_leaves_while_sending_its_body_does_no_harm(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    host, port = stack.url.removeprefix("http://").split(":")
+    for head in (b"", b"Content-Length: 100\r\n\r\n{", b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pr'):
+        _reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await stack.complete()).status_code == 200
+
+
+async def test_an_unexpected_exception_is_a_500_without_internals(make_stack, monkeypatch):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+
+    async def broken(*_args, **_kwargs):
+        raise RuntimeError("secret detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.tokenizer, "encode", broken)
+        response = await stack.complete()
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert (await stack.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1])
+async def test_no_server_is_a_503_that_says_what_is_missing(make_stack, num_prefill):
+    stack = await make_stack(num_prefill=num_prefill, ready=False)
+    if num_prefill:
+        await stack.prefill[0].stop()
+        await until(
+            lambda: "no prefill server is connected" in (stack.services.pool.not_ready_reason() or "")
+        )
+    else:
+        await until(
+            lambda: "no prefill server is configured" in (stack.services.pool.not_ready_reason() or "")
+        )
+    for stream in (False, True):
+        response = await stack.complete(stream=stream)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert "no prefill server" in response.json()["error"]["message"]

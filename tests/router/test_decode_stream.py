@@ -1,0 +1,148 @@
+import asyncio
+
+from router.decode_stream import DecodeStream
+from tests.router.conftest import until
+from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, hanging, saying, server_info
+from wire.errors import UnavailableError
+from wire.generation import Submit
+from wire.sampling_params import SamplingParams
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError(f"a background task died: {error}")
+
+
+def submit(request_id: str) -> Submit:
+    return Submit(request_id, (1,), SamplingParams(max_tokens=4), None)
+
+
+async def connected(server: ScriptedDecode, peers: list[str] = []) -> DecodeStream:  # noqa: B006
+    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda: peers)
+    stream.start(unexpected)
+    await until(lambda: stream.info is not None)
+    return stream
+
+
+async def test_outputs_reach_whom_they_are_for():
+    server = ScriptedDecode(server_info("decode"), script=saying([5, 6, 7]))
+    await server.start()
+    stream = await connected(server)
+    received: dict[str, list] = {name: [] for name in "abc"}
+    for name, outputs in received.items():
+        stream.submit(submit(name), outputs.append)
+    await until(lambda: all(outputs and outputs[-1].finish_reason for outputs in received.values()))
+    for name, outputs in received.items():
+        assert {output.request_id for output in outputs} == {name}
+        assert [t for output in outputs for t in output.token_ids] == [5, 6, 7]
+    assert stream.num_requests == 0
+    await stream.close()
+    await server.stop()
+
+
+async def test_a_cancelled_request_gets_nothing_more():
+    server = ScriptedDecode(server_info("decode"), script=hanging)
+    await server.start()
+    stream = await connected(server)
+    outputs: list = []
+    stream.submit(submit("a"), outputs.append)
+    await until(lambda: outputs)
+    stream.cancel("a")
+    stream.cancel("a")
+    await until(lambda: server.cancelled == ["a"])
+    await stream.close()
+    assert len(outputs) == 1
+    await server.stop()
+
+
+async def test_closing_ends_what_is_in_flight_with_an_error():
+    server = ScriptedDecode(server_info("decode"), script=hanging)
+    await server.start()
+    stream = await connected(server)
+    outputs: list = []
+    stream.submit(submit("a"), outputs.append)
+    await stream.close()
+    assert isinstance(outputs[-1], UnavailableError)
+    await server.stop()
+
+
+async def test_it_connects_again_to_a_server_that_comes_back_as_another_one():
+    server = ScriptedDecode(server_info("decode"), script=hanging)
+    await server.start()
+    stream = await connected(server)
+    for i in range(3):
+        outputs: list = []
+        stream.submit(submit("a"), outputs.append)
+        await server.stop()
+        await until(lambda outputs=outputs: outputs and isinstance(outputs[-1], UnavailableError))
+        server.info = server_info("decode", incarnation=f"life {i}")
+        await server.start()
+        await until(lambda i=i: stream.info is not None and stream.info.incarnation == f"life {i}")
+    await stream.close()
+    await server.stop()
+
+
+async def test_a_server_that_answers_nonsense_is_left_and_tried_again():
+    server = ScriptedDecode(server_info("decode"))
+    await server.start()
+    healthy = ScriptedDecode.stream
+
+    async def nonsense(requests, context):
+        async for _ in requests:
+            yield b"nonsense"
+
+    server.stream = nonsense
+    await server.stop()
+    await server.start()
+    stream = await connected(server)
+    outputs: list = []
+    stream.submit(submit("a"), outputs.append)
+    await until(lambda: outputs and isinstance(outputs[-1], UnavailableError))
+    assert "can't be read" in stream.problem
+    await server.stop()
+    server.stream = healthy.__get__(server)
+    server.script = saying([5])
+    await server.start()
+    await until(lambda: stream.info is not None)
+    outputs.clear()
+    stream.submit(submit("b"), outputs.append)
+    await until(lambda: outputs and outputs[-1].token_ids == (5,))
+    await stream.close()
+    await server.stop()
+
+
+async def test_a_server_of_the_wrong_role_is_not_used_and_said_so():
+    server = ScriptedPrefill(server_info("prefill"))
+    await server.start()
+    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=list)
+    stream.start(unexpected)
+    await until(lambda: "expected decode or both" in stream.problem)
+    assert stream.info is None
+    await stream.close()
+    await server.stop()
+
+
+async def test_prefill_servers_are_introduced_when_either_side_appears(make_stack):
+    stack = await make_stack(num_prefill=2)
+    addresses = {server.address for server in stack.prefill}
+    await until(lambda: set(stack.decode[0].peers) == addresses)
+    stack.decode[0].peers.clear()
+    await stack.prefill[0].stop()
+    await until(lambda: stack.services.pool.num_connected()["prefill"] == 1)
+    stack.prefill[0].info = server_info("prefill", incarnation="prefill-2")
+    await stack.prefill[0].start()
+    await until(lambda: stack.decode[0].peers == [stack.prefill[0].address])
+    await stack.decode[0].stop()
+    stack.decode[0].peers.clear()
+    await stack.decode[0].start()
+    await until(lambda: set(stack.decode[0].peers) == addresses)
+
+
+async def test_servers_of_different_models_are_not_paired(make_stack):
+    stack = await make_stack(ready=False)
+    await stack.prefill[0].stop()
+    stack.prefill[0].info = server_info("prefill", fingerprint="another", incarnation="prefill-2")
+    await stack.prefill[0].start()
+    await until(lambda: "fingerprint" in (stack.services.pool.not_ready_reason() or ""))
+    assert (await stack.complete(prompt="hello world")).status_code == 503
+    await asyncio.sleep(0)
+    assert stack.prefill[0].requests == []
