@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 import grpc.aio
-from kv_transfer.sink import TransferSink
 
+from kv_transfer.sink import TransferSink
 from wire.errors import HandshakeError, TwinfangError
 from wire.handoff import EndLease, HandshakeReply, Ticket
 from wire.rpc import END_LEASE, HANDSHAKE, call, open_channel

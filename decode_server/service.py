@@ -15,8 +15,6 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kv_transfer.sink import TransferResult, TransferSink
-
 from decode_server.config import DecodeConfig
 from decode_server.peers import Peers
 from decode_server.stream import RouterStream
@@ -24,6 +22,7 @@ from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.sink import TransferResult, TransferSink
 from wire.errors import InvalidRequestError, TwinfangError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.handoff import Ticket
@@ -242,8 +241,6 @@ class DecodeService:
         if request is None or request.num_computed > 0:
             return
         self._give_back(request)
-        if self._sink is not None:
-            self._sink.cancel(request_id)
 
     def _give_back(self, request: Request) -> None:
         """Ends the lease of a request that will not read any more."""

@@ -51,7 +51,6 @@ class HandshakeRequest:
     tp_size: int
     kv_layout: Layout
     state_layout: Layout
-    agent_metadata: bytes
 
 
 @message
@@ -62,6 +61,10 @@ class Region:
     num_bytes: int
     device_id: int
     memory: Literal["DRAM", "VRAM"]
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.address < 1 << 64 and 0 <= self.num_bytes < 1 << 63 and 0 <= self.device_id < 1024):
+            raise WireError(f"no memory region: {self.num_bytes} bytes at {self.address}")
 
 
 @message

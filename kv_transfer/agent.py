@@ -1,0 +1,159 @@
+"""A thin wrapper of NIXL's agent: registered memory, peers, reads, notifications.
+
+One thread uses it. Only addresses and lengths are handed to NIXL, built here from validated messages: its
+own serialised descriptor lists are pickles and never accepted. The one opaque thing that comes from a
+peer is NIXL's agent metadata (connection details and remote keys).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from nixl._api import nixl_agent, nixl_agent_config
+from nixl._bindings import (
+    nixlBackendError,
+    nixlCancelledError,
+    nixlInvalidParamError,
+    nixlMismatchError,
+    nixlNotAllowedError,
+    nixlNotFoundError,
+    nixlNotSupportedError,
+    nixlRemoteDisconnectError,
+    nixlRepostActiveError,
+    nixlUnknownError,
+)
+from numpy.typing import NDArray
+
+from wire.errors import TransferError
+from wire.handoff import Region
+
+log = logging.getLogger(__name__)
+
+# NIXL's exceptions have no base class of their own.
+NIXL_ERRORS = (
+    nixlBackendError,
+    nixlCancelledError,
+    nixlInvalidParamError,
+    nixlMismatchError,
+    nixlNotAllowedError,
+    nixlNotFoundError,
+    nixlNotSupportedError,
+    nixlRemoteDisconnectError,
+    nixlRepostActiveError,
+    nixlUnknownError,
+)
+
+TransferState = Literal["busy", "done", "failed"]
+Ranges = NDArray[np.uint64]
+"""``[n, 3]``: our address, the peer's address, bytes."""
+
+_STATES: dict[str, TransferState] = {"PROC": "busy", "DONE": "done", "ERR": "failed"}
+
+
+class TransferAgent:
+    """NIXL's agent under the name of this process's incarnation, with some tensors registered."""
+
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        # No progress thread: the transfer thread polls exactly while there is something to move.
+        self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._registered = [self._agent.register_memory([tensor]) for tensor in tensors if tensor.numel() > 0]
+
+    @property
+    def metadata(self) -> bytes:
+        data: bytes = self._agent.get_agent_metadata()
+        return data
+
+    def add_peer(self, metadata: bytes) -> str:
+        """Makes a peer's memory readable; returns the peer's name. Raises :class:`TransferError`."""
+        try:
+            name = self._agent.add_remote_agent(metadata)
+            self._agent.make_connection(name)
+        except NIXL_ERRORS as error:
+            raise TransferError(f"NIXL can't connect to the peer: {error}") from error
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def remove_peer(self, name: str) -> None:
+        """Disconnects from a peer: nothing of it can land here any more."""
+        try:
+            self._agent.remove_remote_agent(name)
+        except NIXL_ERRORS as error:
+            log.info("peer %s was gone already: %s", name, error)
+
+    def read(self, peer: str, ranges: Ranges, *, local: Region, remote: Region) -> Read:
+        """Posts one READ of all ``ranges``. Raises :class:`TransferError` if NIXL can't.
+
+        ``local`` and ``remote`` say which kind of memory and which device the addresses are of.
+        """
+        try:
+            handle = self._agent.initialize_xfer(
+                "READ",
+                self._descriptors(ranges[:, 0], ranges[:, 2], local),
+                self._descriptors(ranges[:, 1], ranges[:, 2], remote),
+                peer,
+            )
+            state = _STATES[self._agent.transfer(handle)]
+        except NIXL_ERRORS as error:
+            raise TransferError(f"the read could not be started: {error}") from error
+        return Read(self._agent, handle, state)
+
+    def _descriptors(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64], region: Region) -> Any:
+        devices = np.full(len(addresses), region.device_id, dtype=np.uint64)
+        return self._agent.get_xfer_descs(np.stack([addresses, lengths, devices], axis=1), region.memory)
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Sends a notification. Raises :class:`TransferError` if the peer is gone."""
+        try:
+            self._agent.send_notif(peer, message)
+        except NIXL_ERRORS as error:
+            raise TransferError(f"the notification could not be sent: {error}") from error
+
+    def poll(self) -> Iterable[bytes]:
+        """Moves everything under way on; returns the notifications that have come."""
+        by_peer: dict[str, list[bytes]] = self._agent.get_new_notifs()
+        return [message for messages in by_peer.values() for message in messages]
+
+    def close(self) -> None:
+        for registered in self._registered:
+            self._agent.deregister_memory(registered)
+        self._registered = []
+        del self._agent
+
+
+class Read:
+    """One READ under way."""
+
+    def __init__(self, agent: Any, handle: Any, state: TransferState) -> None:
+        self._agent = agent
+        self._handle = handle
+        self._state = state
+
+    def poll(self) -> TransferState:
+        """Where it stands; "failed" also if the peer has gone."""
+        if self._state == "busy":
+            try:
+                self._state = _STATES[self._agent.check_xfer_state(self._handle)]
+            except NIXL_ERRORS as error:
+                log.info("a read failed: %s", error)
+                self._state = "failed"
+        return self._state
+
+    def release(self) -> None:
+        """Gives NIXL's handle back; only once the read is done, has failed, or its peer is removed."""
+        try:
+            self._agent.release_xfer_handle(self._handle)
+        except NIXL_ERRORS as error:
+            log.info("a transfer handle could not be released: %s", error)
+
+
+def region_of(tensor: torch.Tensor) -> Region:
+    """Where a contiguous tensor lies, as NIXL addresses it."""
+    return Region(
+        address=tensor.data_ptr(),
+        num_bytes=tensor.numel() * tensor.element_size(),
+        device_id=max(tensor.get_device(), 0),
+        memory="VRAM" if tensor.is_cuda else "DRAM",
+    )

@@ -1,0 +1,56 @@
+"""Whether two servers may share state: compared once, refused with both values."""
+
+from __future__ import annotations
+
+from wire.errors import HandshakeError
+from wire.handoff import HandshakeReply, HandshakeRequest
+from wire.layout import Layout
+
+EPOCH_BYTES = 8
+
+
+def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | HandshakeReply, who: str) -> None:
+    """Raises :class:`HandshakeError` unless both serve the same weights in the same memory layout.
+
+    Pools may differ in size, and the two sides may run on different kinds of memory.
+    """
+    if ours.fingerprint != theirs.fingerprint:
+        raise HandshakeError(
+            f"{who} serves another model: fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}; "
+            "start both with the same checkpoint and --dtype"
+        )
+    if (ours.tp_rank, ours.tp_size) != (theirs.tp_rank, theirs.tp_size):
+        raise HandshakeError(
+            f"{who} is rank {theirs.tp_rank} of {theirs.tp_size}, this server rank {ours.tp_rank} of "
+            f"{ours.tp_size}; start both with the same --tensor-parallel"
+        )
+    for mine, other in ((ours.kv_layout, theirs.kv_layout), (ours.state_layout, theirs.state_layout)):
+        if not mine.same_unit(other):
+            raise HandshakeError(
+                f"{who} lays out a {other.unit} as {describe(other)}, this server as {describe(mine)}; "
+                "start both with the same --block-size and --dtype"
+            )
+
+
+def check_regions(reply: HandshakeReply) -> None:
+    """Raises :class:`HandshakeError` unless the peer's regions hold the pools that its layouts describe."""
+    for name, region, num_bytes in (
+        ("KV", reply.kv_region, reply.kv_layout.num_bytes),
+        ("state", reply.state_region, reply.state_layout.num_bytes),
+    ):
+        if region.num_bytes != num_bytes:
+            raise HandshakeError(
+                f"the peer's {name} region has {region.num_bytes} bytes, its layout describes {num_bytes}"
+            )
+    if reply.epoch_region.num_bytes < EPOCH_BYTES or reply.epoch_region.num_bytes % EPOCH_BYTES:
+        raise HandshakeError(f"the peer's epoch table has {reply.epoch_region.num_bytes} bytes")
+
+
+def describe(layout: Layout) -> str:
+    """A layout in one line: bytes a unit, and the axes of each kind of segment."""
+    seen: dict[str, str] = {}
+    for segment in layout.segments:
+        axes = ", ".join(f"{axis.name} {axis.size}" for axis in segment.axes)
+        seen.setdefault(segment.name.split(".")[0], f"{segment.dtype} [{axes}]")
+    parts = "; ".join(f"{name} {axes}" for name, axes in seen.items())
+    return f"{layout.unit_bytes} bytes ({parts})"

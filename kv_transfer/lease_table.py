@@ -1,0 +1,69 @@
+"""Who may still be reading: leases with a time to live, and the epochs that make late reads harmless.
+
+Each lease has a cell in a table of epochs that readers can see. Ending a lease bumps its cell, and only
+then may the leased memory be reused. A reader looks at the cell after its data: if it moved, the data may be
+another request's and is thrown away (a seqlock with one writer). A late read can be slow; it can't be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A promise to keep one request's blocks and slot unchanged until ``expires_at``."""
+
+    lease_id: int
+    epoch: int
+    request_id: str
+    expires_at: float
+
+
+class LeaseTable:
+    """Leases of one prefill server. ``epochs`` is the table's memory, int64, one cell a lease."""
+
+    def __init__(self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._epochs = epochs
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._free = list(range(len(epochs) - 1, -1, -1))
+        self._leases: dict[int, Lease] = {}  # oldest first, hence also soonest to expire
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def grant(self, request_id: str) -> Lease:
+        """A new lease. Running out of cells is a fault of ours: there is one for every slot."""
+        if not self._free:
+            raise RuntimeError(f"all {len(self._epochs)} leases are taken")
+        lease_id = self._free.pop()
+        lease = Lease(lease_id, int(self._epochs[lease_id]), request_id, self._clock() + self._ttl_s)
+        self._leases[lease_id] = lease
+        return lease
+
+    def end(self, lease_id: int, epoch: int) -> Lease | None:
+        """Ends a lease and bumps its cell; None if it has ended already (a late or repeated message)."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.epoch != epoch:
+            return None
+        self._epochs[lease_id] = epoch + 1
+        del self._leases[lease_id]
+        self._free.append(lease_id)
+        return lease
+
+    def end_expired(self) -> list[Lease]:
+        """Ends all leases whose time to live is over."""
+        now = self._clock()
+        expired: list[Lease] = []
+        for lease in self._leases.values():
+            if lease.expires_at > now:
+                break
+            expired.append(lease)
+        for lease in expired:
+            self.end(lease.lease_id, lease.epoch)
+        return expired

@@ -1,0 +1,159 @@
+"""The prefill side of the handoff: memory that decode servers read under a lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from engine.caches import Caches
+from kv_transfer.agent import TransferAgent, region_of
+from kv_transfer.cadence import poll_delay
+from kv_transfer.handshake import check_same_model
+from kv_transfer.lease_table import Lease, LeaseTable
+from kv_transfer.poll_thread import PollThread
+from wire.codec import decode
+from wire.errors import WireError
+from wire.handoff import Done, EndLease, HandshakeReply, HandshakeRequest, Ticket
+
+log = logging.getLogger(__name__)
+
+CONNECT_WINDOW_S = 5.0
+"""After a handshake the peer connects, which takes our polling even while no lease is held."""
+
+
+@dataclass(frozen=True)
+class EndedLease:
+    """A lease that is over: its blocks and slot may be reused."""
+
+    request_id: str
+    lease_id: int
+    reason: Literal["done", "ended", "expired"]
+
+
+class TransferSource:
+    """Owns the prefill server's leases and its NIXL agent.
+
+    Methods are thread-safe. ``on_lease_ended`` is called on the transfer thread, once a lease, after the
+    lease's epoch has moved.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        *,
+        address: str,
+        incarnation: str,
+        fingerprint: str,
+        lease_ttl_s: float,
+        max_leases: int,
+        on_lease_ended: Callable[[EndedLease], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        epochs = torch.zeros(max_leases, dtype=torch.int64)
+        self._address = address
+        self._incarnation = incarnation
+        self._lease_ttl_s = lease_ttl_s
+        self._on_lease_ended = on_lease_ended
+        self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
+        self._lock = threading.Lock()  # of the lease table: granted by the engine, ended by many
+        self._agent = TransferAgent(incarnation, [caches.kv, caches.state, epochs])
+        self._reply = HandshakeReply(
+            incarnation=incarnation,
+            fingerprint=fingerprint,
+            tp_rank=0,
+            tp_size=1,
+            kv_layout=caches.kv_layout,
+            state_layout=caches.state_layout,
+            agent_metadata=self._agent.metadata,
+            kv_region=region_of(caches.kv),
+            state_region=region_of(caches.state),
+            epoch_region=region_of(epochs),
+        )
+        self._introduction = HandshakeRequest(
+            incarnation, fingerprint, 0, 1, caches.kv_layout, caches.state_layout
+        )
+        self._last_news_s = 0.0
+        self._connect_until_s = 0.0
+        self._thread = PollThread("transfer", self._poll, on_fatal)
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    def handshake(self, request: HandshakeRequest) -> HandshakeReply:
+        """All a decode server needs to read from here; :class:`HandshakeError` if it may not."""
+        check_same_model(self._introduction, request, f"decode server {request.incarnation}")
+        self._thread.post(self._expect_connection)
+        return self._reply
+
+    def grant(self, request_id: str, *, num_tokens: int, block_ids: Sequence[int], state_slot: int) -> Ticket:
+        """Leases a prefilled request's blocks and slot, which stay unchanged until the lease has ended."""
+        with self._lock:
+            lease = self._leases.grant(request_id)
+        self._thread.post(self._note_news)
+        return Ticket(
+            request_id=request_id,
+            lease_id=lease.lease_id,
+            epoch=lease.epoch,
+            address=self._address,
+            incarnation=self._incarnation,
+            num_tokens=num_tokens,
+            block_ids=tuple(block_ids),
+            state_slot=state_slot,
+            ttl_s=self._lease_ttl_s,
+        )
+
+    def end(self, message: EndLease) -> None:
+        """Ends a lease before it was read; one that has ended already is left alone."""
+        self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
+
+    def close(self) -> None:
+        self._thread.stop()
+        self._agent.close()
+
+    # --- on the transfer thread ------------------------------------------------------------------
+
+    def _poll(self) -> float | None:
+        for message in self._agent.poll():
+            self._on_notification(message)
+        with self._lock:
+            expired = self._leases.end_expired()
+        for lease in expired:
+            self._tell(lease, "expired")
+        now = time.monotonic()
+        if self.num_leases == 0 and now > self._connect_until_s:
+            return None
+        return poll_delay(now - self._last_news_s)
+
+    def _on_notification(self, message: bytes) -> None:
+        try:
+            done = decode(message, Done)
+        except WireError as error:
+            log.warning("a decode server sent a notification that can't be read: %s", error)
+            return
+        self._end(done.lease_id, done.epoch, "done")
+
+    def _end(self, lease_id: int, epoch: int, reason: Literal["done", "ended"]) -> None:
+        with self._lock:
+            lease = self._leases.end(lease_id, epoch)
+        self._note_news()
+        if lease is None:
+            log.debug("lease %d, epoch %d, had ended before", lease_id, epoch)
+        else:
+            self._tell(lease, reason)
+
+    def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
+        self._on_lease_ended(EndedLease(lease.request_id, lease.lease_id, reason))
+
+    def _note_news(self) -> None:
+        self._last_news_s = time.monotonic()
+
+    def _expect_connection(self) -> None:
+        self._note_news()
+        self._connect_until_s = self._last_news_s + CONNECT_WINDOW_S
