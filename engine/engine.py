@@ -26,6 +26,7 @@ from engine.sampler import Sampled, Sampler
 from engine.scheduler import Scheduler, StepPlan
 from wire.errors import ConfigError, InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
+from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Engine:
         self._num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
+        self.warm_up()
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d",
             config.role,
@@ -91,6 +93,16 @@ class Engine:
             self.capacity.num_slots - 1,
             self.capacity.num_bytes,
         )
+
+    def warm_up(self) -> None:
+        """Runs a short request of each kind of row, so that no client's pays for compiling kernels."""
+        params = None if self.config.role == "prefill" else SamplingParams(max_tokens=3, temperature=0)
+        for num_tokens in (2, min(20, self.max_model_len - 3)):
+            self.add(Request("warm-up", [0] * num_tokens, params))
+            while not self.step().did_nothing:
+                pass
+            self.release("warm-up")
+        self._num_steps = self._prefill_tokens = self._decode_tokens = 0
 
     # --- events, between steps -------------------------------------------------------------------
 
