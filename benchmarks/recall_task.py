@@ -7,6 +7,14 @@ characters, and `=`, `;` and `?`, a token of its own, so lengths in tokens are l
 prompt of any wanted length can be made without a tokenizer. The model solves the task, so a key-value block
 or a Mamba state that was lost, mixed up or read too late shows as wrong answers.
 
+The same question as a chat turn stands eight tokens away from its answer: there the key itself comes out of
+the SSM state. What each form depends on, measured by zeroing a part of h(N-1) before the last prompt token:
+
+| form | nothing lost | conv state lost | SSM state lost | another request's state |
+|---|---|---|---|---|
+| plain, `make_recall_prompt` | right | wrong | right | wrong |
+| chat, `make_chat_recall_prompt` | right | wrong | wrong | wrong |
+
 Pure Python: neither torch nor the tokenizer is needed.
 """
 
@@ -15,7 +23,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PAIR_TOKENS = 7
 """Tokens of `QX=402;`."""
@@ -23,6 +31,10 @@ QUERY_TOKENS = 4
 """Tokens of `?QX=`."""
 ANSWER_TOKENS = 3
 """Tokens of `402`: ask for this many, greedily."""
+CHAT_BEFORE = "<|im_start|>user\n"
+CHAT_AFTER = "<|im_end|>\n<|im_start|>assistant\n"
+CHAT_TOKENS = 12
+"""What the bundled model's chat template puts around a user's one message: 4 tokens before, 8 after."""
 MIN_PROMPT_TOKENS = PAIR_TOKENS + QUERY_TOKENS
 MAX_PAIRS = len(string.ascii_uppercase) ** 2
 """Keys are distinct within a prompt."""
@@ -90,7 +102,28 @@ def make_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
     )
 
 
+def make_chat_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
+    """The question of `length_tokens - CHAT_TOKENS` tokens as a chat: `length_tokens` with the template.
+
+    For a chat completion send `chat_content(prompt)` as the user's message.
+    """
+    recall = make_recall_prompt(seed, length_tokens - CHAT_TOKENS)
+    prompt = f"{CHAT_BEFORE}{recall.prompt}{CHAT_AFTER}"
+    return replace(recall, prompt=prompt, num_tokens=length_tokens)
+
+
+def chat_content(recall: RecallPrompt) -> str:
+    """The user's message in a chat recall prompt."""
+    return recall.prompt.removeprefix(CHAT_BEFORE).removesuffix(CHAT_AFTER)
+
+
 def recall_prompts(first_seed: int, num_prompts: int, length_tokens: int) -> Iterator[RecallPrompt]:
-    """Prompts of consecutive seeds. Training draws from another generator: to the model all are fresh."""
+    """Plain prompts of consecutive seeds, fresh to the model: training draws from another generator."""
     for seed in range(first_seed, first_seed + num_prompts):
         yield make_recall_prompt(seed, length_tokens)
+
+
+def chat_recall_prompts(first_seed: int, num_prompts: int, length_tokens: int) -> Iterator[RecallPrompt]:
+    """Chat prompts of consecutive seeds."""
+    for seed in range(first_seed, first_seed + num_prompts):
+        yield make_chat_recall_prompt(seed, length_tokens)

@@ -12,6 +12,7 @@ import torch
 from bundled_tokenizer import train_tokenizer
 from model_evaluation import (
     addition_accuracy,
+    chat_recall_accuracy,
     complete,
     copying_accuracy,
     draft_agreement,
@@ -59,7 +60,8 @@ def main() -> None:
     model = load_checkpoint(arguments.model, TrainingConfig(vocab_size=VOCAB_SIZE))
     for length in arguments.lengths:
         accuracy = recall_accuracy(model, tokenizer, length, arguments.prompts)
-        print(f"recall, {length} tokens: {accuracy:.1%}", flush=True)
+        chat_accuracy = chat_recall_accuracy(model, tokenizer, length, arguments.prompts)
+        print(f"recall, {length} tokens: plain {accuracy:.1%}, chat {chat_accuracy:.1%}", flush=True)
     print(f"addition, three digits: {addition_accuracy(model, tokenizer, arguments.prompts):.1%}")
     for size in COPY_SIZES:
         print(f"copying {size} letters: {copying_accuracy(model, tokenizer, size, arguments.prompts):.1%}")

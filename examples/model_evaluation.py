@@ -11,7 +11,7 @@ from nemotron_h_training import NemotronHForTraining
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.recall_task import recall_prompts
+from benchmarks.recall_task import chat_recall_prompts, recall_prompts
 
 FIRST_EVALUATION_SEED = 1_000_000
 BATCH_TOKENS = 32_768
@@ -40,9 +40,17 @@ def exact_match(model: NemotronHForTraining, tokenizer: Tokenizer, questions: li
 def recall_accuracy(
     model: NemotronHForTraining, tokenizer: Tokenizer, length_tokens: int, num_prompts: int
 ) -> float:
-    """Exact match on recall prompts of one length."""
+    """Exact match on plain recall prompts of one length."""
     prompts = recall_prompts(FIRST_EVALUATION_SEED, num_prompts, length_tokens)
     return exact_match(model, tokenizer, [(p.prompt, p.answer) for p in prompts])
+
+
+def chat_recall_accuracy(
+    model: NemotronHForTraining, tokenizer: Tokenizer, length_tokens: int, num_prompts: int
+) -> float:
+    """Exact match on recall prompts in the chat template, the turn's end included."""
+    prompts = chat_recall_prompts(FIRST_EVALUATION_SEED, num_prompts, length_tokens)
+    return exact_match(model, tokenizer, [(p.prompt, f"{p.answer}<|im_end|>") for p in prompts])
 
 
 def addition_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, num_prompts: int) -> float:

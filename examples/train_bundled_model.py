@@ -52,8 +52,8 @@ MTP_WEIGHT = 0.5
 STAGES = (
     Stage(0.0, 16, 256, {"text": 0.25, "recall": 0.45, "chat": 0.06, "copying": 0.16, "addition": 0.08}),
     Stage(0.15, 4, 1216, {"text": 0.47, "recall": 0.28, "chat": 0.11, "copying": 0.05, "addition": 0.09}),
-    Stage(0.32, 4, 1216, {"text": 0.60, "recall": 0.14, "chat": 0.12, "copying": 0.04, "addition": 0.10}),
-    Stage(0.75, 2, 2240, {"text": 0.60, "recall": 0.14, "chat": 0.12, "copying": 0.04, "addition": 0.10}),
+    Stage(0.32, 4, 1216, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
+    Stage(0.75, 2, 2240, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
 )
 """Short sequences, heavy on what makes attention look up; then whole contexts; then, recall learnt, text."""
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from jinja2 import Template
 from tokenizers import Tokenizer
 
 from benchmarks.recall_task import (
     ANSWER_TOKENS,
+    CHAT_AFTER,
+    CHAT_BEFORE,
+    CHAT_TOKENS,
     MAX_PROMPT_TOKENS,
     MIN_PROMPT_TOKENS,
+    chat_content,
+    chat_recall_prompts,
+    make_chat_recall_prompt,
     make_recall_prompt,
     recall_prompts,
 )
@@ -36,6 +44,20 @@ def test_a_prompt_has_the_length_asked_for_in_tokens_of_the_bundled_model(length
         assert recall.num_tokens == length_tokens
         assert len(tokenizer.encode(recall.prompt).ids) == length_tokens
         assert len(tokenizer.encode(recall.prompt + recall.answer).ids) == length_tokens + ANSWER_TOKENS
+
+
+@pytest.mark.parametrize("length_tokens", [64, 100, 1024])
+def test_a_chat_prompt_is_the_template_around_a_plain_one(length_tokens: int) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    template = json.loads(TOKENIZER.with_name("tokenizer_config.json").read_text())["chat_template"]
+    for recall in chat_recall_prompts(0, 5, length_tokens):
+        messages = [{"role": "user", "content": chat_content(recall)}]
+        assert Template(template).render(messages=messages, add_generation_prompt=True) == recall.prompt
+        assert len(tokenizer.encode(recall.prompt).ids) == recall.num_tokens == length_tokens
+    plain = make_recall_prompt(3, length_tokens - CHAT_TOKENS)
+    chat = make_chat_recall_prompt(3, length_tokens)
+    assert chat.prompt == CHAT_BEFORE + plain.prompt + CHAT_AFTER
+    assert chat.answer == plain.answer
 
 
 def test_a_seed_and_a_length_name_one_prompt() -> None:
