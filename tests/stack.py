@@ -1,0 +1,265 @@
+"""Real stacks for tests: ``twinfang up`` or ``twinfang serve`` as processes, on ports of their own.
+
+    with running_stack("up", "--prefill", "2") as stack:
+        httpx.post(f"{stack.url}/v1/completions", json=...)
+        stack.stats()["decode-0"].transfer_bytes
+
+Tests share one stack of given flags through the session's fixture ``stacks``; those that kill or freeze
+processes start their own. A test that fails shows the end of the log of each stack it has used: a folder's
+``conftest.py`` switches both on with
+
+    from tests.stack import pytest_runtest_makereport, stacks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from wire.generation import GetStats, ServerStats
+from wire.rpc import GET_STATS, call, open_channel
+
+START_DEADLINE_S = 120.0
+"""The first start on a machine compiles kernels."""
+STOP_DEADLINE_S = 40.0
+CALL_TIMEOUT_S = 10.0
+LOG_TAIL_LINES = 60
+POLL_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True)
+class StackProcess:
+    """One process of a stack as the status file tells it."""
+
+    name: str
+    address: str
+    pid: int
+    restarts: int
+
+
+@dataclass
+class Stack:
+    """A stack that runs."""
+
+    supervisor: subprocess.Popen[bytes]
+    folder: Path
+    """Of the stack's log and status file."""
+    model: str = ""
+    url: str = ""
+    used_by: set[str] = field(default_factory=set)
+    """Ids of the tests that got this stack from the fixture."""
+
+    @property
+    def log(self) -> str:
+        """What supervisor and children have written so far, stdout and stderr."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def log_tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-LOG_TAIL_LINES:])
+
+    def status(self) -> dict[str, Any]:
+        """The status file's content; empty before the stack is ready."""
+        try:
+            status: dict[str, Any] = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return status
+
+    def processes(self) -> dict[str, StackProcess]:
+        """Running children by name: prefill-0, decode-0, both-0, router."""
+        return {
+            p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"])
+            for p in self.status().get("processes", [])
+            if p["pid"] is not None
+        }
+
+    def stats(self) -> dict[str, ServerStats]:
+        """What every server says of its load and memory, by its name."""
+        servers = [process for process in self.processes().values() if process.name != "router"]
+
+        async def ask(address: str) -> ServerStats:
+            async with open_channel(address) as channel:
+                reply: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
+                return reply
+
+        async def ask_all() -> list[ServerStats]:
+            return await asyncio.gather(*(ask(server.address) for server in servers))
+
+        answers = run_async(ask_all)
+        return {server.name: stats for server, stats in zip(servers, answers, strict=True)}
+
+    def wait_until(self, condition: Callable[[], object], what: str, deadline_s: float = 30.0) -> None:
+        """Returns once ``condition()`` is true; fails with ``what`` and the log at the deadline."""
+        limit = time.monotonic() + deadline_s
+        while not condition():
+            if time.monotonic() > limit:
+                raise TimeoutError(f"not within {deadline_s} s: {what}\n{self.log_tail}")
+            time.sleep(POLL_INTERVAL_S)
+
+    def is_ready(self) -> bool:
+        """All processes run and take requests, and the router can reach them."""
+        if not self.status().get("ready"):
+            return False
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=CALL_TIMEOUT_S).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def is_idle(self) -> bool:
+        """No request, lease or transfer is anywhere, and every block and slot is free."""
+        return all(
+            (s.num_waiting, s.num_running, s.leases_held, s.transfers_in_flight) == (0, 0, 0, 0)
+            and (s.free_blocks, s.free_slots) == (s.num_blocks, s.num_slots)
+            for s in self.stats().values()
+        )
+
+    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
+        """Sends a signal to one child; returns the pid it had."""
+        pid = self.processes()[name].pid
+        os.kill(pid, signum)
+        return pid
+
+    def stop(self) -> int:
+        """SIGTERM to the supervisor; its exit code. Fails if it takes too long or leaves a process behind."""
+        children = [p.pid for p in self.processes().values()]
+        self.supervisor.send_signal(signal.SIGTERM)
+        try:
+            code = self.supervisor.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise TimeoutError(f"no stop within {STOP_DEADLINE_S} s\n{self.log_tail}") from None
+        left = [pid for pid in children if psutil.pid_exists(pid)]
+        assert not left, f"processes {left} outlived the supervisor\n{self.log_tail}"
+        return code
+
+    def kill_all(self) -> None:
+        """Ends supervisor and children at once; for a stack that does not stop."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes = psutil.Process(self.supervisor.pid).children(recursive=True)
+            self.supervisor.kill()
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.supervisor.wait(STOP_DEADLINE_S)
+
+
+def run_async(make: Callable[[], Any]) -> Any:
+    """Runs a coroutine to its end, in a thread of its own where a loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()
+
+
+@contextlib.contextmanager
+def running_stack(
+    command: str, *flags: str, environment: dict[str, str] | None = None, deadline_s: float = START_DEADLINE_S
+) -> Iterator[Stack]:
+    """``twinfang COMMAND FLAGS`` on a free port, ready; stopped at the end of the block.
+
+    An exception that leaves the block carries the end of the log as a note.
+    """
+    with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
+        stack = start_stack(Path(folder), command, *flags, environment=environment)
+        try:
+            wait_until_started(stack, deadline_s)
+            yield stack
+        except BaseException as error:
+            error.add_note(f"--- log of twinfang {command} {' '.join(flags)}\n{stack.log_tail}")
+            stack.kill_all()
+            raise
+        if stack.supervisor.poll() is None:
+            stack.stop()
+
+
+def start_stack(folder: Path, command: str, *flags: str, environment: dict[str, str] | None = None) -> Stack:
+    """Starts a stack and does not wait."""
+    arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
+    with (folder / "log").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "twinfang", *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | (environment or {}),
+        )
+    return Stack(supervisor, folder)
+
+
+def wait_until_started(stack: Stack, deadline_s: float = START_DEADLINE_S) -> None:
+    """Returns once a stack takes requests; fails if it ends before."""
+
+    def started() -> bool:
+        assert stack.supervisor.poll() is None, f"it ended with code {stack.supervisor.returncode}"
+        return bool(stack.status().get("ready"))
+
+    stack.wait_until(started, "the stack is ready", deadline_s)
+    stack.url, stack.model = stack.status()["url"], stack.status()["model"]
+
+
+class Stacks:
+    """Stacks that the tests of a session share, by command and flags."""
+
+    def __init__(self, exits: contextlib.ExitStack) -> None:
+        self._exits = exits
+        self._running: dict[tuple[str, ...], Stack] = {}
+
+    def __call__(self, command: str, *flags: str) -> Stack:
+        """The running stack of these flags; started when first asked for."""
+        key = (command, *flags)
+        if key not in self._running:
+            self._running[key] = self._exits.enter_context(running_stack(command, *flags))
+        stack = self._running[key]
+        stack.used_by.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
+        return stack
+
+    def logs_for(self, test_id: str) -> list[tuple[str, str]]:
+        """Title and end of the log of each stack that a test used."""
+        return [
+            (f"log of twinfang {' '.join(key)}", stack.log_tail)
+            for key, stack in self._running.items()
+            if test_id in stack.used_by and stack.folder.exists()
+        ]
+
+
+_session: list[Stacks] = []
+
+
+@pytest.fixture(scope="session")
+def stacks() -> Iterator[Stacks]:
+    """``stacks("up", "--decode", "2")`` is a stack that this session's tests share."""
+    with contextlib.ExitStack() as exits:
+        _session.append(Stacks(exits))
+        yield _session[-1]
+        _session.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to a failed test's report the logs of the shared stacks it used."""
+    report = yield
+    if report.failed:
+        for shared in _session:
+            report.sections += shared.logs_for(item.nodeid)
+    return report

@@ -1,0 +1,117 @@
+"""The command line.
+
+| exit code | meaning |
+|---|---|
+| 0 | stopped on request |
+| 1 | can't start or go on; one line says why |
+| 2 | a bad flag or variable; one line says which |
+| 70 | a fault of Twinfang's own; the log has the traceback |
+| 130 | interrupted before it was up |
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import NoReturn
+
+from twinfang.commands import COMMANDS, Command
+from twinfang.flags import add_flags, resolve
+from twinfang.lifeline import watch_lifeline
+from twinfang.logs import configure_logs
+from wire.errors import ConfigError, TwinfangError
+
+log = logging.getLogger(__name__)
+
+FAULT_EXIT_CODE = 70
+INTERRUPTED_EXIT_CODE = 130
+
+DESCRIPTION = "Serves hybrid Mamba-attention language models, with prefill and decode on separate servers."
+
+ENVIRONMENT_NOTE = (
+    "Every flag can be set in the environment too, --log-level as TWINFANG_LOG_LEVEL; the command line wins."
+)
+MAX_WIDTH = 100
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=_width())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports an error as one line; the usage of thirty flags would bury it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    given, unknown = _parser().parse_known_args(arguments)
+    command: Command = given.command
+    if unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    prog = f"twinfang {command.name}"
+    if given.lifeline is not None:
+        watch_lifeline(given.lifeline)
+    try:
+        values = resolve(command.groups, given, os.environ)
+        configure_logs(values.log_level, values.name or command.name)
+        run = command.prepare(values)
+    except ConfigError as error:
+        return _fail(prog, error, 2)
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    try:
+        run()
+    except TwinfangError as error:
+        return _fail(prog, error, 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    except Exception:
+        log.critical("ended by a fault", exc_info=True)
+        return FAULT_EXIT_CODE
+    return 0
+
+
+def _fail(prog: str, error: TwinfangError, code: int) -> int:
+    print(f"{prog}: error: {error.message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(paragraph, _width()) for paragraph in text.split("\n\n"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="twinfang", description=DESCRIPTION, formatter_class=_Formatter, allow_abbrev=False)
+    version = f"twinfang {importlib.metadata.version('twinfang')}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        prog = f"twinfang {command.name}"
+        sub = commands.add_parser(
+            command.name,
+            prog=prog,
+            usage=f"{prog} [flags]",
+            help=command.summary,
+            description=_wrapped(command.description),
+            epilog=f"{_wrapped(ENVIRONMENT_NOTE)}\n\nexample:\n  {command.example}",
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        add_flags(sub, command.groups)
+        sub.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+        sub.set_defaults(command=command, parser=sub)
+    return parser

@@ -1,0 +1,128 @@
+"""The commands: what each is for, its flags, an example, and what makes it ready to run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinfang import flag_table as table
+from twinfang.flags import FlagGroup
+from twinfang.server_commands import prepare_decode, prepare_prefill, prepare_router
+
+
+@dataclass(frozen=True)
+class Command:
+    """One ``twinfang`` command."""
+
+    name: str
+    summary: str
+    description: str
+    groups: tuple[FlagGroup, ...]
+    example: str
+    prepare: Callable[[argparse.Namespace], Callable[[], None]]
+    """Builds the configuration from flag values and returns what runs it in the foreground.
+
+    Preparing raises :class:`ConfigError` for values that don't go together; running raises
+    :class:`TwinfangError` if it can't start or go on, and returns when it was asked to stop.
+    """
+
+
+def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.up import prepare
+
+    return prepare(values, {"prefill": values.prefill, "decode": values.decode})
+
+
+def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.up import prepare
+
+    return prepare(values, {"both": 1})
+
+
+_ROUTER_ADDRESS = (table.host("the router"), table.port("the router (0: any free one)", 8000))
+_STACK_GROUP = FlagGroup("stack", (*_ROUTER_ADDRESS, table.START_TIMEOUT, table.STATUS_FILE))
+
+UP = Command(
+    "up",
+    "prefill servers, decode servers and a router, all on this machine",
+    "Starts prefill and decode servers on free loopback ports and a router in front of them, prints the URL "
+    "once all are ready, restarts a process that dies, and stops all of them on Ctrl-C or SIGTERM.\n\n"
+    "Servers that share one GPU need --cache-memory: by default each takes 85 % of what it finds free.",
+    (
+        FlagGroup("stack", (table.NUM_PREFILL, table.NUM_DECODE, *_STACK_GROUP.flags)),
+        table.MODEL_FLAGS,
+        FlagGroup("each server's capacity", (*table.CAPACITY, table.THREADS_SHARED)),
+        FlagGroup("handoff", (table.LEASE_TTL, table.TRANSFER_DEADLINE)),
+        FlagGroup("router", table.ROUTER_LIMITS),
+        table.LOGS,
+    ),
+    "twinfang up --prefill 1 --decode 2 --model ~/models/nemotron-h --cache-memory 8",
+    _prepare_up,
+)
+
+SERVE = Command(
+    "serve",
+    "one server that both prefills and decodes, and a router",
+    "Starts one server of both roles behind the same router: the monolithic arrangement, with nothing handed "
+    "over. It is what `twinfang up` is compared with.",
+    (
+        _STACK_GROUP,
+        table.MODEL_FLAGS,
+        FlagGroup("the server's capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),
+        FlagGroup("router", table.ROUTER_LIMITS),
+        table.LOGS,
+    ),
+    "twinfang serve --port 8001 --model ~/models/nemotron-h",
+    _prepare_serve,
+)
+
+PREFILL = Command(
+    "prefill",
+    "one prefill server",
+    "Runs one prefill server: it computes prompts up to their last but one token and keeps blocks and state "
+    "until a decode server has read them.",
+    (
+        FlagGroup("server", (table.host("the server"), table.port("the server", 8100), table.ADVERTISE_HOST)),
+        table.MODEL_FLAGS,
+        FlagGroup("capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),
+        FlagGroup("handoff", (table.LEASE_TTL,)),
+        table.LOGS,
+    ),
+    "twinfang prefill --host 0.0.0.0 --advertise-host 10.0.0.5 --model /models/nemotron-h",
+    prepare_prefill,
+)
+
+DECODE = Command(
+    "decode",
+    "one decode server",
+    "Runs one decode server: it reads blocks and state from prefill servers and generates from there on.",
+    (
+        FlagGroup("server", (table.host("the server"), table.port("the server", 8200), table.ROLE)),
+        table.MODEL_FLAGS,
+        FlagGroup("capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),
+        FlagGroup("handoff", (table.TRANSFER_DEADLINE,)),
+        table.LOGS,
+    ),
+    "twinfang decode --host 10.0.0.6 --model /models/nemotron-h",
+    prepare_decode,
+)
+
+ROUTER = Command(
+    "router",
+    "the OpenAI-compatible router",
+    "Runs one router: it speaks OpenAI's HTTP API to clients and pairs prefill and decode servers. It reads "
+    "tokenizer and chat template of the model, not its weights.",
+    (
+        FlagGroup(
+            "router",
+            (*_ROUTER_ADDRESS, table.PREFILL_ADDRESSES, table.DECODE_ADDRESSES, *table.ROUTER_LIMITS),
+        ),
+        FlagGroup("model", (table.MODEL, table.SERVED_MODEL_NAME)),
+        table.LOGS,
+    ),
+    "twinfang router --model /models/nemotron-h --prefill 10.0.0.5:8100 --decode 10.0.0.6:8200",
+    prepare_router,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER)

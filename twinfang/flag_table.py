@@ -1,0 +1,133 @@
+"""All flags of all commands. Defaults are those of the configuration classes, which import torch; a test
+compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinfang.flag_values import address, file_path, integer, model_directory, one_of, positive, some_text
+from twinfang.flags import Flag, FlagGroup
+from twinfang.logs import LEVELS
+
+BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
+"""A small model that comes with the package, so that everything can be tried without a download."""
+
+_port = integer(0, 65535)
+_at_least_one = integer(1)
+_seconds = positive("seconds")
+
+MODEL = Flag(
+    *("--model", "DIR", model_directory, "Hugging Face model directory"),
+    default=BUNDLED_MODEL,
+    default_text="a small model that comes with Twinfang",
+)
+SERVED_MODEL_NAME = Flag(
+    *("--served-model-name", "NAME", some_text, "what clients call the model"),
+    default_text="the directory's name",
+)
+DTYPE = Flag(
+    *("--dtype", "auto|float32|bfloat16", one_of("auto", "float32", "bfloat16")),
+    "what weights and KV are kept in; auto: float32 on a CPU, the checkpoint's on a GPU",
+    default="auto",
+)
+DEVICE = Flag(
+    *("--device", "auto|cpu|cuda", one_of("auto", "cpu", "cuda"), "auto: the GPU where there is one"),
+    default="auto",
+)
+MAX_MODEL_LEN = Flag(
+    *("--max-model-len", "TOKENS", _at_least_one, "longest prompt and answer together"),
+    default_text="the checkpoint's limit",
+)
+
+MAX_NUM_SEQS = Flag(
+    *("--max-num-seqs", "N", _at_least_one, "requests a server admits at once; more wait"), default=64
+)
+MAX_BATCH_TOKENS = Flag(
+    *("--max-batch-tokens", "TOKENS", _at_least_one),
+    "most tokens of one step; longer prompts run in chunks",
+    default=2048,
+)
+BLOCK_SIZE = Flag(
+    *("--block-size", "TOKENS", _at_least_one, "tokens a KV block holds; the same on all servers"), default=16
+)
+CACHE_MEMORY = Flag(
+    *("--cache-memory", "GIB", positive("GiB"), "a server's memory for KV blocks and Mamba states"),
+    default_text="1 on a CPU, 85 % of what is free on a GPU",
+)
+
+LEASE_TTL = Flag(
+    *("--lease-ttl", "SECONDS", _seconds),
+    "how long a prefill server keeps a finished prompt's state for a decode server to read",
+    default=120.0,
+)
+ADVERTISE_HOST = Flag(
+    *("--advertise-host", "HOST", some_text, "host by which decode servers reach this server"),
+    default_text="--host",
+)
+TRANSFER_DEADLINE = Flag(
+    *("--transfer-deadline", "SECONDS", _seconds, "when a decode server gives up reading a prompt's state"),
+    default=30.0,
+)
+
+MAX_REQUESTS_IN_FLIGHT = Flag(
+    *("--max-requests-in-flight", "N", _at_least_one, "HTTP requests at a time; one more is answered 429"),
+    default=1024,
+)
+REQUEST_TIMEOUT = Flag(
+    *("--request-timeout", "SECONDS", _seconds, "from a request's arrival to its last token"), default=600.0
+)
+SHUTDOWN_GRACE = Flag(
+    *("--shutdown-grace", "SECONDS", _seconds, "what answers under way get to end after SIGTERM"),
+    default=10.0,
+)
+PREFILL_ADDRESSES = Flag(
+    *("--prefill", "HOST:PORT", address, "a prefill server; repeat for more"), repeatable=True
+)
+DECODE_ADDRESSES = Flag(
+    *("--decode", "HOST:PORT", address, "a decode server; repeat for more"), repeatable=True
+)
+
+NUM_PREFILL = Flag(*("--prefill", "N", integer(1, 64), "prefill servers to start"), default=1)
+NUM_DECODE = Flag(*("--decode", "N", integer(1, 64), "decode servers to start"), default=1)
+START_TIMEOUT = Flag(
+    *("--start-timeout", "SECONDS", _seconds, "what a process may take to become ready"), default=600.0
+)
+STATUS_FILE = Flag(
+    *("--status-file", "FILE", file_path),
+    "JSON with URL, addresses and pids, written once all is ready and after each restart",
+)
+
+ROLE = Flag(
+    *("--role", "decode|both", one_of("decode", "both")),
+    "both: runs prompts itself and needs no prefill server",
+    default="decode",
+)
+
+LOG_LEVEL = Flag(
+    "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
+)
+NAME = Flag("--name", "NAME", some_text, "this process in log lines", default_text="the command")
+
+
+def host(what: str) -> Flag:
+    return Flag("--host", "HOST", some_text, f"address that {what} listens on", default="127.0.0.1")
+
+
+def port(what: str, default: int) -> Flag:
+    return Flag("--port", "PORT", _port, f"port that {what} listens on", default=default)
+
+
+def threads(default_text: str) -> Flag:
+    return Flag(*("--threads", "N", integer(1, 1024), "CPU threads of one server"), default_text=default_text)
+
+
+THREADS_ALL_CORES = threads("all cores this process may use")
+THREADS_SHARED = threads("the cores this process may use, divided among the servers, at least 1")
+
+MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, DTYPE, DEVICE, MAX_MODEL_LEN))
+CAPACITY = (MAX_NUM_SEQS, MAX_BATCH_TOKENS, BLOCK_SIZE, CACHE_MEMORY)
+ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE)
+LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
+
+VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
+"""Environment variables that stand for a flag."""

@@ -1,0 +1,78 @@
+"""Readers of flag values: text in, value out, ValueError saying what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+
+def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"expected an integer {bounds}")
+        return value
+
+    return parse
+
+
+def positive(unit: str) -> Callable[[str], float]:
+    """A finite number above zero, in ``unit``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not value > 0 or math.isinf(value):
+            raise ValueError(f"expected a number of {unit} above 0")
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected {', '.join(choices[:-1])} or {choices[-1]}")
+        return text
+
+    return parse
+
+
+def some_text(text: str) -> str:
+    if not text:
+        raise ValueError("expected some text")
+    return text
+
+
+def model_directory(text: str) -> Path:
+    """A directory with a ``config.json``, as an absolute path: child processes may run elsewhere."""
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        raise ValueError("no such directory; give a Hugging Face model directory")
+    if not (path / "config.json").is_file():
+        raise ValueError("it holds no config.json; give a Hugging Face model directory")
+    return path.resolve()
+
+
+def address(text: str) -> str:
+    """``host:port`` of a server."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError("expected host:port with a port from 1 to 65535")
+    return text
+
+
+def file_path(text: str) -> Path:
+    """A file that may be written: its directory exists."""
+    path = Path(text).expanduser().absolute()
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no directory {path.parent}")
+    return path

@@ -1,0 +1,116 @@
+"""Command-line flags: each is described once, and its value has one of three sources.
+
+    the command line  >  the environment variable TWINFANG_<FLAG>  >  the default
+
+Values are checked here as far as one value alone can tell; how they go together is for the configuration
+that is made of them. Errors are one line that names the flag, the value and what was expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "TWINFANG_"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag that takes a value."""
+
+    name: str
+    """With its dashes: ``--max-model-len``."""
+    metavar: str
+    parse: Callable[[str], Any]
+    """Raises ValueError saying what it expects."""
+    help: str
+    default: Any = None
+    default_text: str | None = None
+    """What help says where the default's own text would not do."""
+    repeatable: bool = False
+    """Given several times, or comma-separated in the environment; the value is a tuple."""
+
+    @property
+    def dest(self) -> str:
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.dest.upper()
+
+    @property
+    def described(self) -> str:
+        """Help with the default at its end."""
+        text = self.default_text
+        if text is None and self.default is not None:
+            text = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return self.help if text is None else f"{self.help} (default: {text})"
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """Flags that stand together in help."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
+def add_flags(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> None:
+    """Declares the flags; they are kept as text until :func:`resolve`."""
+    for group in groups:
+        section = parser.add_argument_group(group.title)
+        for flag in group.flags:
+            action = "append" if flag.repeatable else "store"
+            text = flag.described.replace("%", "%%")
+            section.add_argument(flag.name, metavar=flag.metavar, action=action, help=text, default=None)
+
+
+def resolve(
+    groups: Iterable[FlagGroup], given: argparse.Namespace, environment: Mapping[str, str]
+) -> argparse.Namespace:
+    """The value of every flag by :attr:`Flag.dest`. Raises :class:`ConfigError` for a bad one."""
+    values = argparse.Namespace()
+    for group in groups:
+        for flag in group.flags:
+            setattr(values, flag.dest, _value(flag, getattr(given, flag.dest), environment))
+    return values
+
+
+def _value(flag: Flag, given: Any, environment: Mapping[str, str]) -> Any:
+    if given is not None:
+        texts, source = (given if flag.repeatable else [given]), flag.name
+    elif environment.get(flag.variable):
+        text = environment[flag.variable]
+        texts, source = (text.split(",") if flag.repeatable else [text]), flag.variable
+    else:
+        return () if flag.repeatable else flag.default
+    parsed = tuple(_parse(flag, text.strip(), source) for text in texts)
+    return parsed if flag.repeatable else parsed[0]
+
+
+def _parse(flag: Flag, text: str, source: str) -> Any:
+    try:
+        return flag.parse(text)
+    except ValueError as error:
+        hint = ""
+        if source == flag.variable and "://" in text:
+            hint = (
+                f"; Kubernetes sets {source} for a Service named twinfang: "
+                f"give {flag.name}, or set enableServiceLinks: false"
+            )
+        raise ConfigError(f"{source} {text!r}: {error}{hint}") from None
+
+
+def as_arguments(flags: Iterable[Flag], values: argparse.Namespace) -> list[str]:
+    """A command line that gives another process the same values."""
+    arguments: list[str] = []
+    for flag in flags:
+        value = getattr(values, flag.dest)
+        for item in value if flag.repeatable else (value,):
+            if item is not None:
+                arguments += [flag.name, str(item)]
+    return arguments

@@ -1,0 +1,65 @@
+"""Logs as one line an event, ``key=value``: time (UTC), level, process, logger, message.
+
+    time=2026-01-31T12:00:00.000Z level=info process=decode-0 logger=decode_server.main msg="…"
+
+A traceback follows as one more field, its line ends escaped, so that lines of several processes can share a
+stream and still be told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_CHATTY_AT_DEBUG = ("asyncio", "grpc", "numba", "torch", "uvicorn", "urllib3")
+"""Other people's loggers: their debugging is not ours."""
+
+_BARE = re.compile(r"[\w.:/+-]+")
+
+
+class KeyValueFormatter(logging.Formatter):
+    """Formats a record as ``key=value`` pairs."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
+
+
+def _quoted(value: str) -> str:
+    return value if _BARE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def configure_logs(level: str, process: str) -> None:
+    """Sends every log record of this process to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(KeyValueFormatter(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _CHATTY_AT_DEBUG:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+    logging.captureWarnings(True)
+
+
+def adopt_logger(name: str, least_level: int) -> None:
+    """Sends a library's log through ours: its own handlers are dropped, and what is below ``least_level``."""
+    logger = logging.getLogger(name)
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(least_level)

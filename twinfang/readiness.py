@@ -1,0 +1,55 @@
+"""Waits until a process that was just started takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+POLL_INTERVAL_S = 0.1
+CALL_TIMEOUT_S = 5.0
+
+_CHANNEL_OPTIONS = [
+    # While a server loads its model nothing listens; don't let the pauses between tries grow to minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+async def until_serving(address: str) -> None:
+    """Returns once the gRPC health service at ``host:port`` says SERVING."""
+    async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        while True:
+            try:
+                reply = await stub.Check(request, wait_for_ready=True, timeout=CALL_TIMEOUT_S)
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            except grpc.aio.AioRpcError:
+                pass  # not there yet; the caller has the deadline
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def until_ready(host: str, port: int) -> None:
+    """Returns once ``GET /readyz`` of a router is answered 200."""
+    while not await asyncio.to_thread(_is_ready, host, port):
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _is_ready(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=CALL_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    except http.client.HTTPException:
+        return False
+    finally:
+        connection.close()

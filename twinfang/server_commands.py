@@ -1,0 +1,109 @@
+"""``twinfang prefill``, ``decode`` and ``router``: one process each, in the foreground.
+
+Configurations are made here, from flags, and nowhere else. Torch is imported by those who need it only: after
+:func:`_make_idle_threads_sleep`, which comes too late once it is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from twinfang.cores import usable_cores
+from twinfang.logs import adopt_logger
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from wire.handoff import Role
+
+GIB = 1 << 30
+
+
+def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
+    _make_idle_threads_sleep()
+    from prefill_server.config import PrefillConfig
+    from prefill_server.main import run
+
+    _quieten_nixl()
+    config = PrefillConfig(
+        engine=_engine_config(values, "prefill"),
+        host=values.host,
+        port=values.port,
+        served_model_name=_model_name(values),
+        advertise_host=values.advertise_host,
+        lease_ttl_s=values.lease_ttl,
+    )
+    return partial(run, config)
+
+
+def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
+    _make_idle_threads_sleep()
+    from decode_server.config import DecodeConfig
+    from decode_server.main import run
+
+    _quieten_nixl()
+    config = DecodeConfig(
+        engine=_engine_config(values, values.role),
+        host=values.host,
+        port=values.port,
+        served_model_name=_model_name(values),
+        transfer_deadline_s=values.transfer_deadline,
+    )
+    return partial(run, config)
+
+
+def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
+    from router.config import RouterConfig
+    from router.main import run
+
+    config = RouterConfig(
+        model_dir=values.model,
+        decode_addresses=values.decode,
+        prefill_addresses=values.prefill,
+        served_model_name=_model_name(values),
+        host=values.host,
+        port=values.port,
+        max_requests_in_flight=values.max_requests_in_flight,
+        request_timeout_s=values.request_timeout,
+        shutdown_grace_s=values.shutdown_grace,
+    )
+    return partial(run, config)
+
+
+def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
+    from engine.config import EngineConfig
+
+    return EngineConfig(
+        model_dir=values.model,
+        role=role,
+        dtype=values.dtype,
+        device=values.device,
+        max_model_len=values.max_model_len,
+        max_num_seqs=values.max_num_seqs,
+        max_batch_tokens=values.max_batch_tokens,
+        block_size=values.block_size,
+        cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
+        num_threads=values.threads or usable_cores(),
+    )
+
+
+def _model_name(values: argparse.Namespace) -> str:
+    name: str = values.served_model_name or values.model.name
+    return name
+
+
+def _make_idle_threads_sleep() -> None:
+    """OpenMP's threads spin for milliseconds after each parallel loop, waiting for the next.
+
+    Between two steps that is wasted, and on cores that several servers share it is taken from the others.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _quieten_nixl() -> None:
+    """When it is imported, NIXL gives its logger a handler that writes to stdout in a form of its own."""
+    adopt_logger("nixl", logging.WARNING)

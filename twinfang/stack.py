@@ -1,0 +1,80 @@
+"""The processes of ``up`` and ``serve``: which there are, on which ports, with which command lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twinfang import flag_table as table
+from twinfang.child import ChildSpec
+from twinfang.cores import usable_cores
+from twinfang.flags import as_arguments
+from twinfang.ports import LOOPBACK, free_ports, require_free
+from twinfang.readiness import until_ready, until_serving
+
+SERVER_STOP_GRACE_S = 10.0
+ROUTER_STOP_MARGIN_S = 5.0
+"""Beyond what the router itself gives to answers that are under way."""
+
+_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY)
+_ROLE_FLAGS = {"prefill": (table.LEASE_TTL,), "decode": (table.TRANSFER_DEADLINE,), "both": ()}
+_ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Servers and the router in front of them, all on this machine."""
+
+    servers: tuple[ChildSpec, ...]
+    router: ChildSpec
+    num_threads: int
+    """Of each server."""
+    model_name: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.router.address}"
+
+
+def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
+    """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
+    names = [(role, f"{role}-{i}") for role, count in roles.items() for i in range(count)]
+    ports = free_ports(len(names))
+    num_threads = values.threads or max(1, usable_cores() // len(names))
+    servers = tuple(
+        _server(role, name, port, num_threads, values)
+        for (role, name), port in zip(names, ports, strict=True)
+    )
+    model_name = values.served_model_name or values.model.name
+    return Stack(servers, _router(servers, values), num_threads, model_name)
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without flags: children are told everything on their command lines."""
+    return {name: value for name, value in environment.items() if name not in table.VARIABLES}
+
+
+def _server(role: str, name: str, port: int, num_threads: int, values: argparse.Namespace) -> ChildSpec:
+    arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
+    arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
+    arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
+    arguments += ["--log-level", values.log_level, "--name", name]
+    address = f"{LOOPBACK}:{port}"
+    return ChildSpec(name, tuple(arguments), address, lambda: until_serving(address), SERVER_STOP_GRACE_S)
+
+
+def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSpec:
+    if values.port:
+        require_free(values.host, values.port)
+    port = values.port or free_ports(1, values.host)[0]
+    arguments = ["router", *as_arguments((table.MODEL, table.SERVED_MODEL_NAME), values)]
+    arguments += as_arguments(table.ROUTER_LIMITS, values)
+    for server in servers:
+        arguments += [f"--{server.arguments[0]}", server.address]
+    arguments += ["--host", values.host, "--port", str(port)]
+    arguments += ["--log-level", values.log_level, "--name", "router"]
+    reached_by = _ANY_ADDRESS.get(values.host, values.host)
+    address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
+    stop_grace_s = values.shutdown_grace + ROUTER_STOP_MARGIN_S
+    return ChildSpec("router", tuple(arguments), address, lambda: until_ready(reached_by, port), stop_grace_s)

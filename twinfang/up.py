@@ -1,0 +1,109 @@
+"""Runs a stack in the foreground and says how it goes: ``twinfang up`` and ``twinfang serve``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from twinfang.child import Child
+from twinfang.stack import Stack, child_environment, plan_stack
+from twinfang.supervisor import Supervisor
+
+EXAMPLE_PROMPT = "def fibonacci(n):"
+
+
+def prepare(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
+    """Plans a stack of so many servers of each role; the result runs it until Ctrl-C or SIGTERM."""
+    return partial(_run, plan_stack(values, roles), values)
+
+
+def _run(stack: Stack, values: argparse.Namespace) -> None:
+    _say(f"model {stack.model_name} ({values.model}), CPU threads a server: {stack.num_threads}")
+    try:
+        asyncio.run(_supervise(stack, values))
+    finally:
+        if values.status_file is not None:
+            values.status_file.unlink(missing_ok=True)
+    _say("stopped")
+
+
+async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
+    progress = Progress(stack, values.status_file)
+    supervisor = Supervisor(
+        [stack.servers, (stack.router,)],
+        environment=child_environment(os.environ),
+        start_timeout_s=values.start_timeout,
+        on_change=lambda child: progress.report(child, supervisor),
+    )
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, supervisor.request_stop)
+    await supervisor.run()
+
+
+class Progress:
+    """What a person at the terminal and the status file get to see."""
+
+    def __init__(self, stack: Stack, status_file: Path | None) -> None:
+        self._stack = stack
+        self._status_file = status_file
+        self._started = time.monotonic()
+        self._announced = False
+
+    def report(self, child: Child, supervisor: Supervisor) -> None:
+        if child.is_ready:
+            after = "" if child.num_restarts else f" after {time.monotonic() - self._started:.1f} s"
+            again = f" again (restart {child.num_restarts})" if child.num_restarts else ""
+            _say(f"{child.name:<12} ready{again}{after}  {child.spec.address}  pid {child.pid}")
+        if supervisor.is_ready and not self._announced:
+            self._announced = True
+            _say(_invitation(self._stack))
+        if self._announced and self._status_file is not None:
+            _write_atomically(self._status_file, _status(self._stack, supervisor))
+
+
+def _invitation(stack: Stack) -> str:
+    body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
+    return (
+        f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
+        f"  curl -N {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d {shlex.quote(json.dumps(body))}\n\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:
+    return {
+        "url": stack.url,
+        "model": stack.model_name,
+        "pid": os.getpid(),
+        "ready": supervisor.is_ready,
+        "processes": [
+            {
+                "name": child.name,
+                "address": child.spec.address,
+                "pid": child.pid,
+                "ready": child.is_ready,
+                "restarts": child.num_restarts,
+            }
+            for child in supervisor.children
+        ],
+    }
+
+
+def _write_atomically(path: Path, content: dict[str, object]) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
