@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.staged_slots import StagedSlots
+from kernels.triton_jit import tl, triton, triton_jit
 
 
 def causal_conv1d_reference(
@@ -68,6 +69,190 @@ def causal_conv1d_update_reference(
             y[r, i] = F.silu(out)
             if target != 0:
                 conv_state[target] = window[:, i + 1 : i + num_taps]
+    return y
+
+
+# Prefill: one program a (row, BLOCK_T tokens, BLOCK_C channels) tile. It reads the tile once for each tap,
+# K - 1 of them from cache, rather than stage it: shifted views need no exchange between threads. The first
+# tile of a row also leaves the row's state, since it alone has read the old one.
+@triton_jit
+def _convolve_tokens_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    cu_seqlens_ptr,
+    slots_ptr,
+    has_initial_ptr,
+    y_ptr,
+    x_stride,
+    slot_stride,
+    channel_stride,
+    num_channels,
+    HAS_BIAS: tl.constexpr,
+    NUM_TAPS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
+    length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
+    first = tl.program_id(1) * BLOCK_T
+    if (slot == 0) | (first >= length):
+        return
+    from_state = (first == 0) & (tl.load(has_initial_ptr + row) != 0)
+    channels = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    live_channels = channels < num_channels
+    tokens = first + tl.arange(0, BLOCK_T)
+    x_row = x_ptr + start * x_stride + channels
+    state_row = state_ptr + slot * slot_stride + channels * channel_stride
+
+    y = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + channels, mask=live_channels, other=0.0).to(tl.float32)[None, :]
+    for k in tl.static_range(NUM_TAPS):
+        inputs = tokens - (NUM_TAPS - 1) + k
+        tap = tl.load(weight_ptr + channels * NUM_TAPS + k, mask=live_channels, other=0.0).to(tl.float32)
+        live = ((inputs >= 0) & (inputs < length))[:, None] & live_channels[None, :]
+        x = tl.load(x_row[None, :] + inputs[:, None] * x_stride, mask=live, other=0.0).to(tl.float32)
+        if from_state:
+            live = (inputs < 0)[:, None] & live_channels[None, :]
+            past = state_row[None, :] + (NUM_TAPS - 1 + inputs)[:, None]
+            x += tl.load(past, mask=live, other=0.0).to(tl.float32)
+        y += tap[None, :] * x
+    y = y * tl.sigmoid(y)
+    y_tile = y_ptr + (start + tokens)[:, None] * num_channels + channels[None, :]
+    tl.store(y_tile, y.to(y_ptr.dtype.element_ty), mask=(tokens < length)[:, None] & live_channels[None, :])
+
+    if first == 0:
+        taps = tl.arange(0, TAPS)
+        inputs = length - (NUM_TAPS - 1) + taps
+        live = (taps < NUM_TAPS - 1)[None, :] & live_channels[:, None]
+        in_x, in_past = live & (inputs >= 0)[None, :], live & (inputs < 0)[None, :]
+        newest = tl.load(x_row[:, None] + inputs[None, :] * x_stride, mask=in_x, other=0.0).to(tl.float32)
+        if from_state:
+            past = state_row[:, None] + (NUM_TAPS - 1 + inputs)[None, :]
+            newest += tl.load(past, mask=in_past, other=0.0).to(tl.float32)
+        tl.debug_barrier()  # all threads have read before one writes
+        tl.store(state_row[:, None] + taps[None, :], newest.to(state_ptr.dtype.element_ty), mask=live)
+
+
+# Decode: one program a (row, BLOCK_C channels) tile walks the row's positions, the window of inputs under the
+# taps in registers. It is loaded before anything is stored, as one of the write slots may be the slot that is
+# read, and shifted by selection along its axis of K elements, which one thread holds.
+@triton_jit
+def _convolve_positions_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    read_slots_ptr,
+    write_slots_ptr,
+    y_ptr,
+    x_row_stride,
+    x_position_stride,
+    slot_stride,
+    channel_stride,
+    num_channels,
+    HAS_BIAS: tl.constexpr,
+    NUM_POSITIONS: tl.constexpr,
+    NUM_TAPS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(read_slots_ptr + row).to(tl.int64)
+    if slot == 0:
+        return
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    live_channels = channels < num_channels
+    taps = tl.arange(0, TAPS)
+    live = live_channels[:, None] & (taps < NUM_TAPS)[None, :]
+    weight_tile = weight_ptr + channels[:, None] * NUM_TAPS + taps[None, :]
+    weight = tl.load(weight_tile, mask=live, other=0.0).to(tl.float32)
+    bias = tl.zeros((BLOCK_C,), tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + channels, mask=live_channels, other=0.0).to(tl.float32)
+
+    # Column k of a state lies under tap k + 1 until the next input shifts it to tap k.
+    live_state = live & (taps > 0)[None, :]
+    state_tile = state_ptr + channels[:, None] * channel_stride + (taps - 1)[None, :]
+    window = tl.load(state_tile + slot * slot_stride, mask=live_state, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # all threads have read before one writes
+    is_next = (taps[None, :] == taps[:, None] + 1)[None, :, :]
+    for i in tl.static_range(NUM_POSITIONS):
+        x_i = x_ptr + row * x_row_stride + i * x_position_stride + channels
+        newest = tl.load(x_i, mask=live_channels, other=0.0).to(tl.float32)
+        window = tl.sum(tl.where(is_next, window[:, None, :], 0.0), axis=2)
+        window = tl.where((taps == NUM_TAPS - 1)[None, :], newest[:, None], window)
+        y = tl.sum(window * weight, axis=1) + bias
+        y = y * tl.sigmoid(y)
+        y_i = y_ptr + (row * NUM_POSITIONS + i) * num_channels + channels
+        tl.store(y_i, y.to(y_ptr.dtype.element_ty), mask=live_channels)
+        target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
+        if target != 0:
+            stored = window.to(state_ptr.dtype.element_ty)
+            tl.store(state_tile + target * slot_stride, stored, mask=live_state)
+
+
+def _launch_prefill(x, weight, bias, conv_state, cu_seqlens, slots, has_initial, max_seq_len):
+    num_channels, num_taps = weight.shape
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    block_t, block_c = 32, 64
+    grid = (len(slots), triton.cdiv(max_seq_len, block_t), triton.cdiv(num_channels, block_c))
+    if 0 in grid:
+        return y
+    _convolve_tokens_kernel[grid](
+        x,
+        weight.contiguous(),
+        bias,
+        conv_state,
+        cu_seqlens,
+        slots,
+        has_initial.view(torch.uint8),
+        y,
+        x.stride(0),
+        conv_state.stride(0),
+        conv_state.stride(1),
+        num_channels,
+        HAS_BIAS=bias is not None,
+        NUM_TAPS=num_taps,
+        TAPS=triton.next_power_of_2(num_taps),
+        BLOCK_T=block_t,
+        BLOCK_C=block_c,
+    )
+    return y
+
+
+def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
+    num_rows, num_positions, num_channels = x.shape
+    num_taps = weight.shape[1]
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    block_c = 128
+    grid = (num_rows, triton.cdiv(num_channels, block_c))
+    if num_rows == 0:
+        return y
+    _convolve_positions_kernel[grid](
+        x,
+        weight.contiguous(),
+        bias,
+        conv_state,
+        read_slots,
+        write_slots.contiguous(),
+        y,
+        x.stride(0),
+        x.stride(1),
+        conv_state.stride(0),
+        conv_state.stride(1),
+        num_channels,
+        HAS_BIAS=bias is not None,
+        NUM_POSITIONS=num_positions,
+        NUM_TAPS=num_taps,
+        TAPS=triton.next_power_of_2(num_taps),
+        BLOCK_C=block_c,
+    )
     return y
 
 
@@ -155,6 +340,7 @@ def _convolve_rows(
 
 def _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial):
     if conv_state.dtype != torch.float32:
+        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
         staged = StagedSlots.gather(conv_state, read_slots, write_slots[:, None])
         slots = staged.read_slots, staged.write_slots[:, 0]
         y = _causal_conv1d_cpu(x, weight, bias, staged.pool, cu_seqlens, *slots, has_initial)
@@ -229,6 +415,8 @@ def causal_conv1d(
     """
     if x.dtype == torch.float64:
         return causal_conv1d_reference(x, weight, bias, conv_state, cu_seqlens, slots, has_initial)
+    if x.is_cuda:
+        return _launch_prefill(x, weight, bias, conv_state, cu_seqlens, slots, has_initial, max_seq_len)
     return _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, slots, slots, has_initial)
 
 
@@ -249,4 +437,6 @@ def causal_conv1d_update(
     """
     if x.dtype == torch.float64:
         return causal_conv1d_update_reference(x, weight, bias, conv_state, read_slots, write_slots)
+    if x.is_cuda:
+        return _launch_decode(x, weight, bias, conv_state, read_slots, write_slots)
     return _causal_conv1d_update_cpu(x, weight, bias, conv_state, read_slots, write_slots)

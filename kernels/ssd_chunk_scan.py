@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssm_recurrence import scan_heads
 from kernels.staged_slots import StagedSlots
+from kernels.time_step import time_step
+from kernels.triton_jit import tl, triton, triton_jit
 
 
 def ssd_chunk_scan_reference(
@@ -56,10 +58,291 @@ def ssd_chunk_scan_reference(
     return y
 
 
+# Four stages, after "Transformers are SSMs" (Dao and Gu, 2024), section 6:
+#
+#   | stage                                              | one program a                     |
+#   |----------------------------------------------------|-----------------------------------|
+#   | step, and the running sum of A * step in a chunk   | chunk, BLOCK_H heads              |
+#   | a chunk's own contribution to the state: GEMM      | chunk, head, [BLOCK_P, BLOCK_N]   |
+#   | from those the states before each chunk, in order  | row, head, BLOCK elements         |
+#   | outputs: the state before the chunk, and causal    | BLOCK_Q tokens, head, BLOCK_P     |
+#   | scores within it as in flash attention: GEMMs      |                                   |
+#
+# GEMMs take the inputs' dtype and accumulate in float32; float32 goes in as three TF32 terms, since one would
+# keep 10 bits. C B^T is one for all heads of a group and yet computed for each: from cache, on tensor cores
+# that wait for memory anyway, that costs less than to write a [Q, Q] matrix and read it back.
+#
+# Chunk c of row s has workspace entry cu_seqlens[s] // Q + s + c: distinct, and known without a sync.
+
+
+@triton_jit
+def _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK: tl.constexpr, PARTS: tl.constexpr):
+    """Workspace entry, first token and number of tokens of axis 0's and 1's (part of a chunk, row)."""
+    row = tl.program_id(1)
+    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
+    end = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64)
+    end = tl.where(tl.load(slots_ptr + row) == 0, start, end)  # padding has no tokens
+    c = tl.program_id(0) // PARTS
+    first = start + c * CHUNK
+    return start // CHUNK + row + c, first, tl.minimum(end - first, CHUNK)
+
+
+@triton_jit
+def _cumulate_decay_kernel(
+    dt_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    cu_seqlens_ptr,
+    slots_ptr,
+    step_ptr,
+    cumulated_ptr,
+    dt_stride,
+    dt_min,
+    dt_max,
+    num_tokens,
+    num_heads,
+    CHUNK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    _, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, 1)
+    if length <= 0:
+        return
+    heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    live_heads = heads < num_heads
+    A = tl.load(A_ptr + heads, mask=live_heads, other=0.0).to(tl.float32)
+    dt_bias = tl.load(dt_bias_ptr + heads, mask=live_heads, other=0.0).to(tl.float32)
+    tokens = tl.arange(0, CHUNK)
+    live = (tokens < length)[:, None] & live_heads[None, :]
+    dt_tile = dt_ptr + (first + tokens)[:, None] * dt_stride + heads[None, :]
+    step = tl.load(dt_tile, mask=live, other=0.0).to(tl.float32) + dt_bias[None, :]
+    step = time_step(step, dt_min, dt_max)
+    tile = heads[None, :].to(tl.int64) * num_tokens + (first + tokens)[:, None]
+    tl.store(step_ptr + tile, step, mask=live)
+    tl.store(cumulated_ptr + tile, tl.cumsum(A[None, :] * step, axis=0), mask=live)
+
+
+@triton_jit
+def _chunk_states_kernel(
+    x_ptr,
+    B_ptr,
+    step_ptr,
+    cumulated_ptr,
+    cu_seqlens_ptr,
+    slots_ptr,
+    states_ptr,
+    x_stride,
+    x_head_stride,
+    B_stride,
+    B_group_stride,
+    num_tokens,
+    num_heads,
+    head_dim,
+    state_dim,
+    HEADS_PER_GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    entry, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, 1)
+    if length <= 0:
+        return
+    blocks_p, blocks_n = tl.cdiv(head_dim, BLOCK_P), tl.cdiv(state_dim, BLOCK_N)
+    head = tl.program_id(2) // (blocks_p * blocks_n)
+    p = tl.program_id(2) // blocks_n % blocks_p * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.program_id(2) % blocks_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    live_p, live_n = p < head_dim, n < state_dim
+    head_tokens = head.to(tl.int64) * num_tokens + first
+    total = tl.load(cumulated_ptr + head_tokens + length - 1)
+    x_chunk = x_ptr + first * x_stride + head * x_head_stride + p[:, None]
+    B_chunk = B_ptr + first * B_stride + head // HEADS_PER_GROUP * B_group_stride + n[None, :]
+    state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+    for t in range(0, length, BLOCK_T):
+        tokens = t + tl.arange(0, BLOCK_T)
+        live = tokens < length
+        step = tl.load(step_ptr + head_tokens + tokens, mask=live, other=0.0)
+        cumulated = tl.load(cumulated_ptr + head_tokens + tokens, mask=live, other=0.0)
+        weight = tl.where(live, step * tl.exp(total - cumulated), 0.0)
+        x = tl.load(x_chunk + tokens[None, :] * x_stride, mask=live_p[:, None] & live[None, :], other=0.0)
+        B = tl.load(B_chunk + tokens[:, None] * B_stride, mask=live[:, None] & live_n[None, :], other=0.0)
+        weighted = (x * weight[None, :]).to(B.dtype)
+        state = tl.dot(weighted, B, acc=state, input_precision=PRECISION)
+    tile = (entry * num_heads + head) * head_dim * state_dim + p[:, None] * state_dim + n[None, :]
+    tl.store(states_ptr + tile, state, mask=live_p[:, None] & live_n[None, :])
+
+
+@triton_jit
+def _pass_states_kernel(
+    states_ptr,
+    cumulated_ptr,
+    pool_ptr,
+    cu_seqlens_ptr,
+    slots_ptr,
+    has_initial_ptr,
+    slot_stride,
+    head_stride,
+    state_row_stride,
+    num_tokens,
+    num_heads,
+    head_dim,
+    state_dim,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
+    length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
+    if (slot == 0) | (length == 0):
+        return
+    elements = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    live = elements < head_dim * state_dim
+    pool = pool_ptr + slot * slot_stride + head * head_stride
+    pool += elements // state_dim * state_row_stride + elements % state_dim
+    h = tl.zeros((BLOCK,), tl.float32)
+    if tl.load(has_initial_ptr + row) != 0:
+        h += tl.load(pool, mask=live, other=0.0).to(tl.float32)
+    states = states_ptr + ((start // CHUNK + row) * num_heads + head) * head_dim * state_dim + elements
+    cumulated = cumulated_ptr + head.to(tl.int64) * num_tokens + start
+    for first in range(0, length, CHUNK):
+        contribution = tl.load(states, mask=live, other=0.0)
+        tl.store(states, h, mask=live)
+        h = h * tl.exp(tl.load(cumulated + tl.minimum(first + CHUNK, length) - 1)) + contribution
+        states += num_heads * head_dim * state_dim
+    tl.store(pool, h.to(pool_ptr.dtype.element_ty), mask=live)
+
+
+@triton_jit
+def _chunk_outputs_kernel(
+    x_ptr,
+    B_ptr,
+    C_ptr,
+    D_ptr,
+    step_ptr,
+    cumulated_ptr,
+    cu_seqlens_ptr,
+    slots_ptr,
+    states_ptr,
+    y_ptr,
+    x_stride,
+    x_head_stride,
+    B_stride,
+    B_group_stride,
+    C_stride,
+    C_group_stride,
+    num_tokens,
+    num_heads,
+    head_dim,
+    state_dim,
+    HEADS_PER_GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    PARTS: tl.constexpr = CHUNK // BLOCK_Q
+    entry, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, PARTS)
+    query = tl.program_id(0) % PARTS * BLOCK_Q
+    if query >= length:
+        return
+    blocks_p = tl.cdiv(head_dim, BLOCK_P)
+    head = tl.program_id(2) // blocks_p
+    p = tl.program_id(2) % blocks_p * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    live_p, live_n = p < head_dim, n < state_dim
+    queries = query + tl.arange(0, BLOCK_Q)
+    live_q = queries < length
+    group = head // HEADS_PER_GROUP
+    head_tokens = head.to(tl.int64) * num_tokens + first
+    x_chunk = x_ptr + first * x_stride + head * x_head_stride + p[None, :]
+    B_chunk = B_ptr + first * B_stride + group * B_group_stride + n[:, None]
+    C_tile = C_ptr + first * C_stride + group * C_group_stride + queries[:, None] * C_stride + n[None, :]
+    C = tl.load(C_tile, mask=live_q[:, None] & live_n[None, :], other=0.0)
+    cumulated_q = tl.load(cumulated_ptr + head_tokens + queries, mask=live_q, other=0.0)
+
+    # What came before the chunk.
+    h_tile = (entry * num_heads + head) * head_dim * state_dim + p[None, :] * state_dim + n[:, None]
+    h = tl.load(states_ptr + h_tile, mask=live_p[None, :] & live_n[:, None], other=0.0)
+    y = tl.dot(C, h.to(C.dtype), input_precision=PRECISION) * tl.exp(cumulated_q)[:, None]
+
+    for key in range(0, query + BLOCK_Q, BLOCK_Q):
+        keys = key + tl.arange(0, BLOCK_Q)
+        live_k = keys < length
+        B = tl.load(B_chunk + keys[None, :] * B_stride, mask=live_n[:, None] & live_k[None, :], other=0.0)
+        x = tl.load(x_chunk + keys[:, None] * x_stride, mask=live_k[:, None] & live_p[None, :], other=0.0)
+        step = tl.load(step_ptr + head_tokens + keys, mask=live_k, other=0.0)
+        cumulated = tl.load(cumulated_ptr + head_tokens + keys, mask=live_k, other=0.0)
+        scores = tl.dot(C, B, input_precision=PRECISION)
+        # Masked before the exponential: a later key's would overflow.
+        causal = (queries[:, None] >= keys[None, :]) & live_k[None, :]
+        decay = tl.exp(tl.where(causal, cumulated_q[:, None] - cumulated[None, :], float("-inf")))
+        scores = scores * decay * step[None, :]
+        y = tl.dot(scores.to(x.dtype), x, acc=y, input_precision=PRECISION)
+
+    live = live_q[:, None] & live_p[None, :]
+    x = tl.load(x_chunk + queries[:, None] * x_stride, mask=live, other=0.0).to(tl.float32)
+    y += tl.load(D_ptr + head).to(tl.float32) * x
+    y_tile = y_ptr + ((first + queries)[:, None] * num_heads + head) * head_dim + p[None, :]
+    tl.store(y_tile, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+def _launch(
+    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, chunk_size, dt_limit, max_seq_len
+):
+    num_tokens, num_heads, head_dim = x.shape
+    num_groups, state_dim = B.shape[1:]
+    num_rows = len(slots)
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    if 0 in (num_rows, num_tokens, max_seq_len):
+        return y
+    chunk = max(16, triton.next_power_of_2(chunk_size))
+    num_chunks = triton.cdiv(max_seq_len, chunk)
+    block_q = min(chunk, 64)
+    block_h = min(triton.next_power_of_2(num_heads), 16)
+    block_p = min(max(16, triton.next_power_of_2(head_dim)), 64)
+    block_n = max(16, triton.next_power_of_2(state_dim))
+    state_block_n = min(block_n, 128)
+    head_major = {"dtype": torch.float32, "device": x.device}
+    step, cumulated = torch.empty((2, num_heads, num_tokens), **head_major)
+    states = torch.empty((num_tokens // chunk + num_rows, num_heads, head_dim, state_dim), **head_major)
+    rows = (cu_seqlens, slots)
+    sizes = (num_tokens, num_heads, head_dim, state_dim)
+    tiles = {
+        "HEADS_PER_GROUP": num_heads // num_groups,
+        "CHUNK": chunk,
+        "BLOCK_P": block_p,
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
+    }
+    _cumulate_decay_kernel[(num_chunks, num_rows, triton.cdiv(num_heads, block_h))](
+        dt, A, dt_bias, *rows, step, cumulated, dt.stride(0), *dt_limit, num_tokens, num_heads,
+        CHUNK=chunk, BLOCK_H=block_h,
+    )  # fmt: skip
+    tiles_of_state = triton.cdiv(head_dim, block_p) * triton.cdiv(state_dim, state_block_n)
+    _chunk_states_kernel[(num_chunks, num_rows, num_heads * tiles_of_state)](
+        x, B, step, cumulated, *rows, states, *x.stride()[:2], *B.stride()[:2], *sizes,
+        BLOCK_T=block_q, BLOCK_N=state_block_n, **tiles,
+    )  # fmt: skip
+    block = 1024
+    _pass_states_kernel[(num_rows, num_heads, triton.cdiv(head_dim * state_dim, block))](
+        states, cumulated, ssm_state, *rows, has_initial.view(torch.uint8), *ssm_state.stride()[:3], *sizes,
+        CHUNK=chunk, BLOCK=block,
+    )  # fmt: skip
+    grid = (num_chunks * (chunk // block_q), num_rows, num_heads * triton.cdiv(head_dim, block_p))
+    _chunk_outputs_kernel[grid](
+        x, B, C, D, step, cumulated, *rows, states, y,
+        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *sizes,
+        BLOCK_Q=block_q, BLOCK_N=block_n, **tiles,
+    )  # fmt: skip
+    return y
+
+
 def _ssd_chunk_scan_cpu(
     x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial, dt_limit
 ):
     if ssm_state.dtype != torch.float32:
+        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
         staged = StagedSlots.gather(ssm_state, read_slots, write_slots[:, None])
         slots = staged.read_slots, staged.write_slots[:, 0]
         y = _ssd_chunk_scan_cpu(
@@ -124,6 +407,7 @@ def ssd_chunk_scan(
         return ssd_chunk_scan_reference(
             x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, dt_limit=dt_limit
         )
-    return _ssd_chunk_scan_cpu(
-        x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, slots, has_initial, dt_limit
-    )
+    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens)
+    if x.is_cuda:
+        return _launch(*operands, slots, has_initial, chunk_size, dt_limit, max_seq_len)
+    return _ssd_chunk_scan_cpu(*operands, slots, slots, has_initial, dt_limit)
