@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from router.openai_errors import shown
 from router.sampling_fields import SamplingFields
 from router.server_pool import ModelLimits
@@ -18,10 +20,25 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
+PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        },
+    ]
+}
+
+
 class CompletionBody(SamplingFields):
     """The body as clients send it: types are checked, values not yet."""
 
-    prompt: Any = None
+    prompt: Any = Field(default=None, json_schema_extra=PROMPT_SCHEMA)
+    """Checked by :func:`split_prompt`: a union of four types would blame a bad value on each of them."""
     max_tokens: int | None = None
     best_of: int | None = None
     echo: bool | None = None

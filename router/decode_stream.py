@@ -99,18 +99,17 @@ class DecodeStream:
         log.info("connected to %s server %s", info.role, self.address)
         self.connect_peers(self._prefill_addresses())
         writer = asyncio.create_task(self._write(stream))
-        reason = "the stream ended"
         try:
             while (data := await stream.read()) is not grpc.aio.EOF:
                 for output in decode_step_outputs(data).outputs:
                     self._deliver(output)
+            self._connection.failed("it ended the stream")
         except grpc.aio.AioRpcError as error:
-            reason = f"the stream broke: {error.code().name}: {error.details()}"
+            self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
         except TwinfangError as error:
-            reason = f"the server sent what can't be read: {error.message}"
+            self._connection.failed(f"it sent what can't be read: {error.message}")
         finally:
             self.info = None
-            self._connection.failed(reason)
             stream.cancel()
             await cancel_and_wait(writer)
             self._fail_all()

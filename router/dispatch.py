@@ -86,8 +86,7 @@ class Dispatch:
         request = PrefillRequest(choice.request_id, choice.token_ids, choice.prompt_logprobs)
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         reply = await prefill.prefill(request, timeout_s=timeout_s)
-        # No await from here on: a cancel comes before the ticket or after the submission. (A ticket that is
-        # lost because the call is cancelled as it returns ends by its time to live.)
+        # No await from here on: a cancel comes before the ticket or after the submission.
         self.prefill_reply = reply
         if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(choice.request_id, (), prompt_logprobs=reply.prompt_logprobs))
@@ -96,7 +95,7 @@ class Dispatch:
                 decode = self._pool.choose_decode(fingerprint)
             self._submit(decode, reply.ticket)
         except UnavailableError:
-            prefill.end_lease(reply.ticket)
+            prefill.abandon(choice.request_id)
             raise
 
     def _submit(self, decode: DecodeStream, ticket: Ticket | None) -> None:

@@ -82,8 +82,12 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(CancelledRequestError("the client went away while sending its request"))
 
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.error("request %s failed", request_id_of(request), exc_info=error)
-        return error_response(TwinfangError("the router failed on this request; its log says why"))
+        request_id = request_id_of(request)
+        log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
+        response = error_response(TwinfangError("the router failed on this request; its log says why"))
+        # The framework calls this handler from outside all middleware, and logs the traceback after it.
+        response.headers["X-Request-Id"] = request_id
+        return response
 
     app.add_exception_handler(TwinfangError, on_twinfang_error)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
-from wire.errors import TwinfangError, UnavailableError
+from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo
-from wire.handoff import EndLease, Ticket
-from wire.rpc import END_LEASE, PREFILL, call
+from wire.handoff import Abandon
+from wire.rpc import ABANDON, PREFILL, call
 
 log = logging.getLogger(__name__)
 
-END_LEASE_TIMEOUT_S = 5.0
+ABANDON_TIMEOUT_S = 5.0
 
 
 class PrefillClient:
@@ -58,6 +58,9 @@ class PrefillClient:
         """Runs the prompt. Raises what the server raised; cancelling cancels the call there."""
         try:
             reply: PrefillReply = await call(self._connection.channel, PREFILL, request, timeout_s=timeout_s)
+        except (asyncio.CancelledError, DeadlineError):
+            self.abandon(request.request_id)  # its answer, and with it a lease, may be on its way already
+            raise
         except UnavailableError as error:
             self._lose(error.message)
             raise UnavailableError(
@@ -65,18 +68,17 @@ class PrefillClient:
             ) from error
         return reply
 
-    def end_lease(self, ticket: Ticket) -> None:
+    def abandon(self, request_id: str) -> None:
         """Gives back, in the background, what will not be read. Its time to live covers a lost message."""
-        task = asyncio.create_task(self._end_lease(ticket))
+        task = asyncio.create_task(self._abandon(request_id))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _end_lease(self, ticket: Ticket) -> None:
-        message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
+    async def _abandon(self, request_id: str) -> None:
         try:
-            await call(self._connection.channel, END_LEASE, message, timeout_s=END_LEASE_TIMEOUT_S)
+            await call(self._connection.channel, ABANDON, Abandon(request_id), timeout_s=ABANDON_TIMEOUT_S)
         except TwinfangError as error:
-            log.warning("request %s: its lease was not ended: %s", ticket.request_id, error)
+            log.warning("request %s: the prefill server was not told of its end: %s", request_id, error)
 
     async def _keep_watch(self) -> None:
         while True:

@@ -246,6 +246,7 @@ async def test_an_unexpected_exception_is_a_500_without_internals(make_stack, mo
         response = await stack.complete()
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
+    assert response.headers["x-request-id"]
     assert "secret" not in response.text
     assert (await stack.complete()).status_code == 200
 

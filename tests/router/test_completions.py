@@ -247,6 +247,15 @@ async def test_echo_puts_the_prompt_before_the_answer_with_its_logprobs(make_sta
         assert text[offset:].startswith(token)
 
 
+async def test_echo_of_a_single_token_has_nothing_to_look_up(make_stack, words):
+    stack = await make_stack()
+    stack.decode[0].script = saying(words.encode_now("!"))
+    choice = (await stack.complete(prompt="hello", echo=True, logprobs=1)).json()["choices"][0]
+    assert choice["text"] == "hello!"
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.25]
+    assert choice["logprobs"]["text_offset"] == [0, 5]
+
+
 async def test_echo_of_token_ids_is_their_text(make_stack, words):
     stack = await make_stack()
     stack.decode[0].script = saying(words.encode_now("!"))
