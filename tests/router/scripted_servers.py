@@ -28,11 +28,11 @@ from wire.generation import (
     Submit,
     TokenLogprobs,
 )
-from wire.handoff import EndLease, Ticket
+from wire.handoff import Abandon, Ticket
 from wire.rpc import (
+    ABANDON,
     DECODE_SERVICE,
     DESCRIBE,
-    END_LEASE,
     PREFILL,
     PREFILL_SERVICE,
     SERVER_OPTIONS,
@@ -195,13 +195,13 @@ class ScriptedDecode(Scripted):
 class ScriptedPrefill(Scripted):
     script: PrefillScript | None = None
     requests: list[PrefillRequest] = field(default_factory=list)
-    ended: list[EndLease] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     num_cancelled: int = 0
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         methods = {
             PREFILL.name: unary_handler(PREFILL, self.prefill),
-            END_LEASE.name: unary_handler(END_LEASE, self.end_lease),
+            ABANDON.name: unary_handler(ABANDON, self.abandon),
         }
         return [service(PREFILL_SERVICE, methods)]
 
@@ -234,6 +234,6 @@ class ScriptedPrefill(Scripted):
             prefill_s=0.002,
         )
 
-    async def end_lease(self, message: EndLease, _context: Any) -> Empty:
-        self.ended.append(message)
+    async def abandon(self, message: Abandon, _context: Any) -> Empty:
+        self.abandoned.append(message.request_id)
         return Empty()

@@ -38,7 +38,7 @@ async def test_a_completion_goes_through_prefill_ticket_and_decode(make_stack, w
     assert prefilled.token_ids == submitted.token_ids == tuple(prompt)
     assert submitted.ticket is not None
     assert submitted.ticket.request_id == prefilled.request_id == submitted.request_id
-    assert stack.prefill[0].ended == []
+    assert stack.prefill[0].abandoned == []
 
 
 async def test_streamed_chunks_add_up_to_the_answer(make_stack, words):
@@ -406,7 +406,7 @@ async def test_a_ticket_without_a_decode_server_is_given_back(make_stack):
     prefill.script = lose_decode
     answer = await stack.complete(prompt="hello world")
     assert answer.status_code == 503
-    await until(lambda: [lease.lease_id for lease in prefill.ended] == [1])
+    await until(lambda: prefill.abandoned == [prefill.requests[0].request_id])
 
 
 async def test_another_decode_server_takes_the_ticket_of_one_that_was_lost(make_stack, words):
@@ -422,7 +422,7 @@ async def test_another_decode_server_takes_the_ticket_of_one_that_was_lost(make_
     prefill.script = lose_first_choice
     answer = await stack.complete(prompt="hello world")
     assert answer.json()["choices"][0]["text"] == " again"
-    assert prefill.ended == []
+    assert prefill.abandoned == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
