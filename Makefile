@@ -1,0 +1,47 @@
+# Every verb does all the set-up that it needs; `make demo` and `make test` work in a fresh clone.
+# Paths are relative on purpose: make can't name targets in a directory with a space in it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench gpu clean
+
+help:  ## these lines
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 8
+
+demo: $(READY)  ## stream a completion from a prefill server, a decode server and a router
+	@$(BIN)/python -m examples.demo
+
+test: lint  ## lint, then all tests that need no GPU
+	@$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff, mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY)  ## throughput and latency of `twinfang up` and of `twinfang serve`
+	@$(BIN)/python -m benchmarks.serving --start up
+	@$(BIN)/python -m benchmarks.serving --start serve
+
+gpu:  ## tests of kernels and engine with the $(PYTHON) at hand, which must bring torch with CUDA; installs nothing
+	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
+	"$(PYTHON)" -m pytest tests/kernels tests/engine
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is made last and removed first: an installation that was cut short starts from nothing again.
+$(READY): pyproject.toml constraints.txt
+	@test -e $(READY) || "$(PYTHON)" -m venv --clear $(VENV)
+	@rm -f $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m twinfang.compile_kernels
+	@touch $(READY)
