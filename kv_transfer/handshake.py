@@ -44,6 +44,11 @@ def check_regions(reply: HandshakeReply) -> None:
             )
     if reply.epoch_region.num_bytes < EPOCH_BYTES or reply.epoch_region.num_bytes % EPOCH_BYTES:
         raise HandshakeError(f"the peer's epoch table has {reply.epoch_region.num_bytes} bytes")
+    for region in (reply.kv_region, reply.state_region, reply.epoch_region):
+        if region.address + region.num_bytes > 1 << 64:
+            raise HandshakeError(
+                f"the peer's {region.num_bytes} bytes at {region.address} end past the last address"
+            )
 
 
 def describe(layout: Layout) -> str:

@@ -1,0 +1,133 @@
+"""Two servers that can't share state are told why, with both values."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.caches import CacheSpec
+from kv_transfer.handshake import check_regions, check_same_model
+from wire.errors import HandshakeError
+from wire.handoff import HandshakeReply, HandshakeRequest, Region
+
+SPEC = CacheSpec(
+    attn_layers=2,
+    kv_heads=4,
+    head_dim=16,
+    kv_dtype=torch.float32,
+    mamba_layers=3,
+    conv_channels=12,
+    conv_width=4,
+    mamba_heads=2,
+    mamba_head_dim=8,
+    state_size=16,
+    conv_dtype=torch.float32,
+    ssm_dtype=torch.float32,
+)
+
+
+def introduction(spec=SPEC, block_size=8, num_blocks=5, num_slots=3, **changes):
+    request = HandshakeRequest(
+        "aa", "fp-1", 0, 1, spec.kv_layout(num_blocks, block_size), spec.state_layout(num_slots)
+    )
+    return dataclasses.replace(request, **changes)
+
+
+def reply(**changes):
+    kv, state = SPEC.kv_layout(5, 8), SPEC.state_layout(3)
+    made = HandshakeReply(
+        incarnation="bb",
+        fingerprint="fp-1",
+        tp_rank=0,
+        tp_size=1,
+        kv_layout=kv,
+        state_layout=state,
+        agent_metadata=b"opaque",
+        kv_region=Region(4096, kv.num_bytes, 0, "DRAM"),
+        state_region=Region(1 << 20, state.num_bytes, 0, "DRAM"),
+        epoch_region=Region(1 << 30, 16, 0, "DRAM"),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_pools_of_different_sizes_fit():
+    check_same_model(introduction(), introduction(num_blocks=2, num_slots=9), "peer")
+
+
+def test_another_fingerprint_is_refused_with_both():
+    with pytest.raises(HandshakeError, match=r"peer .*fp-2.*fp-1"):
+        check_same_model(introduction(), introduction(fingerprint="fp-2"), "peer")
+
+
+def test_another_block_size_is_refused_with_both():
+    with pytest.raises(HandshakeError, match=r"block_size 16.*block_size 8"):
+        check_same_model(introduction(), introduction(block_size=16), "peer")
+
+
+def test_another_dtype_is_refused_with_both():
+    half = dataclasses.replace(SPEC, kv_dtype=torch.bfloat16)
+    with pytest.raises(HandshakeError, match=r"bfloat16.*float32"):
+        check_same_model(introduction(), introduction(half), "peer")
+
+
+def test_a_dtype_of_the_same_width_is_refused():
+    half, other_half = (dataclasses.replace(SPEC, kv_dtype=d) for d in (torch.float16, torch.bfloat16))
+    with pytest.raises(HandshakeError, match=r"bfloat16.*float16"):
+        check_same_model(introduction(half), introduction(other_half), "peer")
+
+
+def test_equal_bytes_in_another_shape_are_refused():
+    """4 heads of 8 tokens take the bytes of 8 heads of 4 tokens."""
+    other = dataclasses.replace(SPEC, kv_heads=8)
+    ours, theirs = introduction(block_size=8), introduction(other, block_size=4)
+    assert ours.kv_layout.unit_bytes == theirs.kv_layout.unit_bytes
+    with pytest.raises(HandshakeError, match=r"kv_heads 8.*block_size 4.*kv_heads 4.*block_size 8"):
+        check_same_model(ours, theirs, "peer")
+
+
+def test_another_state_is_refused_with_both():
+    other = dataclasses.replace(SPEC, ssm_dtype=torch.bfloat16)
+    with pytest.raises(HandshakeError, match=r"ssm bfloat16.*ssm float32"):
+        check_same_model(introduction(), introduction(other), "peer")
+
+
+def test_another_number_of_mamba_layers_is_refused_with_both():
+    other = dataclasses.replace(SPEC, mamba_layers=2)
+    with pytest.raises(HandshakeError) as refusal:
+        check_same_model(introduction(), introduction(other), "peer")
+    ours, theirs = SPEC.slot_bytes, other.slot_bytes
+    assert f"{theirs} bytes" in refusal.value.message
+    assert f"{ours} bytes" in refusal.value.message
+
+
+def test_another_tensor_parallel_size_is_refused_with_both():
+    with pytest.raises(HandshakeError, match=r"rank 0 of 2.*rank 0 of 1"):
+        check_same_model(introduction(), introduction(tp_size=2), "peer")
+
+
+def test_regions_that_hold_the_pools_fit():
+    check_regions(reply())
+
+
+@pytest.mark.parametrize("name", ["kv_region", "state_region"])
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_region_that_is_not_its_pool_s_size_is_refused_with_both(name, difference):
+    region = getattr(reply(), name)
+    other = dataclasses.replace(region, num_bytes=region.num_bytes + difference)
+    with pytest.raises(HandshakeError, match=rf"{other.num_bytes} bytes.*{region.num_bytes}"):
+        check_regions(reply(**{name: other}))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 7, 12])
+def test_an_epoch_table_without_whole_cells_is_refused(num_bytes):
+    with pytest.raises(HandshakeError, match=f"{num_bytes} bytes"):
+        check_regions(reply(epoch_region=Region(1 << 30, num_bytes, 0, "DRAM")))
+
+
+@pytest.mark.parametrize("name", ["kv_region", "state_region", "epoch_region"])
+def test_a_region_that_runs_past_the_last_address_is_refused(name):
+    """Adding an offset to such an address would overflow NIXL's 64 bits."""
+    region = getattr(reply(), name)
+    beyond = dataclasses.replace(region, address=(1 << 64) - region.num_bytes + 1)
+    with pytest.raises(HandshakeError, match=r"end past the last address"):
+        check_regions(reply(**{name: beyond}))
