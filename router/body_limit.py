@@ -42,5 +42,5 @@ class BodyLimitMiddleware:
     def _error(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(
             f"the request's body has {size}, the limit is {self._max_bytes}: "
-            "send fewer prompts at a time or raise --max-body-bytes"
+            "send fewer prompts at a time, or raise the router's max_body_bytes"
         )
