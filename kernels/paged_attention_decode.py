@@ -3,14 +3,21 @@
     out[r, i] = softmax(scale * q[r, i] K[:n]^T) V[:n],   n = seq_lens[r] - T + i + 1
 
 K and V of token t of row r lie in block ``block_table[r, t // block_size]``. Query head h uses KV head
-``h // (QH // KVH)``.
+``h // (QH // KVH)``. Devices and dtypes as in paged_attention_prefill.py.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels.paged_attention_prefill import paged_attention_prefill_reference
+from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
+from kernels.paged_attention_prefill import (
+    LOG2_E,
+    attend_tokens,
+    dot_precision,
+    paged_attention_prefill_reference,
+)
+from kernels.triton_jit import tl, triton, triton_jit
 
 
 def paged_attention_decode_reference(
@@ -30,6 +37,191 @@ def paged_attention_decode_reference(
     ).view(q.shape)
 
 
+# One program a (row, KV head, split): its T positions times the query heads of the KV head make one
+# BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly, whatever
+# its length, in shares of MIN_SPLIT or more; those left without a share return at once. The grid follows
+# from host maxima alone: one captured graph serves every length.
+@triton_jit
+def _decode_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    partial_ptr,
+    lse_ptr,
+    q_row_stride,
+    q_position_stride,
+    q_head_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    table_stride,
+    scale_log2,
+    POSITIONS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + row)
+    split_len = _split_len(seq_len, NUM_SPLITS, MIN_SPLIT)
+    first = split * split_len
+    if (first >= seq_len) & (split > 0):
+        return  # split 0 goes on: it writes the zeros of a padding row
+
+    lanes = tl.arange(0, BLOCK_M)
+    positions = lanes // HEADS_PER_KV
+    heads = kv_head * HEADS_PER_KV + lanes % HEADS_PER_KV
+    dims = tl.arange(0, BLOCK_D)
+    live = positions < POSITIONS
+    live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
+    q_offsets = row * q_row_stride + positions * q_position_stride + heads * q_head_stride
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=live_dims, other=0.0)
+    limits = tl.where(live, seq_len - POSITIONS + positions + 1, 0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, first, tl.minimum(first + split_len, seq_len),
+        k_cache_ptr + kv_head * cache_head_stride, v_cache_ptr + kv_head * cache_head_stride,
+        cache_block_stride, cache_token_stride, block_table_ptr + row * table_stride, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
+    )  # fmt: skip
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    targets = ((row * POSITIONS + positions) * NUM_HEADS + heads) * NUM_SPLITS + split
+    partial = (acc / safe_total[:, None]).to(partial_ptr.dtype.element_ty)
+    tl.store(partial_ptr + targets[:, None] * HEAD_DIM + dims[None, :], partial, mask=live_dims)
+    if NUM_SPLITS > 1:
+        lse = tl.where(total == 0.0, float("-inf"), highest + tl.log2(safe_total))
+        tl.store(lse_ptr + targets, lse, mask=live)
+
+
+# One program a (row, position, head): the splits' outputs, weighted by their share of the softmax's sum.
+@triton_jit
+def _merge_splits_kernel(
+    partial_ptr,
+    lse_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    queries_per_row,
+    HEAD_DIM: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    query = tl.program_id(0).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + query // queries_per_row)
+    split_len = _split_len(seq_len, NUM_SPLITS, MIN_SPLIT)
+    splits = tl.arange(0, BLOCK_SPLITS)
+    dims = tl.arange(0, BLOCK_D)
+    live = (splits < NUM_SPLITS) & (splits * split_len < seq_len)  # the others wrote nothing
+    lse = tl.load(lse_ptr + query * NUM_SPLITS + splits, mask=live, other=float("-inf"))
+    highest = tl.max(lse, axis=0)
+    weights = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(weights, axis=0)
+    partial_offsets = (query * NUM_SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
+    live_dims = dims < HEAD_DIM
+    partial = tl.load(partial_ptr + partial_offsets, mask=live[:, None] & live_dims[None, :], other=0.0)
+    out = tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + query * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=live_dims)
+
+
+@triton_jit
+def _split_len(seq_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr):
+    """Tokens a split takes of a row: even shares, in whole MIN_SPLITs."""
+    return tl.cdiv(tl.cdiv(seq_len, NUM_SPLITS), MIN_SPLIT) * MIN_SPLIT
+
+
+def choose_num_splits(num_programs: int, max_seq_len: int, num_processors: int, min_split: int) -> int:
+    """Splits of a row: enough to fill the GPU twice, none shorter than ``min_split`` at max_seq_len."""
+    wanted = -(-2 * num_processors // max(1, num_programs))
+    return max(1, min(wanted, -(-max_seq_len // min_split), 128))
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    num_rows, num_positions, num_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    heads_per_kv = num_heads // kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    block_m = max(16, triton.next_power_of_2(num_positions * heads_per_kv))
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    wide = q.dtype == torch.float32 or block_d > 128
+    block_n = 32 if wide else 64
+    min_split = 4 * block_n
+    if num_splits is None:
+        num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+        num_splits = choose_num_splits(num_rows * kv_heads, max_seq_len, num_processors, min_split)
+    if num_splits == 1:
+        partial, lse = out, out  # lse is not touched
+    else:
+        shape = (num_rows, num_positions, num_heads, num_splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _decode_kernel[(num_rows, kv_heads, num_splits)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        partial,
+        lse,
+        *q.stride()[:3],
+        *k_cache.stride()[:3],
+        block_table.stride(0),
+        scale * LOG2_E,
+        POSITIONS=num_positions,
+        NUM_HEADS=num_heads,
+        HEADS_PER_KV=heads_per_kv,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        NUM_SPLITS=num_splits,
+        MIN_SPLIT=min_split,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        PRECISION=dot_precision(q.dtype),
+        num_warps=4,
+        num_stages=2 if wide else 3,
+    )
+    if num_splits > 1:
+        _merge_splits_kernel[(num_rows * num_positions * num_heads,)](
+            partial,
+            lse,
+            seq_lens,
+            out,
+            num_positions * num_heads,
+            HEAD_DIM=head_dim,
+            NUM_SPLITS=num_splits,
+            MIN_SPLIT=min_split,
+            BLOCK_SPLITS=triton.next_power_of_2(num_splits),
+            BLOCK_D=block_d,
+            num_warps=4,
+        )
+    return out
+
+
 def paged_attention_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -47,4 +239,13 @@ def paged_attention_decode(
     row's length are stale and never followed; K and V beyond it inside its last block may be NaN.
     max_seq_len, at least the longest row, fixes the launch grid. Returns ``[R, T, QH, D]``.
     """
+    assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    if q.is_cuda and q.dtype != torch.float64:
+        return _launch(q, k_cache, v_cache, block_table, seq_lens, scale, max_seq_len)
+    if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
+        num_rows, num_positions, num_heads, _ = q.shape
+        bounds = list(range(0, num_rows * num_positions + 1, num_positions))
+        tiles = cut_rows(bounds, seq_lens.tolist(), num_heads // k_cache.shape[1])
+        flat_q = q.reshape(num_rows * num_positions, num_heads, -1)
+        return paged_attention_cpu(flat_q, k_cache, v_cache, block_table, tiles, scale).view(q.shape)
     return paged_attention_decode_reference(q, k_cache, v_cache, block_table, seq_lens, scale=scale)

@@ -5,11 +5,19 @@
 Rows are ragged: row s owns the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, which are the last ones of its
 ``seq_lens[s]`` tokens; what stands before them is a cached prefix or earlier chunks. K and V of token t lie
 in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (QH // KVH)``.
+
+| device | float32 | bfloat16, float16 | float64 |
+|---|---|---|---|
+| CUDA | Triton, IEEE products | Triton, float32 sums | reference |
+| CPU | numba (paged_attention_cpu.py) | reference | reference |
 """
 
 from __future__ import annotations
 
 import torch
+
+from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
+from kernels.triton_jit import tl, triton, triton_jit
 
 
 def paged_attention_prefill_reference(
@@ -49,6 +57,188 @@ def paged_attention_prefill_reference(
     return out
 
 
+# One program a tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head, so
+# that each K and V element loaded serves all of them (GQA packing). The loop walks the row's tokens BLOCK_N
+# at a time through the block table with an online softmax; only the tokens from the diagonal on are masked.
+@triton_jit
+def _prefill_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    table_stride,
+    scale_log2,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    TOKENS: tl.constexpr = BLOCK_M // HEADS_PER_KV
+    row = tl.program_id(2)
+    kv_head = tl.program_id(1).to(tl.int64)
+    # The last tiles of a row see the most tokens: launched first, they do not make the tail of the grid.
+    first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS
+    row_start = tl.load(cu_seqlens_ptr + row)
+    query_len = tl.load(cu_seqlens_ptr + row + 1) - row_start
+    seq_len = tl.load(seq_lens_ptr + row)
+    if (first_token >= query_len) | (seq_len == 0):
+        return
+
+    lanes = tl.arange(0, BLOCK_M)
+    tokens = first_token + lanes // HEADS_PER_KV
+    heads = kv_head * HEADS_PER_KV + lanes % HEADS_PER_KV
+    dims = tl.arange(0, BLOCK_D)
+    live = (lanes < TOKENS * HEADS_PER_KV) & (tokens < query_len)
+    live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
+    rows = (row_start + tokens).to(tl.int64)
+    q_offsets = rows * q_token_stride + heads * q_head_stride
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=live_dims, other=0.0)
+
+    first_limit = seq_len - query_len + first_token + 1
+    limits = tl.where(live, seq_len - query_len + tokens + 1, 0)
+    unmasked_end = first_limit // BLOCK_N * BLOCK_N
+    end = tl.minimum(first_limit + TOKENS - 1, seq_len)
+    k_head_ptr = k_cache_ptr + kv_head * cache_head_stride
+    v_head_ptr = v_cache_ptr + kv_head * cache_head_stride
+    table_ptr = block_table_ptr + row.to(tl.int64) * table_stride
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, 0, unmasked_end,
+        k_head_ptr, v_head_ptr, cache_block_stride, cache_token_stride, table_ptr, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=False,
+    )  # fmt: skip
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, unmasked_end, end,
+        k_head_ptr, v_head_ptr, cache_block_stride, cache_token_stride, table_ptr, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
+    )  # fmt: skip
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_offsets = rows * out_token_stride + heads * out_head_stride
+    tl.store(out_ptr + out_offsets[:, None] + dims[None, :], out.to(q.dtype), mask=live_dims)
+
+
+@triton_jit
+def attend_tokens(
+    acc,
+    highest,
+    total,
+    q,
+    limits,
+    first,
+    end,
+    k_head_ptr,
+    v_head_ptr,
+    cache_block_stride,
+    cache_token_stride,
+    table_ptr,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Online softmax of q ``[M, D]`` over one KV head's tokens ``first : end``; query i sees ``limits[i]``.
+
+    Without MASKED, all queries must see all tokens and their number be a multiple of BLOCK_N. With it,
+    what lies from ``end`` on is neither looked up nor loaded: zeros stand for it, so that 0 * NaN cannot be.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    columns = tl.arange(0, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        tokens = start + columns
+        live = tokens < end if MASKED else tokens >= 0
+        block_ids = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        offsets = block_ids * cache_block_stride + (tokens % BLOCK_SIZE) * cache_token_stride
+        mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(k_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            scores = tl.where(tokens[None, :] < limits[:, None], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # nothing seen yet: not -inf + inf
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(highest - shift)
+        v = tl.load(v_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(q.dtype)
+        acc = acc * rescale[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+        total = total * rescale + tl.sum(weights, axis=1)
+        highest = new_highest
+    return acc, highest, total
+
+
+LOG2_E = 1.4426950408889634
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """TF32 would cut float32 inputs to 10 mantissa bits; narrower types are exact in either mode."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_query_len: int,
+) -> torch.Tensor:
+    num_heads, head_dim = q.shape[1:]
+    _, kv_heads, block_size, _ = k_cache.shape
+    heads_per_kv = num_heads // kv_heads
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    # float32 tiles are twice as large, and their products run on FMA units, not tensor cores.
+    wide = q.dtype == torch.float32 or block_d > 128
+    block_m = max(32 if wide else 128, triton.next_power_of_2(heads_per_kv))
+    num_tiles = triton.cdiv(max_query_len, block_m // heads_per_kv)
+    if num_tiles * len(seq_lens) == 0:
+        return out
+    _prefill_kernel[(num_tiles, kv_heads, len(seq_lens))](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens,
+        seq_lens,
+        out,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        *k_cache.stride()[:3],
+        block_table.stride(0),
+        scale * LOG2_E,
+        HEADS_PER_KV=heads_per_kv,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_M=block_m,
+        BLOCK_N=32 if wide else 64,
+        BLOCK_D=block_d,
+        PRECISION=dot_precision(q.dtype),
+        num_warps=4 if wide else 8,
+        num_stages=2 if wide else 3,
+    )
+    return out
+
+
 def paged_attention_prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -66,9 +256,16 @@ def paged_attention_prefill(
     block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32; seq_lens counts cached
     prefix and new tokens, whose K and V are stored already. Block table entries beyond a row's length are
     never followed, and K and V beyond it inside its last block may be NaN. A row of length 0 is padding.
-    max_query_len and max_seq_len bound the rows' lengths. Returns ``[num_tokens, QH, D]``, zero where no
-    row is.
+    max_query_len fixes the launch grid; max_seq_len bounds the lengths. Returns ``[num_tokens, QH, D]``,
+    zero where no row is.
     """
+    assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    if q.is_cuda and q.dtype != torch.float64:
+        return _launch(q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale, max_query_len)
+    if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
+        heads_per_kv = q.shape[1] // k_cache.shape[1]
+        tiles = cut_rows(cu_seqlens.tolist(), seq_lens.tolist(), heads_per_kv)
+        return paged_attention_cpu(q, k_cache, v_cache, block_table, tiles, scale)
     return paged_attention_prefill_reference(
         q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale=scale
     )

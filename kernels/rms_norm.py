@@ -102,7 +102,7 @@ def _launch(
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """``[..., H]`` as ``[rows, H]`` with adjacent elements, the rows at any stride where that needs no copy."""
+    """``[..., H]`` as ``[rows, H]``: elements adjacent, rows at any stride; copied only where need be."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
