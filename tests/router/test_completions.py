@@ -391,6 +391,7 @@ async def test_a_client_that_goes_away_during_prefill_cancels_the_prefill(make_s
     await until(lambda: prefill.requests)
     request.cancel()
     await until(lambda: prefill.num_cancelled == 1)
+    await until(lambda: prefill.abandoned == [prefill.requests[0].request_id])
     assert stack.decode[0].submitted == []
 
 
