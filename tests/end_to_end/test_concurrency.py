@@ -1,0 +1,66 @@
+"""Many streams at once, many of them cut off: the others don't notice, and nothing is left behind."""
+
+import asyncio
+import random
+
+from tests.end_to_end.clients import greedy_body, http_client, one_at_a_time, stream
+
+NUM_STREAMS = 64
+
+
+def bodies():
+    choose = random.Random(5)
+    lengths = [1, 2, 17, 64, 65, 200, 500, 900]
+    return [
+        greedy_body(
+            [choose.randrange(5, 900) for _ in range(lengths[i % len(lengths)])], choose.randint(20, 60)
+        )
+        for i in range(NUM_STREAMS)
+    ]
+
+
+async def consume(client, body, cut_after):
+    """Streams an answer; leaves after ``cut_after`` events if that is not None."""
+    events = 0
+    answer = None
+    async for answer in stream(client, body):  # noqa: B007 - the last one is returned
+        events += 1
+        if events == cut_after:
+            break
+    return answer
+
+
+async def test_64_streams_of_which_a_third_are_cancelled_midway(stacks):
+    stack = stacks("up", "--max-num-seqs", "16")
+    expected = await one_at_a_time(stack, bodies())
+    choose = random.Random(6)
+    cuts = [choose.randint(1, 12) if i % 3 == 0 else None for i in range(NUM_STREAMS)]
+    async with http_client(stack) as client:
+        answers = await asyncio.gather(
+            *(consume(client, body, cut) for body, cut in zip(bodies(), cuts, strict=True))
+        )
+    for cut, answer, reference in zip(cuts, answers, expected, strict=True):
+        if cut is None:
+            assert (answer.token_ids, answer.text) == (reference.token_ids, reference.text)
+        else:
+            assert answer.token_ids == reference.token_ids[: len(answer.token_ids)]
+    stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
+
+
+async def test_requests_cut_off_before_their_first_token_leave_nothing_behind(stacks):
+    stack = stacks("up", "--max-num-seqs", "16")
+    choose = random.Random(9)
+
+    async def cut(client, body, after_s):
+        try:
+            await asyncio.wait_for(consume(client, body, None), after_s)
+        except TimeoutError:
+            return True
+        return False
+
+    async with http_client(stack) as client:
+        was_cut = await asyncio.gather(
+            *(cut(client, body | {"max_tokens": 100}, choose.uniform(0.0, 0.5)) for body in bodies())
+        )
+    assert any(was_cut)
+    stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")

@@ -1,0 +1,103 @@
+"""Greedy tokens through the HTTP endpoint, disaggregated, are those of transformers."""
+
+import random
+from functools import cache
+
+import pytest
+
+from tests.checkpoints import (
+    DENSE,
+    LATENT_MOE,
+    WITH_MOE,
+    CheckpointShape,
+    make_checkpoint,
+    transformers_logits,
+)
+from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
+from tests.stack import running_stack
+
+NUM_TOKENS = 64
+BLOCK_SIZE = 8
+LENGTHS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 63, 64, 65, 200, 500]
+"""Around the block size of 8, the scan's chunk size of 16 and the budget of 64 tokens a step."""
+TIE = 1e-5
+"""Relative distance of the reference's two best logits below which either token is right."""
+MAX_TIES = 1 / 2000
+
+SHAPES = {
+    "dense": DENSE,
+    "moe": WITH_MOE,
+    "latent-moe": LATENT_MOE,
+    "one-group-wide-heads": CheckpointShape(
+        pattern="M*M-", n_groups=1, mamba_num_heads=4, mamba_head_dim=32, chunk_size=32, head_dim=32
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: make_checkpoint(folder / name, shape, seed=7) for name, shape in SHAPES.items()}
+
+
+def prompts():
+    choose = random.Random(11)
+    return [[choose.randrange(6, 160) for _ in range(length)] for length in LENGTHS]
+
+
+@cache
+def count_ties(model_dir, prompt, answer):
+    """Checks every token of an answer against the reference's logits after prompt and answer so far."""
+    assert len(answer) == NUM_TOKENS
+    logits = transformers_logits(model_dir, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+    ties = 0
+    for step, (token, row) in enumerate(zip(answer, logits, strict=True)):
+        best, second = row.topk(2).values.tolist()
+        if token != int(row.argmax()):
+            close = (best - second) / max(abs(best), 1e-30) <= TIE and float(row[token]) == second
+            assert close, (
+                f"prompt of {len(prompt)}: token {step} is {token}, transformers: {int(row.argmax())}"
+            )
+            ties += 1
+    return ties
+
+
+def stack_of(command, model_dir):
+    return running_stack(
+        command,
+        *("--model", str(model_dir), "--block-size", str(BLOCK_SIZE), "--max-batch-tokens", "64"),
+        *("--max-num-seqs", "32", "--cache-memory", "0.1"),
+    )
+
+
+@pytest.mark.parametrize(("command", "name"), [*(("up", name) for name in SHAPES), ("serve", "moe")])
+async def test_greedy_tokens_equal_transformers_at_every_length(checkpoints, command, name):
+    model_dir = checkpoints[name]
+    bodies = [greedy_body(prompt, NUM_TOKENS) for prompt in prompts()]
+    with stack_of(command, model_dir) as stack:
+        together = await all_at_once(stack, bodies)
+        alone = await one_at_a_time(stack, bodies)
+        stack.wait_until(stack.is_idle, "all blocks and slots are free")
+    ties = 0
+    for answers in (together, alone):
+        for prompt, answer in zip(prompts(), answers, strict=True):
+            ties += count_ties(model_dir, tuple(prompt), tuple(answer.token_ids))
+    num_tokens = 2 * NUM_TOKENS * len(LENGTHS)
+    print(f"{name}, {command}: {ties} ties in {num_tokens} tokens")
+    assert ties <= num_tokens * MAX_TIES
+
+
+async def test_one_token_moves_nothing_and_two_move_one_token_s_block_and_the_state(checkpoints):
+    model_dir = checkpoints["dense"]
+    with stack_of("up", model_dir) as stack:
+        before = stack.stats()
+        (one,) = await one_at_a_time(stack, [greedy_body([17], NUM_TOKENS)])
+        after_one = stack.stats()
+        (two,) = await one_at_a_time(stack, [greedy_body([17, 23], NUM_TOKENS)])
+        after_two = stack.stats()
+    assert after_one["decode-0"].transfer_bytes == before["decode-0"].transfer_bytes
+    assert after_one["prefill-0"].num_steps == before["prefill-0"].num_steps
+    assert after_two["decode-0"].transfer_bytes > after_one["decode-0"].transfer_bytes
+    assert after_two["prefill-0"].prefill_tokens - after_one["prefill-0"].prefill_tokens == 1
+    assert count_ties(model_dir, (17,), tuple(one.token_ids)) == 0
+    assert count_ties(model_dir, (17, 23), tuple(two.token_ids)) == 0
