@@ -127,16 +127,16 @@ def _convolve_tokens_kernel(
     tl.store(y_tile, y.to(y_ptr.dtype.element_ty), mask=(tokens < length)[:, None] & live_channels[None, :])
 
     if first == 0:
-        taps = tl.arange(0, TAPS)
-        inputs = length - (NUM_TAPS - 1) + taps
-        live = (taps < NUM_TAPS - 1)[None, :] & live_channels[:, None]
-        in_x, in_past = live & (inputs >= 0)[None, :], live & (inputs < 0)[None, :]
-        newest = tl.load(x_row[:, None] + inputs[None, :] * x_stride, mask=in_x, other=0.0).to(tl.float32)
+        columns = tl.arange(0, TAPS)
+        newest = length - (NUM_TAPS - 1) + columns
+        live_state = (columns < NUM_TAPS - 1)[None, :] & live_channels[:, None]
+        new_tile = x_row[:, None] + newest[None, :] * x_stride
+        state = tl.load(new_tile, mask=live_state & (newest >= 0)[None, :], other=0.0).to(tl.float32)
         if from_state:
-            past = state_row[:, None] + (NUM_TAPS - 1 + inputs)[None, :]
-            newest += tl.load(past, mask=in_past, other=0.0).to(tl.float32)
+            old_tile = state_row[:, None] + (NUM_TAPS - 1 + newest)[None, :]
+            state += tl.load(old_tile, mask=live_state & (newest < 0)[None, :], other=0.0).to(tl.float32)
         tl.debug_barrier()  # all threads have read before one writes
-        tl.store(state_row[:, None] + taps[None, :], newest.to(state_ptr.dtype.element_ty), mask=live)
+        tl.store(state_row[:, None] + columns[None, :], state.to(state_ptr.dtype.element_ty), mask=live_state)
 
 
 # Decode: one program a (row, BLOCK_C channels) tile walks the row's positions, the window of inputs under the

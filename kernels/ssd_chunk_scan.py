@@ -276,7 +276,7 @@ def _chunk_outputs_kernel(
         cumulated = tl.load(cumulated_ptr + head_tokens + keys, mask=live_k, other=0.0)
         scores = tl.dot(C, B, input_precision=PRECISION)
         # Masked before the exponential: a later key's would overflow.
-        causal = (queries[:, None] >= keys[None, :]) & live_k[None, :]
+        causal = (queries[:, None] >= keys[None, :]) & live_q[:, None] & live_k[None, :]
         decay = tl.exp(tl.where(causal, cumulated_q[:, None] - cumulated[None, :], float("-inf")))
         scores = scores * decay * step[None, :]
         y = tl.dot(scores.to(x.dtype), x, acc=y, input_precision=PRECISION)
@@ -299,7 +299,9 @@ def _launch(
         return y
     chunk = max(16, triton.next_power_of_2(chunk_size))
     num_chunks = triton.cdiv(max_seq_len, chunk)
-    block_q = min(chunk, 64)
+    # Three TF32 terms take three times the registers: these blocks keep float32 from spilling on sm_90.
+    block_t, block_q = (32, 16) if x.dtype == torch.float32 else (64, 64)
+    block_t, block_q = min(chunk, block_t), min(chunk, block_q)
     block_h = min(triton.next_power_of_2(num_heads), 16)
     block_p = min(max(16, triton.next_power_of_2(head_dim)), 64)
     block_n = max(16, triton.next_power_of_2(state_dim))
@@ -322,7 +324,7 @@ def _launch(
     tiles_of_state = triton.cdiv(head_dim, block_p) * triton.cdiv(state_dim, state_block_n)
     _chunk_states_kernel[(num_chunks, num_rows, num_heads * tiles_of_state)](
         x, B, step, cumulated, *rows, states, *x.stride()[:2], *B.stride()[:2], *sizes,
-        BLOCK_T=block_q, BLOCK_N=state_block_n, **tiles,
+        BLOCK_T=block_t, BLOCK_N=state_block_n, **tiles,
     )  # fmt: skip
     block = 1024
     _pass_states_kernel[(num_rows, num_heads, triton.cdiv(head_dim * state_dim, block))](
@@ -333,7 +335,7 @@ def _launch(
     _chunk_outputs_kernel[grid](
         x, B, C, D, step, cumulated, *rows, states, y,
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *sizes,
-        BLOCK_Q=block_q, BLOCK_N=block_n, **tiles,
+        BLOCK_Q=block_q, BLOCK_N=block_n, num_stages=3 if block_n <= 128 else 2, **tiles,
     )  # fmt: skip
     return y
 
