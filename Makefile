@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -41,7 +42,8 @@ clean:  ## remove the virtual environment and all caches
 $(READY): pyproject.toml constraints.txt
 	@test -e $(READY) || "$(PYTHON)" -m venv --clear $(VENV)
 	@rm -f $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m twinfang.compile_kernels
+	@echo "setting up $(VENV): torch, then the rest (a few minutes)"
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) -e '.[dev]'
+	@$(BIN)/python -m twinfang.compile_kernels
 	@touch $(READY)

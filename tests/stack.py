@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -32,6 +29,7 @@ import httpx
 import psutil
 import pytest
 
+from twinfang.launch import LaunchedStack, launch
 from wire.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel
 
@@ -39,56 +37,15 @@ START_DEADLINE_S = 120.0
 """The first start on a machine compiles kernels."""
 STOP_DEADLINE_S = 40.0
 CALL_TIMEOUT_S = 10.0
-LOG_TAIL_LINES = 60
 POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
-class StackProcess:
-    """One process of a stack as the status file tells it."""
+class Stack(LaunchedStack):
+    """A stack that runs, as tests look at it and disturb it."""
 
-    name: str
-    address: str
-    pid: int
-    restarts: int
-
-
-@dataclass
-class Stack:
-    """A stack that runs."""
-
-    supervisor: subprocess.Popen[bytes]
-    folder: Path
-    """Of the stack's log and status file."""
-    model: str = ""
-    url: str = ""
     used_by: set[str] = field(default_factory=set)
     """Ids of the tests that got this stack from the fixture."""
-
-    @property
-    def log(self) -> str:
-        """What supervisor and children have written so far, stdout and stderr."""
-        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
-
-    @property
-    def log_tail(self) -> str:
-        return "\n".join(self.log.splitlines()[-LOG_TAIL_LINES:])
-
-    def status(self) -> dict[str, Any]:
-        """The status file's content; empty before the stack is ready."""
-        try:
-            status: dict[str, Any] = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        return status
-
-    def processes(self) -> dict[str, StackProcess]:
-        """Running children by name: prefill-0, decode-0, both-0, router."""
-        return {
-            p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"])
-            for p in self.status().get("processes", [])
-            if p["pid"] is not None
-        }
 
     def stats(self) -> dict[str, ServerStats]:
         """What every server says of its load and memory, by its name."""
@@ -136,15 +93,10 @@ class Stack:
         os.kill(pid, signum)
         return pid
 
-    def stop(self) -> int:
+    def stop(self, timeout_s: float = STOP_DEADLINE_S) -> int:
         """SIGTERM to the supervisor; its exit code. Fails if it takes too long or leaves a process behind."""
         children = [p.pid for p in self.processes().values()]
-        self.supervisor.send_signal(signal.SIGTERM)
-        try:
-            code = self.supervisor.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self.kill_all()
-            raise TimeoutError(f"no stop within {STOP_DEADLINE_S} s\n{self.log_tail}") from None
+        code = super().stop(timeout_s)
         left = [pid for pid in children if psutil.pid_exists(pid)]
         assert not left, f"processes {left} outlived the supervisor\n{self.log_tail}"
         return code
@@ -181,7 +133,7 @@ def running_stack(
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
         stack = start_stack(Path(folder), command, *flags, environment=environment)
         try:
-            wait_until_started(stack, deadline_s)
+            stack.wait_until_ready(deadline_s)
             yield stack
         except BaseException as error:
             error.add_note(f"--- log of twinfang {command} {' '.join(flags)}\n{stack.log_tail}")
@@ -193,27 +145,7 @@ def running_stack(
 
 def start_stack(folder: Path, command: str, *flags: str, environment: dict[str, str] | None = None) -> Stack:
     """Starts a stack and does not wait."""
-    arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
-    with (folder / "log").open("wb") as log:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "twinfang", *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | (environment or {}),
-        )
-    return Stack(supervisor, folder)
-
-
-def wait_until_started(stack: Stack, deadline_s: float = START_DEADLINE_S) -> None:
-    """Returns once a stack takes requests; fails if it ends before."""
-
-    def started() -> bool:
-        assert stack.supervisor.poll() is None, f"it ended with code {stack.supervisor.returncode}"
-        return bool(stack.status().get("ready"))
-
-    stack.wait_until(started, "the stack is ready", deadline_s)
-    stack.url, stack.model = stack.status()["url"], stack.status()["model"]
+    return Stack(launch(folder, command, *flags, environment=environment).supervisor, folder)
 
 
 class Stacks:

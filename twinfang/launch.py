@@ -1,0 +1,121 @@
+"""Starts a stack from Python as a process of its own: ``twinfang up`` or ``twinfang serve`` on a free port.
+
+with tempfile.TemporaryDirectory() as folder:
+    stack = launch(Path(folder), "up", "--decode", "2")
+    try:
+        stack.wait_until_ready(timeout_s=120)
+        ...  # stack.url
+    finally:
+        stack.stop(timeout_s=40)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import DeadlineError, UnavailableError
+
+POLL_INTERVAL_S = 0.05
+LOG_TAIL_LINES = 60
+
+
+@dataclass(frozen=True)
+class StackProcess:
+    """One process of a stack, as the status file tells it."""
+
+    name: str
+    """prefill-0, decode-0, both-0, router."""
+    address: str
+    pid: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class LaunchedStack:
+    """A stack that was started here."""
+
+    supervisor: subprocess.Popen[bytes]
+    folder: Path
+    """Of the stack's log and status file."""
+
+    @property
+    def log(self) -> str:
+        """What supervisor and children have written so far, stdout and stderr."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def log_tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-LOG_TAIL_LINES:])
+
+    @property
+    def url(self) -> str:
+        return str(self.status()["url"])
+
+    @property
+    def model(self) -> str:
+        """What clients call the model."""
+        return str(self.status()["model"])
+
+    def status(self) -> dict[str, Any]:
+        """The status file's content; empty until the stack is ready for the first time."""
+        try:
+            text = (self.folder / "status.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        status: dict[str, Any] = json.loads(text)
+        return status
+
+    def processes(self) -> dict[str, StackProcess]:
+        """Children that run, by name."""
+        return {
+            p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"])
+            for p in self.status().get("processes", [])
+            if p["pid"] is not None
+        }
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Raises :class:`UnavailableError` if the stack ends before, :class:`DeadlineError` if it is late."""
+        deadline = time.monotonic() + timeout_s
+        while not self.status().get("ready"):
+            if self.supervisor.poll() is not None:
+                code = self.supervisor.returncode
+                raise UnavailableError(f"the stack ended with code {code}; its log:\n{self.log_tail}")
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"the stack was not ready within {timeout_s:g} s; its log:\n{self.log_tail}"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+    def stop(self, timeout_s: float) -> int:
+        """SIGTERM; the exit code. If it is late, kills the supervisor and raises :class:`DeadlineError`."""
+        self.supervisor.send_signal(signal.SIGTERM)
+        try:
+            return self.supervisor.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.supervisor.kill()
+            raise DeadlineError(f"no stop within {timeout_s:g} s; the log:\n{self.log_tail}") from None
+
+
+def launch(
+    folder: Path, command: str, *flags: str, environment: Mapping[str, str] | None = None
+) -> LaunchedStack:
+    """Starts ``twinfang COMMAND FLAGS``, log and status in ``folder``; does not wait."""
+    arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
+    with (folder / "log").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "twinfang", *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | (environment or {}),
+        )
+    return LaunchedStack(supervisor, folder)
