@@ -165,28 +165,36 @@ class TransferSink:
             self._agent.remove_peer(peer.name)
         for flight in self._flights:
             flight.read.release()
+        self._flights.clear()  # a handle that is kept keeps NIXL's agent alive, and with it what may still land
         self._agent.close()
 
     # --- connecting, on the transfer thread ------------------------------------------------------
 
     def _connect(self, address: str, reply: HandshakeReply, connected: Future[None]) -> None:
+        if self.knows(reply.incarnation):
+            connected.set_result(None)
+            return
         for stale in [peer for peer in self._peers.values() if peer.address == address]:
             self._forget(stale)
         self._remove_gone()
         try:
-            peer = _Peer(self._agent.add_peer(reply.agent_metadata), address, reply)
+            peer = _Peer(self._add_to_agent(reply), address, reply)
         except TransferError as error:
             connected.set_exception(error)
             return
 
         def on_end(error: TransferError | None, late: bool) -> None:
-            if error is not None:
-                connected.set_exception(error)
-            elif not late:
+            if late:  # reported already; what the peer did not answer in time is not built on
+                return
+            if error is None:
                 self._peers[reply.incarnation] = peer
                 connected.set_result(None)
+            else:
+                self._gone.append(peer)
+                connected.set_exception(error)
 
         def on_late() -> None:
+            self._gone.append(peer)
             connected.set_exception(TransferError(f"no answer within {WARM_UP_DEADLINE_S} s"))
 
         self._fly(
@@ -199,9 +207,24 @@ class TransferSink:
             on_late=on_late,
         )
 
+    def _add_to_agent(self, reply: HandshakeReply) -> str:
+        """The name by which NIXL knows the peer. Raises :class:`TransferError` if it can't be added."""
+        if any(peer.name == reply.incarnation for peer in self._gone):
+            raise TransferError("reads that it failed to answer have not ended yet; try again later")
+        name = self._agent.add_peer(reply.agent_metadata)
+        if name != reply.incarnation:
+            if not self.knows(name):
+                self._agent.remove_peer(name)
+            raise TransferError(f"its NIXL metadata is of agent {name!r}, its handshake of {reply.incarnation!r}")
+        return name
+
     def _forget(self, peer: _Peer) -> None:
-        """The peer is gone or another; NIXL lets go of it once no read of it is under way."""
-        if self._peers.pop(peer.reply.incarnation, None) is not None:
+        """The peer is gone or another; NIXL lets go of it once no read of it is under way.
+
+        Not before: removing a peer does not stop a read, it only hides that the bytes still land.
+        """
+        if self._peers.get(peer.reply.incarnation) is peer:
+            del self._peers[peer.reply.incarnation]
             self._gone.append(peer)
 
     def _remove_gone(self) -> None:
