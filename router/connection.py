@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import grpc.aio
-
 from wire.errors import ConfigError, TwinfangError
 from wire.generation import Describe, ServerInfo
 from wire.handoff import Role
-from wire.rpc import CHANNEL_OPTIONS, DESCRIBE, call
+from wire.rpc import DESCRIBE, call, open_channel
 
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
-
-RECONNECT_OPTIONS: list[tuple[str, int]] = [
-    # gRPC's own backoff grows to two minutes: a server that comes back would be overlooked as long.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Else channels to one address share their backoff, those of an earlier router in the process too.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 class Connection:
@@ -31,7 +20,7 @@ class Connection:
     def __init__(self, address: str, roles: tuple[Role, ...]) -> None:
         self.address = address
         self.roles = roles
-        self.channel = grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *RECONNECT_OPTIONS])
+        self.channel = open_channel(address)
         self.problem: str = "not reached yet"
         """Why the server is not in use; said by /readyz. Logged when it changes."""
 

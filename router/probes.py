@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from router.openai_errors import error_response
 from router.services import services_of
 from wire.errors import UnavailableError
 
@@ -22,8 +23,8 @@ async def healthz() -> dict[str, str]:
 async def readyz(request: Request) -> JSONResponse:
     """Whether a request could be served now; if not, 503 with the reason."""
     reason = services_of(request).pool.not_ready_reason()
-    if reason is not None:
-        raise UnavailableError(reason)
+    if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
+        return error_response(UnavailableError(reason))
     return JSONResponse({"status": "ready"})
 
 

@@ -47,6 +47,15 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 """For servers and channels alike: message limits and dead-peer detection."""
 
+RECONNECT_OPTIONS: list[tuple[str, int]] = [
+    # gRPC's own backoff grows to two minutes: a server that comes back would be overlooked as long.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Else channels to one address share their backoff, those of an earlier client in the process too.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
 SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
 """Without reuseport a port that is taken is an error, not a second listener."""
 
@@ -125,7 +134,7 @@ def service(
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """A channel to ``host:port``; it connects when first used and again whenever it broke."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *RECONNECT_OPTIONS])
 
 
 async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeout_s: float) -> Any:
