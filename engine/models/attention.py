@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.model_config import AttentionConfig
+from engine.models.linear import Linear
 from engine.weights import WeightFiles
 from kernels.kv_cache import store_kv
 from kernels.paged_attention_decode import paged_attention_decode
@@ -24,16 +24,16 @@ class Attention:
         self.scale = config.head_dim**-0.5
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        self.q_proj = weights.take(f"{prefix}q_proj.weight", (q_size, hidden_size))
-        self.k_proj = weights.take(f"{prefix}k_proj.weight", (kv_size, hidden_size))
-        self.v_proj = weights.take(f"{prefix}v_proj.weight", (kv_size, hidden_size))
-        self.o_proj = weights.take(f"{prefix}o_proj.weight", (hidden_size, q_size))
+        self.q_proj = Linear.take(weights, f"{prefix}q_proj", q_size, hidden_size)
+        self.k_proj = Linear.take(weights, f"{prefix}k_proj", kv_size, hidden_size)
+        self.v_proj = Linear.take(weights, f"{prefix}v_proj", kv_size, hidden_size)
+        self.o_proj = Linear.take(weights, f"{prefix}o_proj", hidden_size, q_size)
 
     def forward(self, x: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
-        q = F.linear(x, self.q_proj).view(-1, self.num_heads, self.head_dim)
-        k = F.linear(x, self.k_proj).view(-1, self.num_kv_heads, self.head_dim)
-        v = F.linear(x, self.v_proj).view(-1, self.num_kv_heads, self.head_dim)
+        q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
+        k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(x).view(-1, self.num_kv_heads, self.head_dim)
         store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         outputs = []
         split = batch.num_decode_tokens
@@ -61,4 +61,4 @@ class Attention:
                 max_seq_len=rows.max_seq_len,
             )
             outputs.append(attended.view(rows.num_tokens, -1))
-        return F.linear(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self.o_proj)
+        return self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

@@ -13,11 +13,11 @@ in the caches.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.model_config import MambaConfig
+from engine.models.linear import Linear
 from engine.weights import WeightFiles
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.gated_rms_norm import gated_group_rms_norm
@@ -38,16 +38,16 @@ class MambaMixer:
         bc_size = config.num_groups * config.state_size
         self.conv_split = [config.d_inner, bc_size, bc_size]
 
-        def take_bias(name: str, size: int, stored: bool) -> Tensor | None:
-            return weights.take(f"{prefix}{name}.bias", (size,)) if stored else None
+        def projection(name: str, out_features: int, in_features: int) -> Linear:
+            return Linear.take(weights, prefix + name, out_features, in_features, bias=config.proj_bias)
 
-        self.in_proj = weights.take(f"{prefix}in_proj.weight", (config.proj_size, hidden_size))
-        self.in_bias = take_bias("in_proj", config.proj_size, config.proj_bias)
-        self.out_proj = weights.take(f"{prefix}out_proj.weight", (hidden_size, config.d_inner))
-        self.out_bias = take_bias("out_proj", hidden_size, config.proj_bias)
+        self.in_proj = projection("in_proj", config.proj_size, hidden_size)
+        self.out_proj = projection("out_proj", hidden_size, config.d_inner)
         conv_shape = (config.conv_channels, 1, config.conv_width)
         self.conv_weight = weights.take(f"{prefix}conv1d.weight", conv_shape).squeeze(1)
-        self.conv_bias = take_bias("conv1d", config.conv_channels, config.conv_bias)
+        self.conv_bias = None
+        if config.conv_bias:
+            self.conv_bias = weights.take(f"{prefix}conv1d.bias", (config.conv_channels,))
         self.norm_weight = weights.take(f"{prefix}norm.weight", (config.d_inner,))
         # The recurrence runs in float32 whatever the model's dtype.
         heads = (config.num_heads,)
@@ -57,7 +57,7 @@ class MambaMixer:
 
     def forward(self, u: Tensor, batch: Batch, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
-        z, xbc, dt = F.linear(u, self.in_proj, self.in_bias).split(self.proj_split, dim=-1)
+        z, xbc, dt = self.in_proj(u).split(self.proj_split, dim=-1)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
@@ -66,7 +66,7 @@ class MambaMixer:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, conv_state, ssm_state))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         y = gated_group_rms_norm(y, z, self.norm_weight, group_size=self.group_size, eps=self.norm_eps)
-        return F.linear(y, self.out_proj, self.out_bias)
+        return self.out_proj(y)
 
     def _decode(
         self, xbc: Tensor, dt: Tensor, rows: DecodeRows, conv_state: Tensor, ssm_state: Tensor

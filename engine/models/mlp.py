@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.models.linear import Linear
 from engine.weights import WeightFiles
 
 
@@ -19,11 +19,9 @@ class Mlp:
     def __init__(
         self, hidden_size: int, intermediate_size: int, bias: bool, weights: WeightFiles, prefix: str
     ) -> None:
-        self.up = weights.take(f"{prefix}up_proj.weight", (intermediate_size, hidden_size))
-        self.down = weights.take(f"{prefix}down_proj.weight", (hidden_size, intermediate_size))
-        self.up_bias = weights.take(f"{prefix}up_proj.bias", (intermediate_size,)) if bias else None
-        self.down_bias = weights.take(f"{prefix}down_proj.bias", (hidden_size,)) if bias else None
+        self.up_proj = Linear.take(weights, f"{prefix}up_proj", intermediate_size, hidden_size, bias=bias)
+        self.down_proj = Linear.take(weights, f"{prefix}down_proj", hidden_size, intermediate_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
-        return F.linear(relu_squared(F.linear(x, self.up, self.up_bias)), self.down, self.down_bias)
+        return self.down_proj(relu_squared(self.up_proj(x)))

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model_config import MoeConfig
+from engine.models.linear import Linear
 from engine.models.mlp import Mlp, relu_squared
 from engine.weights import WeightFiles
 
@@ -33,19 +34,25 @@ class Moe:
         self.shared = Mlp(
             hidden_size, config.shared_intermediate_size, config.bias, weights, f"{prefix}shared_experts."
         )
-        self.latent = None
+        size = config.latent_size or hidden_size
+        self.enter_latent = self.leave_latent = None
         if config.latent_size is not None:
-            self.latent = _Latent(hidden_size, config.latent_size, config.bias, weights, prefix)
-        experts = MappedExperts if weights.device.type == "cpu" else StackedExperts
-        self.experts = experts(config, config.latent_size or hidden_size, weights, f"{prefix}experts.")
+            self.enter_latent = Linear.take(
+                weights, f"{prefix}fc1_latent_proj", size, hidden_size, bias=config.bias
+            )
+            self.leave_latent = Linear.take(
+                weights, f"{prefix}fc2_latent_proj", hidden_size, size, bias=config.bias
+            )
+        experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
+        self.experts = experts(config, size, weights, f"{prefix}experts.")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
         expert_ids, expert_weights = self.route(x)
-        if self.latent is None:
-            routed = self.experts.forward(x, expert_ids, expert_weights)
-        else:
-            routed = self.latent.leave(self.experts.forward(self.latent.enter(x), expert_ids, expert_weights))
+        entered = x if self.enter_latent is None else self.enter_latent(x)
+        routed = self.experts.forward(entered, expert_ids, expert_weights)
+        if self.leave_latent is not None:
+            routed = self.leave_latent(routed)
         return self.shared.forward(x).add_(routed)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,24 +78,6 @@ class Moe:
         return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
 
 
-class _Latent:
-    """Projections into and out of the smaller space that routed experts work in."""
-
-    def __init__(
-        self, hidden_size: int, latent_size: int, bias: bool, weights: WeightFiles, prefix: str
-    ) -> None:
-        self.fc1 = weights.take(f"{prefix}fc1_latent_proj.weight", (latent_size, hidden_size))
-        self.fc2 = weights.take(f"{prefix}fc2_latent_proj.weight", (hidden_size, latent_size))
-        self.fc1_bias = weights.take(f"{prefix}fc1_latent_proj.bias", (latent_size,)) if bias else None
-        self.fc2_bias = weights.take(f"{prefix}fc2_latent_proj.bias", (hidden_size,)) if bias else None
-
-    def enter(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.fc1, self.fc1_bias)
-
-    def leave(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.fc2, self.fc2_bias)
-
-
 def load_experts(
     config: MoeConfig, size: int, weights: WeightFiles, prefix: str
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -105,11 +94,13 @@ def load_experts(
     )
 
 
-class MappedExperts:
-    """Experts left where the checkpoint is mapped; a loop over those that have tokens. For CPU."""
+class LoopedExperts:
+    """A loop over the experts that have tokens. For CPU."""
 
     def __init__(self, config: MoeConfig, size: int, weights: WeightFiles, prefix: str) -> None:
-        self.up, self.down = load_experts(config, size, weights, prefix)
+        up, down = load_experts(config, size, weights, prefix)
+        self.up = [Linear(weight) for weight in up]
+        self.down = [Linear(weight) for weight in down]
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
@@ -117,24 +108,18 @@ class MappedExperts:
         outputs = x.new_empty(num_tokens * k, x.shape[1])
         if num_tokens == 1:  # batch 1: nothing to sort or gather
             for place, expert in enumerate(expert_ids[0].tolist()):
-                torch.mm(self._hidden(x, expert), self.down[expert].t(), out=outputs[place : place + 1])
+                outputs[place] = self._expert(expert, x)
         else:
             flat_ids = expert_ids.flatten()
             order = flat_ids.argsort()
-            by_expert = x[order // k]
-            results = torch.empty_like(by_expert)
-            begin = 0
-            for expert, count in enumerate(flat_ids.bincount(minlength=len(self.up)).tolist()):
-                if count:
-                    end = begin + count
-                    hidden = self._hidden(by_expert[begin:end], expert)
-                    torch.mm(hidden, self.down[expert].t(), out=results[begin:end])
-                    begin = end
-            outputs[order] = results
+            counts = flat_ids.bincount(minlength=len(self.up)).tolist()
+            by_expert = x[order // k].split(counts)
+            results = [self._expert(expert, rows) for expert, rows in enumerate(by_expert) if counts[expert]]
+            outputs[order] = torch.cat(results)
         return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
 
-    def _hidden(self, x: Tensor, expert: int) -> Tensor:
-        return relu_squared(F.linear(x, self.up[expert]))
+    def _expert(self, index: int, x: Tensor) -> Tensor:
+        return self.down[index](relu_squared(self.up[index](x)))
 
 
 class StackedExperts:
@@ -147,7 +132,7 @@ class StackedExperts:
         self.up, self.down = torch.stack(up), torch.stack(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """As :meth:`MappedExperts.forward`."""
+        """As :meth:`LoopedExperts.forward`."""
         num_tokens, k = expert_ids.shape
         flat_ids = expert_ids.flatten()
         order = flat_ids.argsort()

@@ -18,6 +18,7 @@ from engine.batch import Batch
 from engine.caches import LayerCaches
 from engine.model_config import LayerType, ModelConfig
 from engine.models.attention import Attention
+from engine.models.linear import Linear
 from engine.models.mamba_mixer import MambaMixer
 from engine.models.mlp import Mlp
 from engine.models.moe import Moe
@@ -45,10 +46,10 @@ class NemotronH:
             self.mixers.append(_load_mixer(layer_type, config, weights, f"{prefix}layers.{index}.mixer."))
         self.norm_f = weights.take(f"{prefix}norm_f.weight", (hidden,))
         # A tied checkpoint usually leaves lm_head out; where it is stored, it is what was trained.
-        tied = config.tie_word_embeddings and "lm_head.weight" not in weights
-        self.lm_head = (
-            self.embeddings if tied else weights.take("lm_head.weight", (config.vocab_size, hidden))
-        )
+        if config.tie_word_embeddings and "lm_head.weight" not in weights:
+            self.lm_head = Linear(self.embeddings)
+        else:
+            self.lm_head = Linear.take(weights, "lm_head", config.vocab_size, hidden)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Runs all tokens of ``batch`` and brings the caches up to date.
@@ -73,7 +74,7 @@ class NemotronH:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[m, hidden]`` after the last norm to ``[m, vocab]`` float32."""
-        return F.linear(hidden, self.lm_head).to(torch.float32)
+        return self.lm_head(hidden).to(torch.float32)
 
 
 def _load_mixer(layer_type: LayerType, config: ModelConfig, weights: WeightFiles, prefix: str) -> Mixer:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model_config import ARCHITECTURES
 from engine.models import MODELS, load_model
-from engine.models.moe import MappedExperts, StackedExperts
+from engine.models.moe import LoopedExperts, StackedExperts
 from engine.weights import WeightFiles
 from tests.checkpoints import (
     DENSE,
@@ -173,21 +173,21 @@ def test_names_and_sharding_of_the_checkpoint_change_nothing(shape, tmp_path):
         torch.testing.assert_close(result, results[0])
 
 
-def test_stacked_experts_equal_mapped_experts(moe_checkpoint):
+def test_stacked_experts_equal_looped_experts(moe_checkpoint):
     """The GPU's grouped GEMMs, run on CPU, against the loop."""
     model = load_model(moe_checkpoint)
     config = model.config.moe
     prefix = "backbone.layers.1.mixer.experts."
     weights = WeightFiles(moe_checkpoint)
-    mapped = MappedExperts(config, config.latent_size, weights, prefix)
+    looped = LoopedExperts(config, config.latent_size, weights, prefix)
     stacked = StackedExperts(config, config.latent_size, weights, prefix)
     moe = model.mixers[1]
     for num_tokens in (1, 2, 50):
         x = torch.randn(num_tokens, model.config.hidden_size)
         ids, expert_weights = moe.route(x)
-        latent = moe.latent.enter(x)
+        latent = moe.enter_latent(x)
         torch.testing.assert_close(
-            stacked.forward(latent, ids, expert_weights), mapped.forward(latent, ids, expert_weights)
+            stacked.forward(latent, ids, expert_weights), looped.forward(latent, ids, expert_weights)
         )
 
 
@@ -221,10 +221,10 @@ def test_tied_embeddings_need_no_lm_head(tmp_path):
     path = make_checkpoint(tmp_path, replace(DENSE, extra_config={"tie_word_embeddings": True}))
     tensors = load_file(path / "model.safetensors")
     stored = load_model(path)
-    assert torch.equal(stored.lm_head, tensors.pop("lm_head.weight"))
+    assert torch.equal(stored.lm_head.weight, tensors.pop("lm_head.weight"))
     save_file(tensors, path / "model.safetensors")
     tied = load_model(path)
-    assert tied.lm_head is tied.embeddings
+    assert tied.lm_head.weight is tied.embeddings
 
 
 def test_mtp_tensors_are_left_alone_and_strangers_are_logged(tmp_path, caplog):
