@@ -206,8 +206,8 @@ def _launch(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     # float32 tiles are twice as large, and their products run on FMA units, not tensor cores.
-    wide = q.dtype == torch.float32 or block_d > 128
-    block_m = max(32 if wide else 128, triton.next_power_of_2(heads_per_kv))
+    exact, wide = q.dtype == torch.float32, block_d > 128
+    block_m = max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv))
     num_tiles = triton.cdiv(max_query_len, block_m // heads_per_kv)
     if num_tiles * len(seq_lens) == 0:
         return out
@@ -230,11 +230,11 @@ def _launch(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=block_m,
-        BLOCK_N=32 if wide else 64,
+        BLOCK_N=32 if exact or wide else 64,
         BLOCK_D=block_d,
         PRECISION=dot_precision(q.dtype),
-        num_warps=4 if wide else 8,
-        num_stages=2 if wide else 3,
+        num_warps=4 if exact or wide else 8,
+        num_stages=2 if exact or wide else 3,
     )
     return out
 

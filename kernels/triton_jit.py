@@ -1,9 +1,6 @@
 """Triton where it is installed; without it the modules of kernels still import and serve the CPU.
 
-    from kernels.triton_jit import tl, triton, triton_jit
-
-    @triton_jit
-    def _scale_kernel(x_ptr, factor, size, BLOCK: tl.constexpr): ...
+A kernel's module takes ``tl``, ``triton`` and the decorator ``triton_jit`` from here.
 """
 
 from __future__ import annotations
