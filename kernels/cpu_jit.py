@@ -11,8 +11,8 @@ A kernel is a plain function over numpy arrays and numbers. One whose last two a
     _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
     _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # shares of at least 16 items
 
-* The machine code is cached on disk (numba's ``cache=True``: beside the module, or in the user's cache
-  folder where that is read-only), so only the first process on a machine compiles.
+* The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else beside the module, else (read-only
+  installations) in the user's cache folder. Only the first process on a machine compiles.
 * A kernel may call another kernel of its module; numba inlines it where that helps.
 * Sums may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
   sanitizer finds stale reads by the NaN that they bring along.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import types
 import zlib
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 # No "nnan", "ninf": with them the compiler may drop the very NaN that gives a stale slot away.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
@@ -70,7 +73,11 @@ class CpuKernel:
         functools.update_wrapper(fn, self.fn)
         # Numba recompiles when this kernel's file changes; the digest sees to the callees' files.
         fn.__qualname__ += f"_{self._digest:08x}"
-        return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
+        try:
+            return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
+        except RuntimeError:  # numba found no folder to cache in
+            _warn_that_nothing_is_cached()
+            return numba.njit(fastmath=_FASTMATH, nogil=True)(fn)
 
     @functools.cached_property
     def _callees(self) -> dict[str, CpuKernel]:
@@ -101,6 +108,11 @@ class CpuKernel:
         self.dispatcher(*args, *own)
         for other in others:
             other.result()
+
+
+@functools.cache
+def _warn_that_nothing_is_cached() -> None:
+    logger.warning("no writable folder: every process compiles the CPU kernels anew; set NUMBA_CACHE_DIR")
 
 
 @functools.cache
