@@ -103,7 +103,7 @@ def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps,
                 out_group[j] = out_group[j] * inverse * weight_group[j]
 
 
-_GRAIN_ELEMENTS = 2**17  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
 
 
 def gated_group_rms_norm(

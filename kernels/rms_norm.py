@@ -8,7 +8,7 @@ Inside in float32 (float64 for float64 inputs), rounded once to x's dtype.
 | device | float32 | other dtypes |
 |---|---|---|
 | CUDA | Triton | Triton |
-| CPU | numba: 3 µs a call where torch's operators take 11 | reference |
+| CPU | numba: 6 µs for one row of 256, where torch's operators take 12 | reference |
 """
 
 from __future__ import annotations
