@@ -1,0 +1,111 @@
+"""Where a flag's value comes from, and what a bad one is told."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from decode_server.config import DecodeConfig
+from engine.config import EngineConfig
+from prefill_server.config import PrefillConfig
+from router.config import RouterConfig
+from twinfang import flag_table as table
+from twinfang.commands import COMMANDS
+from twinfang.flag_values import address, integer, positive
+from twinfang.flags import Flag, FlagGroup, add_flags, as_arguments, resolve
+from wire.errors import ConfigError
+
+SIZE = Flag("--size", "N", integer(1, 9), "a size", default=3)
+PEER = Flag("--peer", "HOST:PORT", address, "a peer", repeatable=True)
+SHARE = Flag("--share", "GIB", positive("GiB"), "a share")
+GROUPS = (FlagGroup("all", (SIZE, PEER, SHARE)),)
+
+
+def values(*arguments: str, **environment: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, GROUPS)
+    return resolve(GROUPS, parser.parse_args(arguments), environment)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_default():
+    assert values().size == 3
+    assert values(TWINFANG_SIZE="4").size == 4
+    assert values("--size", "5", TWINFANG_SIZE="4").size == 5
+
+
+def test_a_bad_variable_is_not_looked_at_where_the_command_line_has_the_flag():
+    assert values("--size", "5", TWINFANG_SIZE="nonsense").size == 5
+
+
+def test_an_empty_variable_is_no_value():
+    assert values(TWINFANG_SIZE="").size == 3
+
+
+def test_a_repeatable_flag_collects_and_its_variable_is_comma_separated():
+    assert values().peer == ()
+    assert values("--peer", "a:1", "--peer", "b:2").peer == ("a:1", "b:2")
+    assert values(TWINFANG_PEER="a:1, b:2").peer == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--size", "10"), r"^--size '10': expected an integer from 1 to 9$"),
+        (("--size", "many"), r"^--size 'many': expected an integer from 1 to 9$"),
+        (("--share", "0"), r"^--share '0': expected a number of GiB above 0$"),
+        (("--share", "nan"), r"^--share 'nan': expected a number of GiB above 0$"),
+        (("--share", "inf"), r"^--share 'inf': expected a number of GiB above 0$"),
+        (("--peer", "nowhere"), r"^--peer 'nowhere': expected host:port"),
+        (("--peer", "a:70000"), r"^--peer 'a:70000': expected host:port"),
+    ],
+)
+def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        values(*arguments)
+
+
+def test_an_error_in_a_variable_names_the_variable():
+    with pytest.raises(ConfigError, match=r"^TWINFANG_SIZE '10': expected an integer from 1 to 9$"):
+        values(TWINFANG_SIZE="10")
+
+
+def test_the_variable_that_kubernetes_sets_for_a_service_of_our_name_is_explained():
+    with pytest.raises(ConfigError, match="enableServiceLinks"):
+        values(TWINFANG_SIZE="tcp://10.0.0.1:8000")
+
+
+def test_a_child_gets_the_same_values_on_its_command_line():
+    given = values("--size", "5", "--peer", "a:1", "--peer", "b:2", "--share", "0.5")
+    assert values(*as_arguments(GROUPS[0].flags, given)) == given
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_no_command_has_two_flags_of_one_name(command):
+    names = [flag.name for group in command.groups for flag in group.flags]
+    assert len(names) == len(set(names))
+
+
+def test_defaults_are_those_of_the_configuration_classes():
+    in_class = {
+        field.name: field.default
+        for cls in (EngineConfig, PrefillConfig, DecodeConfig, RouterConfig)
+        for field in dataclasses.fields(cls)
+    }
+    for flag, name in (
+        (table.DTYPE, "dtype"),
+        (table.DEVICE, "device"),
+        (table.MAX_MODEL_LEN, "max_model_len"),
+        (table.MAX_NUM_SEQS, "max_num_seqs"),
+        (table.MAX_BATCH_TOKENS, "max_batch_tokens"),
+        (table.BLOCK_SIZE, "block_size"),
+        (table.CACHE_MEMORY, "cache_memory_bytes"),
+        (table.LEASE_TTL, "lease_ttl_s"),
+        (table.ADVERTISE_HOST, "advertise_host"),
+        (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
+        (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
+        (table.REQUEST_TIMEOUT, "request_timeout_s"),
+        (table.SHUTDOWN_GRACE, "shutdown_grace_s"),
+    ):
+        assert flag.default == in_class[name], flag.name

@@ -1,0 +1,134 @@
+"""The supervisor over small real processes: ``twinfang`` commands that end at once or do nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+
+import psutil
+import pytest
+
+from twinfang.child import Child, ChildSpec
+from twinfang.ports import free_ports
+from twinfang.restart_policy import RestartLimits
+from twinfang.supervisor import ChildFailedError, Supervisor
+
+LIMITS = RestartLimits(max_restarts=2, first_delay_s=0.01)
+IDLE_ROUTER = ("router", "--decode", "127.0.0.1:1", "--port", "0")
+"""Runs until it is stopped; the server it is told of is never there."""
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once() -> None:
+    await asyncio.sleep(0)
+
+
+def spec(name: str, *arguments: str, until_ready=never, stop_grace_s: float = 20.0) -> ChildSpec:
+    return ChildSpec(name, arguments, "", until_ready, stop_grace_s)
+
+
+def listening_router(stop_grace_s: float = 20.0) -> ChildSpec:
+    """A router that is ready once it listens: by then it has its handler of SIGTERM."""
+    port = free_ports(1)[0]
+
+    async def until_listening() -> None:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
+
+    arguments = ("router", "--decode", "127.0.0.1:1", "--port", str(port))
+    return spec("frozen", *arguments, until_ready=until_listening, stop_grace_s=stop_grace_s)
+
+
+def supervisor(*groups: list[ChildSpec], start_timeout_s: float = 60.0, on_change=None) -> Supervisor:
+    return Supervisor(
+        groups,
+        environment=os.environ,
+        start_timeout_s=start_timeout_s,
+        limits=LIMITS,
+        on_change=on_change or (lambda child: None),
+    )
+
+
+def children_of_this_process() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def test_a_child_that_dies_is_restarted_up_to_its_limit(caplog):
+    dies = supervisor([spec("short", "--version")])
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ChildFailedError, match=r"short died again \(exit code 0\)"),
+    ):
+        await dies.run()
+    assert dies.children[0].num_restarts == 2
+    lines = [record.getMessage() for record in caplog.records if "child died" in record.getMessage()]
+    assert len(lines) == 2
+    assert re.search(r"name=short exit=exit code 0 restarts=2", lines[1])
+
+
+async def test_a_child_that_refuses_its_command_line_is_not_restarted_and_all_are_stopped():
+    refused = supervisor([spec("idle", *IDLE_ROUTER), spec("refused", "router")])
+    with pytest.raises(ChildFailedError, match=r"refused could not start \(exit code 2\)"):
+        await refused.run()
+    assert refused.children[1].num_restarts == 0
+    assert children_of_this_process() == []
+
+
+async def test_a_child_that_does_not_become_ready_is_killed(caplog):
+    late = supervisor([spec("late", *IDLE_ROUTER)], start_timeout_s=0.2)
+    with pytest.raises(ChildFailedError, match=r"late died again \(SIGKILL\)"):
+        await late.run()
+    assert "late was not ready within 0.2 s" in caplog.text
+
+
+async def test_groups_start_in_order_and_stop_in_reverse():
+    events: list[str] = []
+    servers = [spec(name, *IDLE_ROUTER, until_ready=at_once) for name in ("a", "b")]
+    router = spec("c", *IDLE_ROUTER, until_ready=at_once)
+
+    def on_change(child: Child) -> None:
+        events.append(child.name)
+        if stack.is_ready:
+            stack.request_stop()
+
+    stack = supervisor(servers, [router], on_change=on_change)
+    await asyncio.wait_for(stack.run(), 60)
+    assert set(events[:2]) == {"a", "b"}
+    assert events[2] == "c"
+    assert children_of_this_process() == []
+
+
+async def test_a_second_request_to_stop_kills_what_does_not_stop():
+    def on_change(child: Child) -> None:
+        if child.is_ready and child.pid is not None:
+            os.kill(child.pid, signal.SIGSTOP)
+            stack.request_stop()
+            asyncio.get_running_loop().call_later(0.1, stack.request_stop)
+
+    stack = supervisor([listening_router()], on_change=on_change)
+    await asyncio.wait_for(stack.run(), 15)
+    assert children_of_this_process() == []
+
+
+async def test_a_child_that_does_not_stop_in_time_is_killed(caplog):
+    def on_change(child: Child) -> None:
+        if child.is_ready and child.pid is not None:
+            os.kill(child.pid, signal.SIGSTOP)
+            stack.request_stop()
+
+    stack = supervisor([listening_router(stop_grace_s=0.2)], on_change=on_change)
+    await asyncio.wait_for(stack.run(), 15)
+    assert "frozen did not stop in time" in caplog.text
+    assert children_of_this_process() == []
