@@ -51,7 +51,9 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
     array and ``tensor.stride()``, and slices the innermost axis out of it.
     """
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        span += (size - 1) * stride
     return tensor.detach().as_strided((span,), (1,)).numpy()
 
 
@@ -102,6 +104,9 @@ class CpuKernel:
         times what waking a thread costs.
         """
         num_shares = max(1, min(torch.get_num_threads(), num_items // grain))
+        if num_shares == 1:
+            self.dispatcher(*args, 0, num_items)
+            return
         bounds = [num_items * i // num_shares for i in range(num_shares + 1)]
         own, *shares = itertools.pairwise(bounds)
         others = [_threads().submit(self.dispatcher, *args, *share) for share in shares]
