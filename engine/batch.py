@@ -29,6 +29,18 @@ class DecodeRows:
 
 
 @dataclass(frozen=True)
+class Boundaries:
+    """States that the scan writes on its way through prefill rows: ``nb`` of them, int32."""
+
+    rows: Tensor
+    """``[nb]`` prefill row, ascending"""
+    offsets: Tensor
+    """``[nb]`` tokens of that row's stretch before the boundary, ascending within a row, never the whole"""
+    slots: Tensor
+    """``[nb]`` slot that receives the state"""
+
+
+@dataclass(frozen=True)
 class PrefillRows:
     """Rows that run a stretch of prompt: ``S`` ragged rows. Integers are int32."""
 
@@ -40,10 +52,13 @@ class PrefillRows:
     """``[S]`` tokens in all: those computed before and the new ones."""
     block_table: Tensor
     """``[S, cols]``"""
-    slots: Tensor
-    """``[S]`` slot that holds the state before and receives the state after."""
+    read_slots: Tensor
+    """``[S]`` slot that holds the state before."""
+    write_slots: Tensor
+    """``[S]`` slot that receives the state after; may be the one that is read."""
     has_initial: Tensor
     """``[S]`` bool; False starts from the zero state whatever the slot holds."""
+    boundaries: Boundaries | None
     max_query_len: int
     max_seq_len: int
 

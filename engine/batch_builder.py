@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import Batch, DecodeRows, PrefillRows
+from engine.batch import Batch, Boundaries, DecodeRows, PrefillRows
 from engine.capacity import blocks_for
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
@@ -24,6 +24,9 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> Batch:
         """The plan's batch. Logits are asked for the last token of every row that samples."""
         planned = plan.rows
+        for row in planned:
+            if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
+                self._rows.extend(row.request)
         num_new = np.array([row.num_new for row in planned], dtype=np.int64)
         starts = np.concatenate(([0], np.cumsum(num_new)))
         positions = _ranges(np.array([row.num_before for row in planned], dtype=np.int64), num_new)
@@ -50,14 +53,14 @@ class BatchBuilder:
 
     def _decode_rows(self, planned: list[PlannedRow]) -> DecodeRows:
         table_rows, seq_lens = self._gather(planned)
-        slots = self._rows.slots[table_rows]
+        read_slots, write_slots = _slots(planned)
         return DecodeRows(
             num_rows=len(planned),
             num_positions=1,
             seq_lens=self._upload(seq_lens),
             block_table=self._upload(self._block_table(table_rows, seq_lens)),
-            read_slots=self._upload(slots),
-            write_slots=self._upload(slots[:, None]),
+            read_slots=self._upload(read_slots),
+            write_slots=self._upload(write_slots[:, None]),
             max_seq_len=int(seq_lens.max()),
         )
 
@@ -66,17 +69,31 @@ class BatchBuilder:
         num_new = np.array([row.num_new for row in planned], dtype=np.int32)
         cu_seqlens = np.zeros(len(planned) + 1, dtype=np.int32)
         np.cumsum(num_new, out=cu_seqlens[1:])
+        read_slots, write_slots = _slots(planned)
         return PrefillRows(
             num_rows=len(planned),
             num_tokens=int(cu_seqlens[-1]),
             cu_seqlens=self._upload(cu_seqlens),
             seq_lens=self._upload(seq_lens),
             block_table=self._upload(self._block_table(table_rows, seq_lens)),
-            slots=self._upload(self._rows.slots[table_rows]),
+            read_slots=self._upload(read_slots),
+            write_slots=self._upload(write_slots),
             has_initial=self._upload(np.array([row.num_before > 0 for row in planned], dtype=bool)),
+            boundaries=self._boundaries(planned),
             max_query_len=int(num_new.max()),
             max_seq_len=int(seq_lens.max()),
         )
+
+    def _boundaries(self, planned: list[PlannedRow]) -> Boundaries | None:
+        entries = [
+            (i, boundary.length - row.num_before, boundary.slot)
+            for i, row in enumerate(planned)
+            for boundary in row.boundaries
+        ]
+        if not entries:
+            return None
+        rows, offsets, slots = np.array(entries, dtype=np.int32).T
+        return Boundaries(self._upload(rows), self._upload(offsets), self._upload(slots))
 
     def _gather(self, planned: list[PlannedRow]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Row indices and sequence lengths, the new tokens included."""
@@ -94,6 +111,13 @@ class BatchBuilder:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _slots(planned: list[PlannedRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each row's state is, and where the step leaves it."""
+    read_slots = np.array([row.request.state_slot for row in planned], dtype=np.int32)
+    write_slots = np.array([row.request.slot for row in planned], dtype=np.int32)
+    return read_slots, write_slots
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -40,7 +40,14 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def plan_capacity(
-    spec: CacheSpec, *, role: Role, budget_bytes: int, max_model_len: int, max_num_seqs: int, block_size: int
+    spec: CacheSpec,
+    *,
+    role: Role,
+    budget_bytes: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    block_size: int,
+    num_cached_states: int = 0,
 ) -> CapacityPlan:
     """Divides ``budget_bytes`` between slots, which are counted first, and blocks, which get the rest.
 
@@ -51,7 +58,7 @@ def plan_capacity(
     ``max_model_len`` tokens fit.
     """
     slots_per_seq = 2 if role == "prefill" else 1
-    num_slots = 1 + max_num_seqs * slots_per_seq
+    num_slots = 1 + max_num_seqs * slots_per_seq + num_cached_states
     block_bytes, slot_bytes = spec.block_bytes(block_size), spec.slot_bytes
     blocks_per_seq = blocks_for(max_model_len, block_size)
     slots_bytes = num_slots * slot_bytes
@@ -60,11 +67,12 @@ def plan_capacity(
     if left_bytes < needed_blocks * block_bytes:
         raise CapacityError(
             f"the cache budget of {_mib(budget_bytes)} is too small: "
-            f"{num_slots} state slots (1 null + {max_num_seqs} sequences x {slots_per_seq}) "
+            f"{num_slots} state slots (1 null + {max_num_seqs} sequences x {slots_per_seq} + "
+            f"{num_cached_states} cached) "
             f"x {_mib(slot_bytes)} = {_mib(slots_bytes)}, "
             f"and {needed_blocks} KV blocks (1 null + one sequence of {max_model_len} tokens at {block_size} "
             f"a block) x {_mib(block_bytes)} = {_mib(needed_blocks * block_bytes)}; "
-            "raise --cache-memory, or lower --max-num-seqs or --max-model-len"
+            "raise --cache-memory, or lower --max-num-seqs, --cached-states or --max-model-len"
         )
     useful_blocks = 1 + blocks_per_seq * max_num_seqs * slots_per_seq
     num_blocks = useful_blocks if block_bytes == 0 else min(useful_blocks, left_bytes // block_bytes)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from engine.cache_modes import CacheModeName
 from wire.errors import ConfigError
 from wire.handoff import Role
 
@@ -42,6 +43,12 @@ class EngineConfig:
     """Tokens a step computes at most; longer prompts run in chunks."""
     block_size: int = 16
     """Tokens a KV block holds."""
+    cache_mode: CacheModeName = "all"
+    """Which Mamba states are kept for later requests; see :mod:`engine.cache_modes`."""
+    state_block_size: int = 512
+    """Tokens between two states that mode ``all`` keeps; a multiple of ``block_size``."""
+    cached_states: int | None = None
+    """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, none in mode none."""
     cache_memory_bytes: int | None = None
     """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
     num_threads: int | None = None
@@ -56,15 +63,27 @@ class EngineConfig:
             ("--block-size", self.block_size),
             ("--max-model-len", self.max_model_len),
             ("--cache-memory", self.cache_memory_bytes),
+            ("--state-block-size", self.state_block_size),
             ("--threads", self.num_threads),
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
+        if self.cache_mode == "all" and self.state_block_size % self.block_size:
+            raise ConfigError(
+                f"--state-block-size {self.state_block_size} is not a multiple of --block-size "
+                f"{self.block_size}: a state is only useful where a block ends; choose a multiple"
+            )
         if self.max_batch_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step must hold one token of every running request; raise the first or lower the second"
             )
+
+    @property
+    def num_cached_states(self) -> int:
+        if self.cache_mode == "none":
+            return 0
+        return 2 * self.max_num_seqs if self.cached_states is None else self.cached_states
 
     def resolve_device(self) -> torch.device:
         """``auto`` is the GPU where there is one."""

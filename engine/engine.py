@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.batch_builder import BatchBuilder
+from engine.cache_modes import make_cache_mode
 from engine.caches import Caches
 from engine.capacity import plan_capacity
 from engine.config import EngineConfig
 from engine.fingerprint import fingerprint
+from engine.host_store import HostStore
 from engine.models import load_model
 from engine.prompt_logprobs import prompt_logprobs
 from engine.request import Request
@@ -66,6 +68,7 @@ class Engine:
             max_model_len=self.max_model_len,
             max_num_seqs=config.max_num_seqs,
             block_size=config.block_size,
+            num_cached_states=config.num_cached_states,
         )
         self.caches = Caches(
             spec,
@@ -76,8 +79,13 @@ class Engine:
         )
         self.fingerprint = fingerprint(config.model_dir, model_config.dtype)
         self.scheduler = Scheduler(
-            self.capacity, max_num_seqs=config.max_num_seqs, max_batch_tokens=config.max_batch_tokens
+            self.capacity,
+            make_cache_mode(config.cache_mode, config.block_size, config.state_block_size),
+            max_num_seqs=config.max_num_seqs,
+            max_batch_tokens=config.max_batch_tokens,
+            fingerprint=self.fingerprint,
         )
+        self._store = HostStore(self.caches)
         self._rows = RowTable(config.max_num_seqs, self.capacity.blocks_per_seq)
         self._builder = BatchBuilder(self._rows, block_size=config.block_size, device=self.device)
         self._sampler = Sampler(self._rows)
@@ -126,7 +134,6 @@ class Engine:
             return None
         request.finish_reason = "cancelled"
         if request_id in self.scheduler.transferring:
-            self._rows.clear(request.row)
             self.scheduler.quarantine(request)
         else:
             self._leave(request)
@@ -147,7 +154,6 @@ class Engine:
             assert request.ticket is not None
             self.scheduler.transferred(request, request.ticket.num_tokens)
             return []
-        self._rows.clear(request.row)
         self.scheduler.quarantine(request)
         if settled:
             self.release(request.request_id)
@@ -163,11 +169,10 @@ class Engine:
     def step(self) -> StepResult:
         """Admits, computes one batch, samples."""
         plan = self.scheduler.schedule()
-        for request in plan.admitted:
-            request.admitted_s = time.monotonic()
-            self._rows.fill(request)
+        self._move(plan)
         if plan.is_empty:
-            return StepResult(to_transfer=plan.to_transfer, did_nothing=not plan.to_transfer)
+            idle = not (plan.admitted or plan.swap_out)
+            return StepResult(prefilled=plan.prefilled, to_transfer=plan.to_transfer, did_nothing=idle)
         batch = self._builder.build(plan)
         hidden = self.model.forward(batch, self.caches.layers)
         sampling = [row.request for row in plan.rows if row.samples]
@@ -178,6 +183,19 @@ class Engine:
         self._score_prompts(plan, hidden)
         self._num_steps += 1
         return self._advance(plan, sampling, sampled)
+
+    def _move(self, plan: StepPlan) -> None:
+        """Brings row table and pools to where the plan has them, before anything is computed."""
+        for row in plan.left_rows:
+            self._rows.clear(row)
+        for swap in plan.swap_out:
+            self._store.save(swap)
+        for request in plan.admitted:
+            request.admitted_s = request.admitted_s or time.monotonic()
+            if request.row >= 0:
+                self._rows.fill(request)
+        for swap in plan.swap_in:
+            self._store.restore(swap)
 
     def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> None:
         """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
@@ -194,12 +212,11 @@ class Engine:
 
     def _advance(self, plan: StepPlan, sampling: list[Request], sampled: Sampled | None) -> StepResult:
         outputs: list[RequestOutput] = []
-        prefilled: list[Request] = []
+        prefilled = list(plan.prefilled)
         for row in plan.rows:
-            row.request.num_computed += row.num_new
+            self.scheduler.computed(row)
             self._count(row)
             if row.request.prefill_only and row.request.num_computed == row.request.target:
-                self._rows.clear(row.request.row)
                 self.scheduler.hold(row.request)
                 prefilled.append(row.request)
         if sampled is not None:
@@ -241,8 +258,7 @@ class Engine:
         )
 
     def _leave(self, request: Request) -> None:
-        if request.row >= 0:
-            self._rows.clear(request.row)
+        self._store.drop(request.request_id)
         self.scheduler.finish(request)
 
     def _failed(self, request: Request, error: TwinfangError) -> RequestOutput:
@@ -260,14 +276,17 @@ class Engine:
 
     def stats(self, *, leases_held: int, transfers_in_flight: int, transfer_bytes: int) -> ServerStats:
         """Load and memory now; what the transfer layer knows is passed in."""
-        scheduler = self.scheduler
+        scheduler, owned = self.scheduler, self.scheduler.owned
         return ServerStats(
-            num_waiting=len(scheduler.waiting) + len(scheduler.transferring),
+            num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
             num_running=len(scheduler.running),
-            num_blocks=scheduler.blocks.capacity,
-            free_blocks=scheduler.blocks.num_free,
-            num_slots=scheduler.slots.capacity,
-            free_slots=scheduler.slots.num_free,
+            num_blocks=owned.blocks.capacity,
+            free_blocks=owned.cache.num_available_blocks,
+            cached_blocks=owned.cache.num_cached_blocks,
+            num_slots=owned.slots.capacity,
+            free_slots=owned.cache.num_available_slots,
+            cached_states=owned.cache.num_cached_states,
+            preemptions=scheduler.num_preemptions,
             leases_held=leases_held,
             transfers_in_flight=transfers_in_flight,
             num_steps=self._num_steps,
@@ -283,4 +302,5 @@ def _stats_of(request: Request) -> RequestStats:
         transfer_s=request.transfer_s,
         transfer_bytes=request.transfer_bytes,
         transfer_descriptors=request.transfer_descriptors,
+        cached_tokens=request.num_cached,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, TokenLogprobs
 from wire.handoff import Ticket
 from wire.sampling_params import SamplingParams
@@ -15,7 +16,7 @@ class Request:
     """State of one request. The scheduler moves it, the engine fills in tokens.
 
     ``tokens`` holds prompt and answer. ``num_computed`` of them have their KV in ``block_ids`` and their
-    Mamba state, h(num_computed), in ``slot``.
+    Mamba state, h(num_computed), in ``state_slot``.
     """
 
     request_id: str
@@ -27,11 +28,22 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     """End of sequence (unless ignored) and the request's own stop tokens."""
     seed: int = 0
+    cache_salt: str = ""
+    """Only requests with the same salt share cached blocks and states."""
 
     num_prompt: int = field(init=False)
     num_computed: int = field(init=False, default=0)
+    num_cached: int = field(init=False, default=0)
+    """Tokens that were not computed because the prefix cache had them."""
     block_ids: list[int] = field(init=False, default_factory=list)
+    nodes: list[CachedBlock] = field(init=False, default_factory=list)
+    """Held nodes of the prefix cache, one for each full block from the prompt's start."""
     slot: int = field(init=False, default=0)
+    """Where the next step leaves the state."""
+    read_state: CachedState | None = field(init=False, default=None)
+    """Held while the newest state, h(num_computed), is one of the prefix cache's and not in ``slot``."""
+    branch: int = field(init=False, default=0)
+    """Tokens up to where cached KV reached beyond every cached state; 0 if it did not."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)
@@ -56,6 +68,11 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def state_slot(self) -> int:
+        """Slot that holds h(num_computed)."""
+        return self.slot if self.read_state is None else self.read_state.slot
 
     @property
     def max_total_tokens(self) -> int:

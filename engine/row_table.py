@@ -1,7 +1,7 @@
-"""Persistent per-row tables: what a step needs of each admitted request, one row a request.
+"""Persistent per-row tables: blocks and sampling of each admitted request, one row a request.
 
 A row is filled when its request is admitted and cleared when it leaves. Steps gather rows by index, so
-building a batch touches no request object but for its newest token. A cleared row holds the null index
+building a batch copies no block list. A cleared row holds the null index
 everywhere: whoever reads it by mistake reads the null entries and nobody's state (vllm 37236).
 """
 
@@ -19,7 +19,7 @@ class RowTable:
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
         self.block_table = np.full((num_rows, num_columns), NULL_INDEX, dtype=np.int32)
-        self.slots = np.full(num_rows, NULL_INDEX, dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         self.temperature = np.zeros(num_rows, dtype=np.float32)
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.top_p = np.ones(num_rows, dtype=np.float32)
@@ -27,12 +27,17 @@ class RowTable:
         self.seed = np.zeros(num_rows, dtype=np.int64)
 
     def fill(self, request: Request) -> None:
-        """Writes an admitted request's blocks, slot and sampling parameters into its row."""
+        """Writes an admitted request's blocks and sampling parameters into its row."""
         row = request.row
-        self.block_table[row, : len(request.block_ids)] = request.block_ids
-        self.slots[row] = request.slot
+        self.extend(request)
         if request.params is not None:
             self._fill_sampling(row, request.params, request.seed)
+
+    def extend(self, request: Request) -> None:
+        """Writes the blocks that a request has got since its row was filled."""
+        row, known = request.row, self.num_blocks[request.row]
+        self.block_table[row, known : len(request.block_ids)] = request.block_ids[known:]
+        self.num_blocks[row] = len(request.block_ids)
 
     def _fill_sampling(self, row: int, params: SamplingParams, seed: int) -> None:
         self.temperature[row] = 0.0 if params.greedy else params.temperature
@@ -44,7 +49,7 @@ class RowTable:
     def clear(self, row: int) -> None:
         """Null indices and greedy sampling: no trace of the request that was here."""
         self.block_table[row] = NULL_INDEX
-        self.slots[row] = NULL_INDEX
+        self.num_blocks[row] = 0
         self.temperature[row] = 0.0
         self.top_k[row] = 0
         self.top_p[row] = 1.0

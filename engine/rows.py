@@ -19,12 +19,22 @@ from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
+class StateBoundary:
+    """The state after ``length`` tokens of a prompt is to be written to ``slot``."""
+
+    length: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRow:
     """One request's share of a step: compute ``num_new`` tokens behind ``num_before``."""
 
     request: Request
     num_before: int
     num_new: int
+    boundaries: tuple[StateBoundary, ...] = ()
+    """States that the scan writes on its way through a prefill row."""
 
     @property
     def is_decode(self) -> bool:

@@ -1,8 +1,9 @@
-"""Decides on the host who is admitted and what each step computes. No tensors, no clocks, no I/O.
+"""Decides on the host who is admitted, preempted and resumed, and what each step computes.
 
-Requests are admitted first come, first served. Admission takes a row, a state slot and all blocks that
-the request can ever need, so that an admitted request always runs to its end. Each step then gives one
-token to every decoding request and what is left of the token budget to prompts, oldest first.
+No tensors, no clocks, no I/O. Requests are admitted first come, first served, with the blocks of their
+prompt; they grow block by block as they decode. When blocks run out the youngest running request is
+preempted: its blocks and state move to host memory and come back, exactly as they were, when there is
+room. The oldest is never preempted for another, so everything admitted runs to its end.
 """
 
 from __future__ import annotations
@@ -10,21 +11,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
-from engine.index_pool import IndexPool
+from engine.ownership import Ownership
 from engine.request import Request
 from engine.rows import PlannedRow
 from wire.errors import ContextLengthError, InvalidRequestError
 
 
 @dataclass(frozen=True)
+class Swap:
+    """Blocks and state of one request on their way to host memory or back."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
-    """What one step does; either part may be empty."""
+    """What one step does; each part may be empty. Swaps out come first, then swaps in, then the rows."""
 
     decode_rows: list[PlannedRow]
     prefill_rows: list[PlannedRow]
     admitted: list[Request] = field(default_factory=list)
-    """Requests that own a row, blocks and a slot since this step."""
+    """Requests that own a row, blocks and a slot since this step, resumed ones included."""
+    left_rows: list[int] = field(default_factory=list)
+    """Rows that were given up since the last step: nothing of them may be read any more."""
+    swap_out: list[Swap] = field(default_factory=list)
+    swap_in: list[Swap] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
+    """Requests that are only prefilled and found all of their prompt in the prefix cache."""
 
     @property
     def rows(self) -> list[PlannedRow]:
@@ -34,7 +51,7 @@ class StepPlan:
     @property
     def to_transfer(self) -> list[Request]:
         """Admitted requests whose blocks and slot wait to be filled from a prefill server."""
-        return [request for request in self.admitted if request.ticket is not None]
+        return [r for r in self.admitted if r.ticket is not None and r.num_computed == 0]
 
     @property
     def is_empty(self) -> bool:
@@ -42,25 +59,35 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the queues and, through the pools, every block and slot of every request.
+    """Owns the queues. A request is in exactly one place:
 
-    A request is in exactly one place: ``waiting`` → [``transferring`` →] ``running`` → gone, or
-    ``held`` (prefilled; its blocks and slot are leased) or ``quarantined`` (gone, but late bytes of its
-    transfer may still land) → gone.
+    ``waiting`` → [``transferring`` →] ``running`` ⇄ ``preempted`` → gone, or ``held`` (prefilled; its blocks
+    and state are leased) or ``quarantined`` (gone, but late bytes of its transfer may land) → gone.
     """
 
-    def __init__(self, plan: CapacityPlan, *, max_num_seqs: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        mode: CacheMode,
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        fingerprint: str = "",
+    ) -> None:
         self._capacity = plan
-        self._max_num_seqs = max_num_seqs
+        self._mode = mode
         self._max_batch_tokens = max_batch_tokens
-        self.blocks = IndexPool(plan.num_blocks, "block")
-        self.slots = IndexPool(plan.num_slots, "slot")
-        self._rows = list(range(max_num_seqs - 1, -1, -1))
+        self.owned = Ownership(plan, mode, max_num_seqs=max_num_seqs, fingerprint=fingerprint)
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
+        self.preempted: OrderedDict[str, Request] = OrderedDict()
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
+        self.num_preemptions = 0
+        self._left_rows: list[int] = []
+
+    # --- events ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises :class:`InvalidRequestError` for one that can never be served."""
@@ -75,81 +102,46 @@ class Scheduler:
             )
         self.waiting[request.request_id] = request
 
-    def schedule(self) -> StepPlan:
-        """Admits what fits and plans the next step."""
-        admitted = self._admit()
-        budget = self._max_batch_tokens
-        decode_rows: list[PlannedRow] = []
-        prefill_rows: list[PlannedRow] = []
-        chunked: list[Request] = []
-        for request in self.running.values():
-            if request.target - request.num_computed == 1 and request.num_computed > 0:
-                decode_rows.append(PlannedRow(request, request.num_computed, 1))
-                budget -= 1
-            else:
-                chunked.append(request)
-        for request in chunked:
-            num_new = min(request.target - request.num_computed, budget)
-            if num_new == 0:
-                break
-            row = PlannedRow(request, request.num_computed, num_new)
-            (decode_rows if row.is_decode else prefill_rows).append(row)
-            budget -= num_new
-        return StepPlan(decode_rows, prefill_rows, admitted)
-
-    def _admit(self) -> list[Request]:
-        admitted: list[Request] = []
-        while self.waiting and self._rows and self.slots.num_free:
-            request = next(iter(self.waiting.values()))
-            num_blocks = blocks_for(request.max_total_tokens, self._capacity.block_size)
-            if num_blocks > self.blocks.num_free:
-                break
-            del self.waiting[request.request_id]
-            request.row = self._rows.pop()
-            request.block_ids = self.blocks.allocate(num_blocks)
-            request.slot = self.slots.allocate(1)[0]
-            if request.ticket is None:
-                self.running[request.request_id] = request
-            else:
-                self.transferring[request.request_id] = request
-            admitted.append(request)
-        return admitted
-
     def transferred(self, request: Request, num_tokens: int) -> None:
-        """The handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
+        """Handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
         del self.transferring[request.request_id]
         request.num_computed = num_tokens
+        self.owned.enter(request)
         self.running[request.request_id] = request
 
+    def computed(self, row: PlannedRow) -> None:
+        """A planned row has been computed."""
+        self.owned.computed(row)
+
     def hold(self, request: Request) -> None:
-        """The prompt is prefilled: its row is free again, its blocks and slot stay until released."""
+        """The prompt is prefilled: its row is free again, its blocks and state stay until released."""
         del self.running[request.request_id]
-        self._free_row(request)
+        self._leave_row(request)
         self.held[request.request_id] = request
 
     def release(self, request_id: str) -> None:
         """Frees what a held request's lease kept, or a quarantined one's destination."""
         request = self.held.pop(request_id, None) or self.quarantined.pop(request_id, None)
         if request is not None:
-            self._free_memory(request)
+            self.owned.free_memory(request)
 
     def finish(self, request: Request) -> None:
         """The request leaves, whatever queue it is in; everything it owns is free again."""
-        for queue in (self.waiting, self.transferring, self.running):
+        for queue in (self.waiting, self.transferring, self.running, self.preempted):
             if queue.pop(request.request_id, None) is not None:
                 break
-        self._free_row(request)
-        self._free_memory(request)
+        self._leave_row(request)
+        self.owned.free_memory(request)
 
     def quarantine(self, request: Request) -> None:
         """The request leaves; its blocks and slot stay until :meth:`release`, since bytes may still land."""
         del self.transferring[request.request_id]
-        self._free_row(request)
+        self._leave_row(request)
         self.quarantined[request.request_id] = request
 
     def find_active(self, request_id: str) -> Request | None:
         """A request that has neither finished nor been prefilled."""
-        for queue in (self.running, self.waiting, self.transferring):
+        for queue in (self.running, self.waiting, self.transferring, self.preempted):
             if request_id in queue:
                 return queue[request_id]
         return None
@@ -157,14 +149,100 @@ class Scheduler:
     def _find(self, request_id: str) -> Request | None:
         return self.find_active(request_id) or self.held.get(request_id) or self.quarantined.get(request_id)
 
-    def _free_row(self, request: Request) -> None:
+    def _leave_row(self, request: Request) -> None:
         if request.row >= 0:
-            self._rows.append(request.row)
-            request.row = -1
+            self._left_rows.append(request.row)
+            self.owned.free_row(request)
 
-    def _free_memory(self, request: Request) -> None:
-        self.blocks.free(request.block_ids)
-        request.block_ids = []
-        if request.slot:
-            self.slots.free([request.slot])
-            request.slot = 0
+    # --- a step ----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Makes room, admits what fits and plans the next step."""
+        decode_rows, swap_out = self._plan_decode_rows()
+        admitted, swap_in = ([], []) if swap_out else self._admit()
+        prefilled = [r for r in admitted if r.prefill_only and r.num_computed == r.target]
+        for request in prefilled:
+            self.hold(request)
+        for request in admitted:
+            if request.request_id in self.running and self._decodes(request):
+                decode_rows.append(PlannedRow(request, request.num_computed, 1))
+        budget = self._max_batch_tokens - len(decode_rows)
+        prefill_rows = self._plan_chunks(budget, decode_rows)
+        left_rows, self._left_rows = self._left_rows, []
+        return StepPlan(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled)
+
+    def _decodes(self, request: Request) -> bool:
+        return request.target - request.num_computed == 1 and request.num_computed > 0
+
+    def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
+        """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""
+        rows: list[PlannedRow] = []
+        swap_out: list[Swap] = []
+        for request in list(self.running.values()):
+            if request.request_id not in self.running or not self._decodes(request):
+                continue
+            missing = self.owned.num_missing_blocks(request, request.num_computed + 1)
+            while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
+                swap_out.append(self._preempt_youngest())
+            if request.request_id in self.running:
+                self.owned.grow(request, request.num_computed + 1)
+                rows.append(PlannedRow(request, request.num_computed, 1))
+        return [row for row in rows if row.request.request_id in self.running], swap_out
+
+    def _preempt_youngest(self) -> Swap:
+        """Takes row, blocks and slot from the request that was admitted last."""
+        request_id, request = self.running.popitem(last=True)
+        self.preempted[request_id] = request
+        self.preempted.move_to_end(request_id, last=False)
+        self.num_preemptions += 1
+        num_used = blocks_for(request.num_computed, self._capacity.block_size)
+        swap = Swap(request_id, tuple(request.block_ids[:num_used]), request.state_slot)
+        self._leave_row(request)
+        self.owned.free_memory(request)
+        return swap
+
+    def _admit(self) -> tuple[list[Request], list[Swap]]:
+        """Resumes preempted requests, then admits waiting ones, as far as there is room."""
+        admitted: list[Request] = []
+        swap_in: list[Swap] = []
+        while self.preempted:
+            request = next(iter(self.preempted.values()))
+            if not self.owned.readmit(request, spare_blocks=1 + len(self.running)):
+                return admitted, swap_in
+            del self.preempted[request.request_id]
+            swap_in.append(Swap(request.request_id, tuple(request.block_ids), request.slot))
+            self.owned.grow(request, request.num_computed + 1)
+            self.running[request.request_id] = request
+            admitted.append(request)
+        while self.waiting:
+            request = next(iter(self.waiting.values()))
+            if not self.owned.admit(request, spare_blocks=self._spare_blocks()):
+                break
+            del self.waiting[request.request_id]
+            place = self.running if request.ticket is None else self.transferring
+            place[request.request_id] = request
+            admitted.append(request)
+        return admitted, swap_in
+
+    def _spare_blocks(self) -> int:
+        """A block for each request that may soon need one, so that admission does not cause preemption."""
+        if all(request.prefill_only for request in self.running.values()):
+            return 0
+        return len(self.running) + len(self.transferring)
+
+    def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:
+        """What is left of the budget goes to prompts, oldest first; a chunk of one token is a decode row."""
+        planned = {row.request.request_id for row in decode_rows}
+        prefill_rows: list[PlannedRow] = []
+        for request in self.running.values():
+            if request.request_id in planned:
+                continue
+            if budget == 0:
+                break
+            start = request.num_computed
+            end = self._mode.chunk_end(request, start, min(request.target, start + budget))
+            boundaries = self.owned.take_boundaries(request, start, end)
+            row = PlannedRow(request, start, end - start, boundaries)
+            (decode_rows if row.is_decode else prefill_rows).append(row)
+            budget -= row.num_new
+        return prefill_rows

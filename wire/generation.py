@@ -35,6 +35,8 @@ class PrefillRequest:
     """The whole prompt, N ≥ 2 tokens; the server computes N-1 of them."""
     prompt_logprobs: int | None = None
     """As :attr:`SamplingParams.logprobs`, for tokens 2 … N of the prompt."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached blocks and states."""
 
 
 @message
@@ -61,6 +63,7 @@ class Submit:
     ticket: Ticket | None
     prompt_logprobs: int | None = None
     """Only where there is no ticket: with one, the prefill server has answered it already."""
+    cache_salt: str = ""
 
 
 @message
@@ -143,15 +146,22 @@ class GetStats:
 
 @message
 class ServerStats:
-    """Load and memory of one server at one moment. The null block and slot count as neither."""
+    """Load and memory of one server at one moment. The null entries do not count.
+
+    What only the prefix cache holds is free, since it is given up for any request that needs room.
+    """
 
     num_waiting: int
     """Requests queued for room or for their transfer."""
     num_running: int
     num_blocks: int
     free_blocks: int
+    cached_blocks: int
     num_slots: int
     free_slots: int
+    cached_states: int
+    preemptions: int
+    """Requests moved to host memory since the start, for want of blocks."""
     leases_held: int
     transfers_in_flight: int
     num_steps: int

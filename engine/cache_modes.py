@@ -1,0 +1,114 @@
+"""At which lengths of a prompt its Mamba state is kept for later requests: one small class a mode.
+
+| mode | states kept | how |
+|---|---|---|
+| `none` | the running one | |
+| `align` | at chunk ends on a block boundary | the scheduler cuts chunks there |
+| `all` | at every state-block boundary, prompt and answer | the scan writes them itself |
+
+Both caching modes also keep the state at a prompt's last block boundary, where the same prompt or
+the next turn of its conversation starts, and at a branch: where a request left a cached prefix that no
+state could serve.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from engine.request import Request
+
+CacheModeName = Literal["none", "align", "all"]
+
+
+class CacheMode(Protocol):
+    """Where states are kept. Lengths are in tokens from the prompt's start."""
+
+    caches: bool
+    """Whether anything is kept at all, KV included."""
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        """Where a chunk that could run from ``start`` to ``end`` has to stop."""
+        ...
+
+    def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
+        """Lengths strictly inside a chunk at which the scan has to write the state."""
+        ...
+
+    def keeps(self, request: Request, length: int) -> bool:
+        """Whether the state at ``length``, where a step ended, is to be kept."""
+        ...
+
+
+class NoCaching:
+    """Every request computes its whole prompt."""
+
+    caches = False
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        return end
+
+    def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
+        return []
+
+    def keeps(self, request: Request, length: int) -> bool:
+        return False
+
+
+class AlignedChunks:
+    """States at chunk ends; needs no support from the scan."""
+
+    caches = True
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        """At the next wanted boundary, else, before the prompt's end, at a block boundary."""
+        wanted = [mark for mark in _marks(request, self._block_size) if start < mark < end]
+        if wanted:
+            return min(wanted)
+        aligned = end - end % self._block_size
+        return aligned if end < request.target and aligned > start else end
+
+    def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
+        return []
+
+    def keeps(self, request: Request, length: int) -> bool:
+        return length % self._block_size == 0 and length < request.num_prompt
+
+
+class StateBlocks:
+    """States at every multiple of ``state_block``; chunks run as they come."""
+
+    caches = True
+
+    def __init__(self, block_size: int, state_block: int) -> None:
+        self._block_size = block_size
+        self._state_block = state_block
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        return end
+
+    def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
+        first = start + self._state_block - start % self._state_block
+        lengths = set(range(first, end, self._state_block))
+        lengths.update(mark for mark in _marks(request, self._block_size) if start < mark < end)
+        return sorted(lengths)
+
+    def keeps(self, request: Request, length: int) -> bool:
+        return length % self._state_block == 0 or length in _marks(request, self._block_size)
+
+
+def _marks(request: Request, block_size: int) -> tuple[int, ...]:
+    """The prompt's last block boundary that leaves a token to compute, and the branch, if there is one."""
+    prompt_end = (request.num_prompt - 1) // block_size * block_size
+    return tuple(mark for mark in (request.branch, prompt_end) if mark > 0)
+
+
+def make_cache_mode(name: CacheModeName, block_size: int, state_block: int) -> CacheMode:
+    """The mode of that name; a block holds ``block_size`` tokens, a state block ``state_block``."""
+    if name == "none":
+        return NoCaching()
+    if name == "align":
+        return AlignedChunks(block_size)
+    return StateBlocks(block_size, state_block)
