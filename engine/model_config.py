@@ -138,7 +138,7 @@ class ModelConfig:
         """Reads ``config.json`` and ``generation_config.json`` of a Hugging Face model directory.
 
         ``dtype``: ``float32``, ``bfloat16`` or ``auto``: the checkpoint's own on a GPU, float32 on CPU,
-        where bfloat16 arithmetic is slower than float32's.
+        whose kernels are made for it.
 
         Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
         """
@@ -326,7 +326,7 @@ def _resolve_dtype(wanted: str, fields: ConfigFields, device: torch.device) -> t
     on_disk = fields.choice("dtype", "torch_dtype", choices=(*_DTYPES, "float16"), default="float32")
     if device.type == "cpu":
         if on_disk != "float32":
-            logger.info("dtype auto: float32 instead of the checkpoint's %s: faster than it on CPU", on_disk)
+            logger.info("dtype auto: float32 instead of the checkpoint's %s, for CPU kernels", on_disk)
         return torch.float32
     if on_disk not in _DTYPES:
         raise fields.error("dtype", on_disk, f"{' or '.join(_DTYPES)}; choose one with an explicit dtype")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,7 +56,7 @@ class WeightFiles:
         self.dtype = dtype
         self.device = torch.device(device)
         self._taken: set[str] = set()
-        self._files = {}
+        self._files: dict[Path, Any] = {}  # safe_open is untyped
         self._path_of: dict[str, Path] = {}
         for path in weight_paths(directory):
             try:
@@ -87,7 +88,8 @@ class WeightFiles:
                 "(quantised checkpoints are not supported)"
             )
         self._taken.add(name)
-        return self._files[path].get_tensor(name).to(self.device, dtype or self.dtype)
+        tensor: Tensor = self._files[path].get_tensor(name)
+        return tensor.to(self.device, dtype or self.dtype)
 
     def unused(self) -> list[str]:
         """Names of tensors that nobody took, sorted."""

@@ -37,28 +37,28 @@ class Attention:
         store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         outputs = []
         split = batch.num_decode_tokens
-        if (rows := batch.decode) is not None:
+        if (decode := batch.decode) is not None:
             attended = paged_attention_decode(
-                q[:split].view(rows.num_rows, rows.num_positions, self.num_heads, self.head_dim),
+                q[:split].view(decode.num_rows, decode.num_positions, self.num_heads, self.head_dim),
                 k_cache,
                 v_cache,
-                rows.block_table,
-                rows.seq_lens,
+                decode.block_table,
+                decode.seq_lens,
                 scale=self.scale,
-                max_seq_len=rows.max_seq_len,
+                max_seq_len=decode.max_seq_len,
             )
             outputs.append(attended.view(split, -1))
-        if (rows := batch.prefill) is not None:
+        if (prefill := batch.prefill) is not None:
             attended = paged_attention_prefill(
                 q[split:],
                 k_cache,
                 v_cache,
-                rows.block_table,
-                rows.cu_seqlens,
-                rows.seq_lens,
+                prefill.block_table,
+                prefill.cu_seqlens,
+                prefill.seq_lens,
                 scale=self.scale,
-                max_query_len=rows.max_query_len,
-                max_seq_len=rows.max_seq_len,
+                max_query_len=prefill.max_query_len,
+                max_seq_len=prefill.max_seq_len,
             )
-            outputs.append(attended.view(rows.num_tokens, -1))
+            outputs.append(attended.view(prefill.num_tokens, -1))
         return self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

@@ -53,12 +53,12 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """``[n, in]`` to ``[n, out]``"""
         num_rows = x.shape[0]
-        if self.packed is None or num_rows * self.size < ONEDNN_MIN_WORK:
+        if self.weight is not None and (self.packed is None or num_rows * self.size < ONEDNN_MIN_WORK):
             return F.linear(x, self.weight, self.bias)
         padded_rows = _padded(num_rows)
         if padded_rows != num_rows:
             x = F.pad(x, (0, 0, 0, padded_rows - num_rows))
-        y = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return y[:num_rows]
 
 

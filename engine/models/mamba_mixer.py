@@ -57,7 +57,7 @@ class MambaMixer:
 
     def forward(self, u: Tensor, batch: Batch, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
-        z, xbc, dt = self.in_proj(u).split(self.proj_split, dim=-1)
+        z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
@@ -82,7 +82,7 @@ class MambaMixer:
             rows.read_slots,
             rows.write_slots,
         )
-        x, B, C = xbc.split(self.conv_split, dim=-1)
+        x, B, C = torch.split(xbc, self.conv_split, dim=-1)
         y = selective_state_update(
             x.view(*shape, config.num_heads, config.head_dim),
             dt.view(*shape, -1),
@@ -113,7 +113,7 @@ class MambaMixer:
             rows.has_initial,
             max_seq_len=rows.max_query_len,
         )
-        x, B, C = xbc.split(self.conv_split, dim=-1)
+        x, B, C = torch.split(xbc, self.conv_split, dim=-1)
         y = ssd_chunk_scan(
             x.view(-1, config.num_heads, config.head_dim),
             dt,

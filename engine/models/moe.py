@@ -113,7 +113,7 @@ class LoopedExperts:
             flat_ids = expert_ids.flatten()
             order = flat_ids.argsort()
             counts = flat_ids.bincount(minlength=len(self.up)).tolist()
-            by_expert = x[order // k].split(counts)
+            by_expert = torch.split(x[order // k], counts)
             results = [self._expert(expert, rows) for expert, rows in enumerate(by_expert) if counts[expert]]
             outputs[order] = torch.cat(results)
         return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)

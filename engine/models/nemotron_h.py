@@ -84,5 +84,7 @@ def _load_mixer(layer_type: LayerType, config: ModelConfig, weights: WeightFiles
     if layer_type == "attention":
         return Attention(config.attention, hidden, weights, prefix)
     if layer_type == "moe":
+        assert config.moe is not None
         return Moe(config.moe, hidden, weights, prefix)
+    assert config.mlp is not None
     return Mlp(hidden, config.mlp.intermediate_size, config.mlp.bias, weights, prefix)
