@@ -30,8 +30,7 @@ class HostStore:
 
     def save(self, swap: Swap) -> None:
         """Copies a request's blocks and state out of the pools, before anyone else writes there."""
-        index = torch.tensor(swap.block_ids, device=self._caches.kv.device)
-        kv = self._caches.kv.index_select(0, index)
+        kv = self._caches.kv.index_select(0, self._index(swap))
         self._stored[swap.request_id] = _Stored(
             kv.to("cpu"), self._caches.state[swap.slot].to("cpu", copy=True)
         )
@@ -40,8 +39,11 @@ class HostStore:
         """Copies them back, to the blocks and the slot that the request owns now."""
         stored = self._stored.pop(swap.request_id)
         device = self._caches.kv.device
-        self._caches.kv.index_copy_(0, torch.tensor(swap.block_ids, device=device), stored.kv.to(device))
+        self._caches.kv.index_copy_(0, self._index(swap), stored.kv.to(device))
         self._caches.state[swap.slot] = stored.state.to(device)
+
+    def _index(self, swap: Swap) -> torch.Tensor:
+        return torch.tensor(swap.block_ids, dtype=torch.int64, device=self._caches.kv.device)
 
     def drop(self, request_id: str) -> None:
         """Forgets a request that was cancelled while it was preempted."""

@@ -54,8 +54,8 @@ class Ownership:
         return True
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a preempted request a row, a slot and as many blocks as it had filled, or nothing."""
-        num_blocks = blocks_for(request.num_computed, self._block_size)
+        """Gives a preempted request a row, a slot and the blocks of all its tokens so far, or nothing."""
+        num_blocks = blocks_for(request.target, self._block_size)
         if (
             not self._rows
             or self.cache.num_available_slots < 1

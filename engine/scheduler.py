@@ -195,11 +195,15 @@ class Scheduler:
         self.preempted[request_id] = request
         self.preempted.move_to_end(request_id, last=False)
         self.num_preemptions += 1
-        num_used = blocks_for(request.num_computed, self._capacity.block_size)
-        swap = Swap(request_id, tuple(request.block_ids[:num_used]), request.state_slot)
+        swap = self._swap(request)
         self._leave_row(request)
         self.owned.free_memory(request)
         return swap
+
+    def _swap(self, request: Request) -> Swap:
+        """What of a request is worth moving: the blocks that it has filled, and its state."""
+        num_used = blocks_for(request.num_computed, self._capacity.block_size)
+        return Swap(request.request_id, tuple(request.block_ids[:num_used]), request.state_slot)
 
     def _admit(self) -> tuple[list[Request], list[Swap]]:
         """Resumes preempted requests, then admits waiting ones, as far as there is room."""
@@ -210,8 +214,7 @@ class Scheduler:
             if not self.owned.readmit(request, spare_blocks=1 + len(self.running)):
                 return admitted, swap_in
             del self.preempted[request.request_id]
-            swap_in.append(Swap(request.request_id, tuple(request.block_ids), request.slot))
-            self.owned.grow(request, request.num_computed + 1)
+            swap_in.append(self._swap(request))
             self.running[request.request_id] = request
             admitted.append(request)
         while self.waiting:

@@ -147,8 +147,10 @@ def prefill_rows(pieces: Items[tuple[Sequence, int]]) -> PrefillRows:
         cu_seqlens=_int32([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
         seq_lens=_int32(seq_lens),
         block_table=_int32([seq.blocks for seq, _ in pieces]),
-        slots=_int32([seq.slot for seq, _ in pieces]),
+        read_slots=_int32([seq.slot for seq, _ in pieces]),
+        write_slots=_int32([seq.slot for seq, _ in pieces]),
         has_initial=torch.tensor([seq.num_computed > 0 for seq, _ in pieces]),
+        boundaries=None,
         max_query_len=max(lengths),
         max_seq_len=max(seq_lens),
     )

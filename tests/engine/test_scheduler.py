@@ -1,10 +1,8 @@
 """The scheduler admits first come, first served, fills the budget, and returns every block and slot."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.cache_modes import make_cache_mode
 from engine.capacity import CapacityPlan
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -17,8 +15,14 @@ def capacity(num_blocks=33, num_slots=5, block_size=4, max_model_len=64):
     return CapacityPlan(num_blocks, num_slots, block_size, 1, 1, max_model_len)
 
 
-def make_scheduler(max_num_seqs=4, max_batch_tokens=8, **sizes):
-    return Scheduler(capacity(**sizes), max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
+def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, **sizes):
+    plan = capacity(**sizes)
+    return Scheduler(
+        plan,
+        make_cache_mode(mode, plan.block_size, state_block),
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+    )
 
 
 def request(name, num_tokens, max_tokens=4):
@@ -34,10 +38,10 @@ def handed_over(name, num_tokens, max_tokens=4):
     return Request(name, list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), ticket=ticket)
 
 
-def compute(plan):
+def compute(scheduler, plan):
     """What the engine does to requests in a step."""
     for row in plan.rows:
-        row.request.num_computed += row.num_new
+        scheduler.computed(row)
         if row.samples:
             row.request.tokens.append(0)
 
@@ -56,14 +60,14 @@ def test_a_long_prompt_runs_in_chunks_within_the_budget():
     for _ in range(4):
         plan = scheduler.schedule()
         seen.append(shape(plan))
-        compute(plan)
+        compute(scheduler, plan)
     assert seen == [([], [("a", 8)]), ([], [("a", 8)]), ([], [("a", 4)]), ([("a", 1)], [])]
 
 
 def test_a_last_chunk_of_one_token_is_a_decode_row():
     scheduler = make_scheduler()
     scheduler.add(request("a", 9))
-    compute(scheduler.schedule())
+    compute(scheduler, scheduler.schedule())
     plan = scheduler.schedule()
     assert shape(plan) == ([("a", 1)], [])
     assert plan.decode_rows[0].samples
@@ -78,7 +82,7 @@ def test_the_first_token_of_a_prompt_is_a_prefill_row_even_alone():
 def test_decode_rows_come_first_and_prompts_get_what_is_left_of_the_budget():
     scheduler = make_scheduler()
     scheduler.add(request("a", 3))
-    compute(scheduler.schedule())
+    compute(scheduler, scheduler.schedule())
     scheduler.add(request("b", 30))
     assert shape(scheduler.schedule()) == ([("a", 1)], [("b", 7)])
 
@@ -100,15 +104,15 @@ def test_a_prefilled_request_keeps_its_memory_until_it_is_released():
     scheduler = make_scheduler()
     a = prefill_only("a", 9)
     scheduler.add(a)
-    compute(scheduler.schedule())
+    compute(scheduler, scheduler.schedule())
     assert a.num_computed == a.target == 8
     scheduler.hold(a)
-    assert scheduler.blocks.num_free == 32 - 2
-    assert scheduler.slots.num_free == 3
+    assert scheduler.owned.blocks.num_free == 32 - 2
+    assert scheduler.owned.slots.num_free == 3
     scheduler.release("a")
     scheduler.release("a")
-    assert scheduler.blocks.num_free == 32
-    assert scheduler.slots.num_free == 4
+    assert scheduler.owned.blocks.num_free == 32
+    assert scheduler.owned.slots.num_free == 4
 
 
 def test_quarantined_memory_is_not_handed_out_before_it_is_released():
@@ -149,73 +153,3 @@ def test_a_request_id_in_use_is_refused():
     scheduler.add(request("a", 3))
     with pytest.raises(InvalidRequestError, match="in use"):
         scheduler.add(request("a", 3))
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random lives of requests; after each step all memory has exactly one owner."""
-
-    @initialize(num_slots=st.integers(2, 6), num_blocks=st.integers(17, 40), budget=st.integers(4, 20))
-    def start(self, num_slots, num_blocks, budget):
-        self.scheduler = make_scheduler(max_batch_tokens=budget, num_slots=num_slots, num_blocks=num_blocks)
-        self.transfers = []
-        self.count = 0
-
-    @rule(kind=st.sampled_from([request, prefill_only, handed_over]), num_tokens=st.integers(2, 50))
-    def add(self, kind, num_tokens):
-        self.count += 1
-        self.scheduler.add(kind(f"r{self.count}", num_tokens))
-
-    @rule()
-    def step(self):
-        plan = self.scheduler.schedule()
-        assert sum(row.num_new for row in plan.rows) <= self.scheduler._max_batch_tokens
-        assert all(row.is_decode for row in plan.decode_rows)
-        assert not any(row.is_decode for row in plan.prefill_rows)
-        self.transfers += plan.to_transfer
-        compute(plan)
-        for row in plan.rows:
-            one = row.request
-            if one.prefill_only and one.num_computed == one.target:
-                self.scheduler.hold(one)
-            elif one.params and one.num_output == one.params.max_tokens:
-                self.scheduler.finish(one)
-
-    @rule(data=st.data(), settled=st.booleans())
-    def end_transfer(self, data, settled):
-        if self.transfers:
-            one = self.transfers.pop(data.draw(st.integers(0, len(self.transfers) - 1)))
-            if one.request_id in self.scheduler.transferring:
-                if settled:
-                    self.scheduler.transferred(one, one.ticket.num_tokens)
-                else:
-                    self.scheduler.quarantine(one)
-
-    @rule(data=st.data())
-    def release(self, data):
-        kept = [*self.scheduler.held, *self.scheduler.quarantined]
-        if kept:
-            self.scheduler.release(data.draw(st.sampled_from(kept)))
-
-    @rule(data=st.data())
-    def cancel(self, data):
-        active = [*self.scheduler.running, *self.scheduler.waiting]
-        if active:
-            self.scheduler.finish(self.scheduler.find_active(data.draw(st.sampled_from(active))))
-
-    @invariant()
-    def all_memory_has_one_owner(self):
-        s = self.scheduler
-        places = [s.waiting, s.transferring, s.running, s.held, s.quarantined]
-        everyone = [one for place in places for one in place.values()]
-        assert len({one.request_id for one in everyone}) == len(everyone)
-        blocks = [block for one in everyone for block in one.block_ids]
-        slots = [one.slot for one in everyone if one.slot]
-        rows = [one.row for one in everyone if one.row >= 0]
-        assert len(set(blocks)) == len(blocks) == s.blocks.capacity - s.blocks.num_free
-        assert len(set(slots)) == len(slots) == s.slots.capacity - s.slots.num_free
-        assert len(set(rows)) == len(rows) == s._max_num_seqs - len(s._rows)
-        assert 0 not in blocks
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

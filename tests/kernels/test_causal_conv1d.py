@@ -19,11 +19,12 @@ TOLERANCE = {
 }
 
 
-def prefill(target, x, weight, bias, state, cu_seqlens, slots, has_initial):
-    max_seq_len = int(cu_seqlens.diff().max())
+def prefill(target, *args):
+    """The arguments of ``causal_conv1d``, positional ones."""
+    max_seq_len = int(args[4].diff().max())
     if target.name == "triton":
-        return module._launch_prefill(x, weight, bias, state, cu_seqlens, slots, has_initial, max_seq_len)
-    return causal_conv1d(x, weight, bias, state, cu_seqlens, slots, has_initial, max_seq_len=max_seq_len)
+        return module._launch_prefill(*args, max_seq_len)
+    return causal_conv1d(*args, max_seq_len=max_seq_len)
 
 
 def decode(target, *args):
@@ -42,11 +43,11 @@ def double(*tensors):
     return [None if t is None else t.double() for t in tensors]
 
 
-PREFILL_ROWS = [  # (length, slot, has_initial) of each row
-    [(7, 3, True)],
-    [(31, 1, False), (32, 2, True), (33, 3, True)],
-    [(1, 2, True), (2, 1, False), (3, 4, True), (4, 3, True)],
-    [(5, 4, True), (0, 3, True), (6, 0, True), (2, 0, False), (70, 2, False)],
+PREFILL_ROWS = [  # (length, read slot, write slot, has_initial) of each row
+    [(7, 3, 3, True)],
+    [(31, 1, 1, False), (32, 2, 2, True), (33, 3, 3, True)],
+    [(1, 2, 2, True), (2, 0, 1, False), (3, 4, 5, True), (4, 4, 3, True)],
+    [(5, 1, 4, True), (0, 3, 3, True), (6, 5, 0, True), (2, 0, 0, False), (70, 5, 2, False)],
 ]
 
 
@@ -64,14 +65,14 @@ PREFILL_ROWS = [  # (length, slot, has_initial) of each row
 def test_prefill_equals_the_reference_and_writes_only_its_slots(
     target, rows, num_channels, num_taps, dtype, state_dtype, with_bias, poisoned_pool
 ):
-    lengths, slots, initial = (list(column) for column in zip(*rows, strict=True))
+    lengths, read, write, initial = (list(column) for column in zip(*rows, strict=True))
     x, weight, bias = operands(sum(lengths), num_channels, num_taps, dtype, target.device)
     bias = bias if with_bias else None
     pool = poisoned_pool(6, (num_channels, num_taps - 1), state_dtype, target.device)
-    pool.fill([slot for slot, start in zip(slots, initial, strict=True) if slot and start])
+    pool.fill([slot for slot, start in zip(read, initial, strict=True) if start])
     before, expected_state = pool.bytes.clone(), pool.view.double()
-    index = (target.int32([0, *itertools.accumulate(lengths)]), target.int32(slots))
-    index = (*index, target.flags(initial))
+    slots = target.int32(read), target.int32(write)
+    index = (target.int32([0, *itertools.accumulate(lengths)]), *slots, target.flags(initial))
 
     y = prefill(target, x, weight, bias, pool.view, *index)
 
@@ -81,7 +82,7 @@ def test_prefill_equals_the_reference_and_writes_only_its_slots(
     # Inputs are copied; Triton's interpreter truncates where a GPU rounds to bfloat16.
     rtol = 2**-7 if state_dtype == torch.bfloat16 else 0
     torch.testing.assert_close(pool.view, expected_state.to(state_dtype), rtol=rtol, atol=0, equal_nan=True)
-    pool.assert_same_outside(before, [s for s, n in zip(slots, lengths, strict=True) if s and n])
+    pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
 
 
 DECODE_ROWS = [  # read slots, write slots
@@ -134,9 +135,8 @@ def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poison
     x, weight, bias = operands(length, num_channels, 4, torch.float32, target.device)
     pool = poisoned_pool(4, (num_channels, 3), device=target.device)
     slot = target.int32([1])
-    whole = prefill(
-        target, x, weight, bias, pool.view, target.int32([0, length]), slot, target.flags([False])
-    )
+    index = (target.int32([0, length]), slot, slot, target.flags([False]))
+    whole = prefill(target, x, weight, bias, pool.view, *index)
     pieces, done, slot = [], 0, 2
     while done < length:
         size = min(choice.choice([1, 1, 2, 3, 5, 17]), length - done)
@@ -147,8 +147,10 @@ def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poison
             pieces.append(decode(target, piece[None], weight, bias, pool.view, *index)[0])
             slot = 5 - slot
         else:
-            index = (target.int32([0, size]), target.int32([slot]), target.flags([done > 0]))
+            slots = target.int32([slot]), target.int32([5 - slot])
+            index = (target.int32([0, size]), *slots, target.flags([done > 0]))
             pieces.append(prefill(target, piece, weight, bias, pool.view, *index))
+            slot = 5 - slot
         done += size
     torch.testing.assert_close(torch.cat(pieces), whole)
     torch.testing.assert_close(pool.view[slot], pool.view[1], rtol=0, atol=0)
@@ -157,8 +159,8 @@ def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poison
 def test_nan_in_a_state_reaches_the_outputs_that_depend_on_it(target, poisoned_pool):
     x, weight, bias = operands(5, 16, 4, torch.float32, target.device)
     pool = poisoned_pool(2, (16, 3), device=target.device)
-    initial = target.flags([True])
-    y = prefill(target, x, weight, bias, pool.view, target.int32([0, 5]), target.int32([1]), initial)
+    index = (target.int32([0, 5]), target.int32([1]), target.int32([1]), target.flags([True]))
+    y = prefill(target, x, weight, bias, pool.view, *index)
     assert y[:3].isnan().all()
     assert y[3:].isfinite().all()
     pool.view.fill_(float("nan"))
@@ -170,12 +172,12 @@ def test_the_convolution_agrees_with_transformers(poisoned_pool):
     nemotron_h = pytest.importorskip("transformers.models.nemotron_h.modeling_nemotron_h")
     x, weight, bias = operands(9, 16, 4, torch.float32)
     pool = poisoned_pool(2, (16, 3))
-    index = (torch.tensor([0, 8]).int(), torch.tensor([1]).int(), torch.tensor([False]))
+    slot = torch.tensor([1]).int()
+    index = (torch.tensor([0, 8]).int(), slot, slot, torch.tensor([False]))
     y = causal_conv1d(x[:8], weight, bias, pool.view, *index, max_seq_len=8)
     expected = nemotron_h.causal_conv1d_fn(x[:8].T[None], weight, bias, activation="silu")
     torch.testing.assert_close(y, expected[0, :, :8].T)
     state = torch.cat([torch.zeros(1, 16, 1), pool.view[1:2]], dim=2)  # theirs keeps K inputs
     expected = nemotron_h.causal_conv1d_update(x[8:, :, None], state, weight, bias, activation="silu")
-    index = (torch.tensor([1]).int(), torch.tensor([[1]]).int())
-    y = causal_conv1d_update(x[None, 8:], weight, bias, pool.view, *index)
+    y = causal_conv1d_update(x[None, 8:], weight, bias, pool.view, slot, slot[:, None])
     torch.testing.assert_close(y[0, 0], expected[0, :, 0])

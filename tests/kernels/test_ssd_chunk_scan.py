@@ -19,7 +19,7 @@ TOLERANCE = {
 
 
 def scan(target, *args, chunk_size=16, dt_limit=NO_LIMIT):
-    max_seq_len = int(args[-3].diff().max())
+    max_seq_len = int(args[8].diff().max())
     if target.name == "triton":
         return module._launch(*args, chunk_size, dt_limit, max_seq_len)
     return ssd_chunk_scan(*args, chunk_size=chunk_size, dt_limit=dt_limit, max_seq_len=max_seq_len)
@@ -48,11 +48,11 @@ def double(tensors):
     return [t.double() for t in tensors]
 
 
-ROWS = [  # (length, slot, has_initial) of each row; chunks hold 16 tokens
-    [(16, 3, True)],
-    [(15, 1, False), (17, 2, True)],
-    [(1, 2, True), (3, 4, True), (48, 1, False), (2, 3, False)],
-    [(5, 4, True), (0, 3, True), (6, 0, True), (2, 0, False), (33, 2, False)],
+ROWS = [  # (length, read slot, write slot, has_initial) of each row; chunks hold 16 tokens
+    [(16, 3, 3, True)],
+    [(15, 1, 1, False), (17, 2, 2, True)],
+    [(1, 2, 2, True), (3, 4, 5, True), (48, 0, 1, False), (2, 4, 3, True)],
+    [(5, 1, 4, True), (0, 3, 3, True), (6, 5, 0, True), (2, 0, 0, False), (33, 5, 2, False)],
 ]
 HEADS = [  # heads, head dim, groups, state dim
     (4, 32, 1, 64),
@@ -81,13 +81,14 @@ def test_scan_equals_the_recurrence_and_writes_only_its_slots(
 ):
     if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
-    lengths, slots, initial = (list(column) for column in zip(*rows, strict=True))
+    lengths, read, write, initial = (list(column) for column in zip(*rows, strict=True))
     num_heads, head_dim, _, state_dim = heads
     tensors = operands(sum(lengths), heads, dtype, target.device)
     pool = poisoned_pool(6, (num_heads, head_dim, state_dim), state_dtype, target.device)
-    pool.fill([slot for slot, start in zip(slots, initial, strict=True) if slot and start])
+    pool.fill([slot for slot, start in zip(read, initial, strict=True) if start])
     before, expected_state = pool.bytes.clone(), pool.view.double()
-    index = (target.int32([0, *itertools.accumulate(lengths)]), target.int32(slots), target.flags(initial))
+    slots = target.int32(read), target.int32(write)
+    index = (target.int32([0, *itertools.accumulate(lengths)]), *slots, target.flags(initial))
 
     y = scan(target, *tensors, pool.view, *index, dt_limit=dt_limit)
 
@@ -96,7 +97,7 @@ def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
     tolerance = TOLERANCE[max(dtype, state_dtype, key=lambda d: TOLERANCE[d]["rtol"])]
     torch.testing.assert_close(pool.view.double(), expected_state, equal_nan=True, **tolerance)
-    pool.assert_same_outside(before, [s for s, n in zip(slots, lengths, strict=True) if s and n])
+    pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
 
 
 @pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
@@ -107,7 +108,8 @@ def test_the_chunk_size_does_not_change_the_result(target, chunk_size, differenc
     pool = poisoned_pool(2, (2, 16, 32), device=target.device)
     pool.fill([1])
     expected_state = pool.view.double()
-    index = (target.int32([0, length]), target.int32([1]), target.flags([True]))
+    slot = target.int32([1])
+    index = (target.int32([0, length]), slot, slot, target.flags([True]))
     y = scan(target, *tensors, pool.view, *index, chunk_size=chunk_size)
     expected = ssd_chunk_scan_reference(*double(tensors), expected_state, *index, dt_limit=NO_LIMIT)
     torch.testing.assert_close(y.double(), expected, **TOLERANCE[torch.float32])
@@ -129,7 +131,8 @@ def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poison
         args = (*rows, pool.view, target.int32([slot]), target.int32([targets]))
         return update(*args, NO_LIMIT)[0] if update else selective_state_update(*args, dt_limit=NO_LIMIT)[0]
 
-    index = (target.int32([0, length]), target.int32([1]), target.flags([False]))
+    slot = target.int32([1])
+    index = (target.int32([0, length]), slot, slot, target.flags([False]))
     whole = scan(target, *tensors, pool.view, *index)
     outputs, done, slot = [], 0, 2
     while done < length:
@@ -139,8 +142,10 @@ def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poison
             outputs.append(decode(done, done + size, slot, targets))
             slot = 5 - slot
         else:
-            index = (target.int32([0, size]), target.int32([slot]), target.flags([done > 0]))
+            slots = target.int32([slot]), target.int32([5 - slot])
+            index = (target.int32([0, size]), *slots, target.flags([done > 0]))
             outputs.append(scan(target, *piece(done, done + size), pool.view, *index))
+            slot = 5 - slot
         done += size
     torch.testing.assert_close(torch.cat(outputs), whole, **TOLERANCE[torch.float32])
     torch.testing.assert_close(pool.view[slot], pool.view[1], **TOLERANCE[torch.float32])
@@ -151,7 +156,8 @@ def test_strong_decay_neither_overflows_nor_loses_the_recent_past(target, poison
     tensors = (x, dt + 20, A - 16, B, C, D, dt_bias)  # exp(-A dt) of a single step overflows
     pool = poisoned_pool(2, (2, 16, 16), device=target.device)
     expected_state = pool.view.double()
-    index = (target.int32([0, 40]), target.int32([1]), target.flags([False]))
+    slot = target.int32([1])
+    index = (target.int32([0, 40]), slot, slot, target.flags([False]))
     y = scan(target, *tensors, pool.view, *index)
     expected = ssd_chunk_scan_reference(*double(tensors), expected_state, *index, dt_limit=NO_LIMIT)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-3)
@@ -167,7 +173,8 @@ def test_nan_reaches_every_later_output_and_the_state(target, source, poisoned_p
         pool.fill([1])
         first = 7
         tensors[1 if source == "dt" else 0][first] = float("nan")
-    index = (target.int32([0, 20]), target.int32([1]), target.flags([True]))
+    slot = target.int32([1])
+    index = (target.int32([0, 20]), slot, slot, target.flags([True]))
     y = scan(target, *tensors, pool.view, *index, dt_limit=(0.001, 0.1))
     assert y[first:].isnan().all()
     assert pool.view[1].isnan().all()
@@ -175,7 +182,8 @@ def test_nan_reaches_every_later_output_and_the_state(target, source, poisoned_p
 
 def test_threads_do_not_change_the_result(poisoned_pool):
     tensors = operands(600, (4, 64, 1, 128))
-    index = (torch.tensor([0, 600]).int(), torch.tensor([1]).int(), torch.tensor([False]))
+    slot = torch.tensor([1]).int()
+    index = (torch.tensor([0, 600]).int(), slot, slot, torch.tensor([False]))
     results, before = [], torch.get_num_threads()
     try:
         for num_threads in (1, 2, 3):
@@ -209,7 +217,8 @@ def test_the_scan_agrees_with_transformers(poisoned_pool):
         dt_limit=(0.1, 0.7),
         return_final_states=True,
     )
-    index = (torch.tensor([0, 37]).int(), torch.tensor([1]).int(), torch.tensor([True]))
+    slot = torch.tensor([1]).int()
+    index = (torch.tensor([0, 37]).int(), slot, slot, torch.tensor([True]))
     y = ssd_chunk_scan(
         x, dt, A, B, C, D, dt_bias, pool.view, *index, chunk_size=16, dt_limit=(0.1, 0.7), max_seq_len=37
     )
