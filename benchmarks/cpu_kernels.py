@@ -104,7 +104,8 @@ def conv_cases() -> Iterator[Case]:
             x = torch.randn(num_tokens, num_channels)
             weight, bias = torch.randn(num_channels, shape.num_taps), torch.randn(num_channels)
             pool = torch.zeros(2, num_channels, num_past)
-            index = (torch.tensor([0, num_tokens]).int(), torch.tensor([1]).int(), torch.tensor([True]))
+            slot = torch.tensor([1]).int()
+            index = (torch.tensor([0, num_tokens]).int(), slot, slot, torch.tensor([True]))
 
             def eager(x=x, weight=weight, bias=bias, pool=pool):
                 window = torch.cat([pool[1], x.T], dim=1)
@@ -127,7 +128,8 @@ def scan_cases() -> Iterator[Case]:
             B, C = torch.randn(2, num_tokens, 1, N)
             A, D, dt_bias = -torch.rand(H), torch.randn(H), torch.randn(H)
             pool = torch.zeros(2, H, P, N)
-            index = (torch.tensor([0, num_tokens]).int(), torch.tensor([1]).int(), torch.tensor([True]))
+            slot = torch.tensor([1]).int()
+            index = (torch.tensor([0, num_tokens]).int(), slot, slot, torch.tensor([True]))
             operands = (x, dt, A, B, C, D, dt_bias, pool)
 
             def eager(operands=operands):

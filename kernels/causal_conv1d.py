@@ -23,7 +23,8 @@ def causal_conv1d_reference(
     bias: torch.Tensor | None,
     conv_state: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    slots: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
     has_initial: torch.Tensor,
 ) -> torch.Tensor:
     """:func:`causal_conv1d`, one row after the other."""
@@ -31,18 +32,17 @@ def causal_conv1d_reference(
     num_taps = weight.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     bounds = cu_seqlens.tolist()
-    for start, end, slot, initial in zip(
-        bounds, bounds[1:], slots.tolist(), has_initial.tolist(), strict=False
-    ):
-        if slot == 0 or start == end:
+    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), strict=True)
+    for start, end, (source, target, initial) in zip(bounds, bounds[1:], rows, strict=False):
+        if target == 0 or start == end:
             continue
-        past = conv_state[slot].to(acc) if initial else torch.zeros_like(conv_state[slot], dtype=acc)
+        past = conv_state[source].to(acc) if initial else torch.zeros_like(conv_state[target], dtype=acc)
         window = torch.cat([past, x[start:end].to(acc).T], dim=1)
         out = sum(window[:, k : k + end - start] * weight[:, k, None].to(acc) for k in range(num_taps))
         if bias is not None:
             out = out + bias[:, None].to(acc)
         y[start:end] = F.silu(out).T
-        conv_state[slot] = window[:, end - start :]
+        conv_state[target] = window[:, end - start :]
     return y
 
 
@@ -82,7 +82,8 @@ def _convolve_tokens_kernel(
     bias_ptr,
     state_ptr,
     cu_seqlens_ptr,
-    slots_ptr,
+    read_slots_ptr,
+    write_slots_ptr,
     has_initial_ptr,
     y_ptr,
     x_stride,
@@ -96,18 +97,19 @@ def _convolve_tokens_kernel(
     BLOCK_C: tl.constexpr,
 ):
     row = tl.program_id(0)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    target = tl.load(write_slots_ptr + row).to(tl.int64)
     start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
     length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
     first = tl.program_id(1) * BLOCK_T
-    if (slot == 0) | (first >= length):
+    if (target == 0) | (first >= length):
         return
     from_state = (first == 0) & (tl.load(has_initial_ptr + row) != 0)
     channels = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     live_channels = channels < num_channels
     tokens = first + tl.arange(0, BLOCK_T)
     x_row = x_ptr + start * x_stride + channels
-    state_row = state_ptr + slot * slot_stride + channels * channel_stride
+    source = tl.load(read_slots_ptr + row).to(tl.int64)
+    state_row = state_ptr + source * slot_stride + channels * channel_stride
 
     y = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
     if HAS_BIAS:
@@ -136,7 +138,8 @@ def _convolve_tokens_kernel(
             old_tile = state_row[:, None] + (NUM_TAPS - 1 + newest)[None, :]
             state += tl.load(old_tile, mask=live_state & (newest < 0)[None, :], other=0.0).to(tl.float32)
         tl.debug_barrier()  # all threads have read before one writes
-        tl.store(state_row[:, None] + columns[None, :], state.to(state_ptr.dtype.element_ty), mask=live_state)
+        state_tile = state_ptr + target * slot_stride + channels[:, None] * channel_stride + columns[None, :]
+        tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live_state)
 
 
 # Decode: one program a (row, BLOCK_C channels) tile walks the row's positions, the window of inputs under the
@@ -197,11 +200,13 @@ def _convolve_positions_kernel(
             tl.store(state_tile + target * slot_stride, stored, mask=live_state)
 
 
-def _launch_prefill(x, weight, bias, conv_state, cu_seqlens, slots, has_initial, max_seq_len):
+def _launch_prefill(
+    x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len
+):
     num_channels, num_taps = weight.shape
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     block_t, block_c = 32, 64
-    grid = (len(slots), triton.cdiv(max_seq_len, block_t), triton.cdiv(num_channels, block_c))
+    grid = (len(write_slots), triton.cdiv(max_seq_len, block_t), triton.cdiv(num_channels, block_c))
     if 0 in grid:
         return y
     _convolve_tokens_kernel[grid](
@@ -210,7 +215,8 @@ def _launch_prefill(x, weight, bias, conv_state, cu_seqlens, slots, has_initial,
         bias,
         conv_state,
         cu_seqlens,
-        slots,
+        read_slots,
+        write_slots,
         has_initial.view(torch.uint8),
         y,
         x.stride(0),
@@ -305,7 +311,7 @@ def _convolve_channels(
     num_taps = weight.shape[0] // y.shape[1]
     taps = _transpose(weight, num_taps, begin, end, num_taps)
     for s in range(read_slots.shape[0]):
-        if read_slots[s] == 0 or bounds[s] == bounds[s + 1]:
+        if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
             continue
         past = np.zeros((num_taps - 1, end - begin), np.float32)
         if has_initial[s]:
@@ -341,10 +347,11 @@ def _convolve_rows(
 def _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial):
     if conv_state.dtype != torch.float32:
         write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        staged = StagedSlots.gather(conv_state, read_slots, write_slots[:, None])
-        slots = staged.read_slots, staged.write_slots[:, 0]
+        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
+        staged = StagedSlots.gather(conv_state, read_slots, write_slots)
+        slots = staged.read_slots, staged.write_slots
         y = _causal_conv1d_cpu(x, weight, bias, staged.pool, cu_seqlens, *slots, has_initial)
-        staged.scatter(conv_state, write_slots[:, None])
+        staged.scatter(conv_state, write_slots)
         return y
     inputs = x.float()
     y = torch.zeros(x.shape)
@@ -367,6 +374,7 @@ def _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, read_slots, writ
 
 def _causal_conv1d_update_cpu(x, weight, bias, conv_state, read_slots, write_slots):
     if conv_state.dtype != torch.float32:
+        write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
         staged = StagedSlots.gather(conv_state, read_slots, write_slots)
         y = _causal_conv1d_update_cpu(x, weight, bias, staged.pool, staged.read_slots, staged.write_slots)
         staged.scatter(conv_state, write_slots)
@@ -402,22 +410,25 @@ def causal_conv1d(
     bias: torch.Tensor | None,
     conv_state: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    slots: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
     has_initial: torch.Tensor,
     *,
     max_seq_len: int,
 ) -> torch.Tensor:
-    """Convolve the ragged rows of a prefill batch and leave each row's last inputs in its slot.
+    """Convolve the ragged rows of a prefill batch and leave each row's last inputs in its write slot.
 
     x ``[num_tokens, C]``, weight ``[C, K]``, bias ``[C]``, conv_state ``[num_slots, C, K - 1]`` of any
-    float dtype, cu_seqlens ``[S + 1]``, slots ``[S]``, has_initial ``[S]``. Row s starts from its slot
-    where ``has_initial[s]``, else from zeros. Returns y ``[num_tokens, C]``; zero in padding rows (slot 0).
+    float dtype, cu_seqlens ``[S + 1]``, read_slots, write_slots and has_initial ``[S]``. Row s starts from
+    ``read_slots[s]`` where ``has_initial[s]``, else from zeros. It may write the slot that it reads, but
+    none that another row reads. Returns y ``[num_tokens, C]``; zero in padding rows (write slot 0).
     """
+    operands = (x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
-        return causal_conv1d_reference(x, weight, bias, conv_state, cu_seqlens, slots, has_initial)
+        return causal_conv1d_reference(*operands)
     if x.is_cuda:
-        return _launch_prefill(x, weight, bias, conv_state, cu_seqlens, slots, has_initial, max_seq_len)
-    return _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, slots, slots, has_initial)
+        return _launch_prefill(*operands, max_seq_len)
+    return _causal_conv1d_cpu(*operands)
 
 
 def causal_conv1d_update(

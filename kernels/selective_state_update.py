@@ -167,6 +167,7 @@ def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_l
 
 def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
     if ssm_state.dtype != torch.float32:
+        write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
         staged = StagedSlots.gather(ssm_state, read_slots, write_slots)
         y = _selective_state_update_cpu(
             x, dt, A, B, C, D, dt_bias, staged.pool, staged.read_slots, staged.write_slots, dt_limit

@@ -31,7 +31,8 @@ def ssd_chunk_scan_reference(
     dt_bias: torch.Tensor,
     ssm_state: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    slots: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
     has_initial: torch.Tensor,
     *,
     dt_limit: tuple[float, float],
@@ -41,12 +42,11 @@ def ssd_chunk_scan_reference(
     heads_per_group = x.shape[1] // B.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     bounds = cu_seqlens.tolist()
-    for start, end, slot, initial in zip(
-        bounds, bounds[1:], slots.tolist(), has_initial.tolist(), strict=False
-    ):
-        if slot == 0 or start == end:
+    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), strict=True)
+    for start, end, (source, target, initial) in zip(bounds, bounds[1:], rows, strict=False):
+        if target == 0 or start == end:
             continue
-        h = ssm_state[slot].to(acc) if initial else torch.zeros_like(ssm_state[slot], dtype=acc)
+        h = ssm_state[source].to(acc) if initial else torch.zeros_like(ssm_state[target], dtype=acc)
         step = F.softplus(dt[start:end].to(acc) + dt_bias.to(acc)).clamp(*dt_limit)
         decay = torch.exp(A.to(acc) * step)
         B_row, C_row = (t[start:end].to(acc).repeat_interleave(heads_per_group, dim=1) for t in (B, C))
@@ -54,7 +54,7 @@ def ssd_chunk_scan_reference(
         for i in range(end - start):
             h = decay[i, :, None, None] * h + (step[i, :, None] * x_row[i])[:, :, None] * B_row[i, :, None, :]
             y[start + i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
-        ssm_state[slot] = h
+        ssm_state[target] = h
     return y
 
 
@@ -76,12 +76,12 @@ def ssd_chunk_scan_reference(
 
 
 @triton_jit
-def _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK: tl.constexpr, PARTS: tl.constexpr):
+def _chunk_of_program(cu_seqlens_ptr, write_slots_ptr, CHUNK: tl.constexpr, PARTS: tl.constexpr):
     """Workspace entry, first token and number of tokens of axis 0's and 1's (part of a chunk, row)."""
     row = tl.program_id(1)
     start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
     end = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64)
-    end = tl.where(tl.load(slots_ptr + row) == 0, start, end)  # padding has no tokens
+    end = tl.where(tl.load(write_slots_ptr + row) == 0, start, end)  # padding has no tokens
     c = tl.program_id(0) // PARTS
     first = start + c * CHUNK
     return start // CHUNK + row + c, first, tl.minimum(end - first, CHUNK)
@@ -93,7 +93,7 @@ def _cumulate_decay_kernel(
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
-    slots_ptr,
+    write_slots_ptr,
     step_ptr,
     cumulated_ptr,
     dt_stride,
@@ -104,7 +104,7 @@ def _cumulate_decay_kernel(
     CHUNK: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    _, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, 1)
+    _, first, length = _chunk_of_program(cu_seqlens_ptr, write_slots_ptr, CHUNK, 1)
     if length <= 0:
         return
     heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -128,7 +128,7 @@ def _chunk_states_kernel(
     step_ptr,
     cumulated_ptr,
     cu_seqlens_ptr,
-    slots_ptr,
+    write_slots_ptr,
     states_ptr,
     x_stride,
     x_head_stride,
@@ -145,7 +145,7 @@ def _chunk_states_kernel(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    entry, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, 1)
+    entry, first, length = _chunk_of_program(cu_seqlens_ptr, write_slots_ptr, CHUNK, 1)
     if length <= 0:
         return
     blocks_p, blocks_n = tl.cdiv(head_dim, BLOCK_P), tl.cdiv(state_dim, BLOCK_N)
@@ -178,7 +178,8 @@ def _pass_states_kernel(
     cumulated_ptr,
     pool_ptr,
     cu_seqlens_ptr,
-    slots_ptr,
+    read_slots_ptr,
+    write_slots_ptr,
     has_initial_ptr,
     slot_stride,
     head_stride,
@@ -191,18 +192,18 @@ def _pass_states_kernel(
     BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    target = tl.load(write_slots_ptr + row).to(tl.int64)
     start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
     length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
-    if (slot == 0) | (length == 0):
+    if (target == 0) | (length == 0):
         return
     elements = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     live = elements < head_dim * state_dim
-    pool = pool_ptr + slot * slot_stride + head * head_stride
-    pool += elements // state_dim * state_row_stride + elements % state_dim
+    pool = pool_ptr + head * head_stride + elements // state_dim * state_row_stride + elements % state_dim
     h = tl.zeros((BLOCK,), tl.float32)
     if tl.load(has_initial_ptr + row) != 0:
-        h += tl.load(pool, mask=live, other=0.0).to(tl.float32)
+        source = tl.load(read_slots_ptr + row).to(tl.int64)
+        h += tl.load(pool + source * slot_stride, mask=live, other=0.0).to(tl.float32)
     states = states_ptr + ((start // CHUNK + row) * num_heads + head) * head_dim * state_dim + elements
     cumulated = cumulated_ptr + head.to(tl.int64) * num_tokens + start
     for first in range(0, length, CHUNK):
@@ -210,7 +211,7 @@ def _pass_states_kernel(
         tl.store(states, h, mask=live)
         h = h * tl.exp(tl.load(cumulated + tl.minimum(first + CHUNK, length) - 1)) + contribution
         states += num_heads * head_dim * state_dim
-    tl.store(pool, h.to(pool_ptr.dtype.element_ty), mask=live)
+    tl.store(pool + target * slot_stride, h.to(pool_ptr.dtype.element_ty), mask=live)
 
 
 @triton_jit
@@ -222,7 +223,7 @@ def _chunk_outputs_kernel(
     step_ptr,
     cumulated_ptr,
     cu_seqlens_ptr,
-    slots_ptr,
+    write_slots_ptr,
     states_ptr,
     y_ptr,
     x_stride,
@@ -243,7 +244,7 @@ def _chunk_outputs_kernel(
     PRECISION: tl.constexpr,
 ):
     PARTS: tl.constexpr = CHUNK // BLOCK_Q
-    entry, first, length = _chunk_of_program(cu_seqlens_ptr, slots_ptr, CHUNK, PARTS)
+    entry, first, length = _chunk_of_program(cu_seqlens_ptr, write_slots_ptr, CHUNK, PARTS)
     query = tl.program_id(0) % PARTS * BLOCK_Q
     if query >= length:
         return
@@ -289,11 +290,12 @@ def _chunk_outputs_kernel(
 
 
 def _launch(
-    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, chunk_size, dt_limit, max_seq_len
-):
+    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial,
+    chunk_size, dt_limit, max_seq_len,
+):  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    num_rows = len(slots)
+    num_rows = len(write_slots)
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if 0 in (num_rows, num_tokens, max_seq_len):
         return y
@@ -309,7 +311,7 @@ def _launch(
     head_major = {"dtype": torch.float32, "device": x.device}
     step, cumulated = torch.empty((2, num_heads, num_tokens), **head_major)
     states = torch.empty((num_tokens // chunk + num_rows, num_heads, head_dim, state_dim), **head_major)
-    rows = (cu_seqlens, slots)
+    rows = (cu_seqlens, write_slots)
     sizes = (num_tokens, num_heads, head_dim, state_dim)
     tiles = {
         "HEADS_PER_GROUP": num_heads // num_groups,
@@ -328,8 +330,8 @@ def _launch(
     )  # fmt: skip
     block = 1024
     _pass_states_kernel[(num_rows, num_heads, triton.cdiv(head_dim * state_dim, block))](
-        states, cumulated, ssm_state, *rows, has_initial.view(torch.uint8), *ssm_state.stride()[:3], *sizes,
-        CHUNK=chunk, BLOCK=block,
+        states, cumulated, ssm_state, cu_seqlens, read_slots, write_slots, has_initial.view(torch.uint8),
+        *ssm_state.stride()[:3], *sizes, CHUNK=chunk, BLOCK=block,
     )  # fmt: skip
     grid = (num_chunks * (chunk // block_q), num_rows, num_heads * triton.cdiv(head_dim, block_p))
     _chunk_outputs_kernel[grid](
@@ -345,12 +347,13 @@ def _ssd_chunk_scan_cpu(
 ):
     if ssm_state.dtype != torch.float32:
         write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        staged = StagedSlots.gather(ssm_state, read_slots, write_slots[:, None])
-        slots = staged.read_slots, staged.write_slots[:, 0]
+        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
+        staged = StagedSlots.gather(ssm_state, read_slots, write_slots)
+        slots = staged.read_slots, staged.write_slots
         y = _ssd_chunk_scan_cpu(
             x, dt, A, B, C, D, dt_bias, staged.pool, cu_seqlens, *slots, has_initial, dt_limit
         )
-        staged.scatter(ssm_state, write_slots[:, None])
+        staged.scatter(ssm_state, write_slots)
         return y
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
@@ -391,25 +394,25 @@ def ssd_chunk_scan(
     dt_bias: torch.Tensor,
     ssm_state: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    slots: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
     has_initial: torch.Tensor,
     *,
     chunk_size: int,
     dt_limit: tuple[float, float],
     max_seq_len: int,
 ) -> torch.Tensor:
-    """Scan the ragged rows of a prefill batch and leave each row's last state in its slot.
+    """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
     x ``[num_tokens, H, P]``, dt ``[num_tokens, H]``, A, D and dt_bias ``[H]``, B and C
-    ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, slots ``[S]``,
-    has_initial ``[S]``. Row s starts from its slot where ``has_initial[s]``, else from zeros. Returns
-    y ``[num_tokens, H, P]``; zero in padding rows (slot 0).
+    ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, read_slots,
+    write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else
+    from zeros. It may write the slot that it reads, but none that another row reads. Returns
+    y ``[num_tokens, H, P]``; zero in padding rows (write slot 0).
     """
+    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
-        return ssd_chunk_scan_reference(
-            x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, slots, has_initial, dt_limit=dt_limit
-        )
-    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens)
+        return ssd_chunk_scan_reference(*operands, dt_limit=dt_limit)
     if x.is_cuda:
-        return _launch(*operands, slots, has_initial, chunk_size, dt_limit, max_seq_len)
-    return _ssd_chunk_scan_cpu(*operands, slots, slots, has_initial, dt_limit)
+        return _launch(*operands, chunk_size, dt_limit, max_seq_len)
+    return _ssd_chunk_scan_cpu(*operands, dt_limit)

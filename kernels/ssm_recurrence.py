@@ -102,7 +102,7 @@ def scan_heads(
     num_fours = head_dim - head_dim % 4
     for item in range((end - begin) * read_slots.shape[0]):
         h, s = begin + item // read_slots.shape[0], item % read_slots.shape[0]
-        if read_slots[s] == 0 or bounds[s] == bounds[s + 1]:
+        if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
             continue
         offset, source = write_slots[s] * slot_stride, read_slots[s] * slot_stride
         for p in range(head_dim):

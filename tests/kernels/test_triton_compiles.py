@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from kernels import causal_conv1d, selective_state_update, ssd_chunk_scan
 
 POINTERS = {
-    "cu_seqlens_ptr": "*i32", "slots_ptr": "*i32", "read_slots_ptr": "*i32", "write_slots_ptr": "*i32",
+    "cu_seqlens_ptr": "*i32", "read_slots_ptr": "*i32", "write_slots_ptr": "*i32",
     "has_initial_ptr": "*u8",
     **{name: "*DTYPE" for name in ("x_ptr", "dt_ptr", "B_ptr", "C_ptr", "y_ptr", "weight_ptr", "bias_ptr")},
 }
