@@ -170,6 +170,7 @@ class DecodeService:
             prompt_logprobs_wanted=message.prompt_logprobs,
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
             seed=params.seed if params.seed is not None else secrets.randbits(63),
+            cache_salt=message.cache_salt,
         )
 
     def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
@@ -263,7 +264,8 @@ class DecodeService:
 
         sink.read(
             ticket,
-            block_ids=request.block_ids[: len(ticket.block_ids)],
+            block_ids=request.block_ids[len(request.nodes) : len(ticket.block_ids)],
+            first_block=len(request.nodes),
             state_slot=request.slot,
             deadline_s=self._config.transfer_deadline_s,
             on_done=on_done,

@@ -71,6 +71,7 @@ class _Flight:
 class _Transfer:
     ticket: Ticket
     block_ids: Sequence[int]
+    first_block: int
     state_slot: int
     started: float
     deadline: float
@@ -147,16 +148,19 @@ class TransferSink:
         ticket: Ticket,
         *,
         block_ids: Sequence[int],
+        first_block: int = 0,
         state_slot: int,
         deadline_s: float,
         on_done: Callable[[TransferResult], None],
     ) -> None:
         """Reads what ``ticket`` names into our ``block_ids`` and ``state_slot``; returns at once.
 
+        The prompt's first ``first_block`` blocks are here already; ``block_ids`` are for the others.
+
         ``on_done`` is called exactly once, no later than about ``deadline_s`` seconds from now.
         """
         now = time.monotonic()
-        transfer = _Transfer(ticket, block_ids, state_slot, now, now + deadline_s, on_done)
+        transfer = _Transfer(ticket, block_ids, first_block, state_slot, now, now + deadline_s, on_done)
         self._thread.post(lambda: self._start(transfer))
 
     def close(self) -> None:
@@ -215,7 +219,9 @@ class TransferSink:
         if name != reply.incarnation:
             if not self.knows(name):
                 self._agent.remove_peer(name)
-            raise TransferError(f"its NIXL metadata is of agent {name!r}, its handshake of {reply.incarnation!r}")
+            raise TransferError(
+                f"its NIXL metadata is of agent {name!r}, its handshake of {reply.incarnation!r}"
+            )
         return name
 
     def _forget(self, peer: _Peer) -> None:
@@ -261,7 +267,8 @@ class TransferSink:
         ticket, caches = transfer.ticket, self._caches
         if ticket.lease_id >= reply.epoch_region.num_bytes // EPOCH_BYTES:
             raise TransferError(f"the ticket's lease {ticket.lease_id} is outside the peer's epoch table")
-        blocks = unit_spans(caches.kv_layout, transfer.block_ids, reply.kv_layout, ticket.block_ids)
+        theirs_missing_here = ticket.block_ids[transfer.first_block :]
+        blocks = unit_spans(caches.kv_layout, transfer.block_ids, reply.kv_layout, theirs_missing_here)
         slots = unit_spans(
             caches.state_layout, [transfer.state_slot], reply.state_layout, [ticket.state_slot]
         )

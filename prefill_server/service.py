@@ -83,6 +83,7 @@ class PrefillService:
             list(message.token_ids),
             params=None,
             prompt_logprobs_wanted=message.prompt_logprobs,
+            cache_salt=message.cache_salt,
         )
         future: asyncio.Future[PrefillReply] = asyncio.get_running_loop().create_future()
         self._calls[request_id] = future
@@ -140,7 +141,7 @@ class PrefillService:
                 request.request_id,
                 num_tokens=request.num_computed,
                 block_ids=request.block_ids,
-                state_slot=request.slot,
+                state_slot=request.state_slot,
             )
             self._tickets[request.request_id] = ticket
             now = time.monotonic()
@@ -149,7 +150,7 @@ class PrefillService:
                 prompt_logprobs=None
                 if request.prompt_logprobs_wanted is None
                 else tuple(request.prompt_logprobs),
-                cached_tokens=0,
+                cached_tokens=request.num_cached,
                 queue_s=request.admitted_s - request.arrived_s,
                 prefill_s=now - request.admitted_s,
             )

@@ -74,6 +74,8 @@ class CompletionRequest:
     return_token_ids: bool
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    cache_salt: str
+    """Only requests with the same salt share cached prompts."""
 
     @property
     def n(self) -> int:
@@ -132,6 +134,7 @@ async def check_completion(body: CompletionBody, services: Services, *, request_
         return_token_ids=bool(body.return_token_ids),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        cache_salt=body.cache_salt or "",
     )
 
 

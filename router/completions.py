@@ -84,6 +84,7 @@ def _generation(request: CompletionRequest, services: Services) -> Generation:
                 token_ids=prompt.token_ids,
                 params=params,
                 prompt_logprobs=request.logprobs if wants_prompt_logprobs else None,
+                cache_salt=request.cache_salt,
             )
             answer = Answer(
                 services.tokenizer,

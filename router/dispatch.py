@@ -26,6 +26,7 @@ class Choice:
     token_ids: tuple[int, ...]
     params: SamplingParams
     prompt_logprobs: int | None = None
+    cache_salt: str = ""
 
 
 class Dispatch:
@@ -83,7 +84,9 @@ class Dispatch:
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice = self._choice
         prefill = self._pool.choose_prefill(fingerprint)
-        request = PrefillRequest(choice.request_id, choice.token_ids, choice.prompt_logprobs)
+        request = PrefillRequest(
+            choice.request_id, choice.token_ids, choice.prompt_logprobs, choice.cache_salt
+        )
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         reply = await prefill.prefill(request, timeout_s=timeout_s)
         # No await from here on: a cancel comes before the ticket or after the submission.
@@ -101,6 +104,8 @@ class Dispatch:
     def _submit(self, decode: DecodeStream, ticket: Ticket | None) -> None:
         choice = self._choice
         prompt_logprobs = choice.prompt_logprobs if ticket is None else None
-        submit = Submit(choice.request_id, choice.token_ids, choice.params, ticket, prompt_logprobs)
+        submit = Submit(
+            choice.request_id, choice.token_ids, choice.params, ticket, prompt_logprobs, choice.cache_salt
+        )
         decode.submit(submit, self._deliver)
         self._stream = decode

@@ -76,6 +76,7 @@ class SamplingFields(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
     def check_extra_fields(self) -> None:
         """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""

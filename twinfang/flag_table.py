@@ -55,6 +55,23 @@ CACHE_MEMORY = Flag(
     default_text="1 on a CPU, 85 % of what is free on a GPU",
 )
 
+CACHE_MODE = Flag(
+    *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
+    "which Mamba states are kept for later prompts: none; those where a chunk ends on a block boundary; "
+    "all at every state-block boundary, written by the scan itself",
+    default="all",
+)
+STATE_BLOCK_SIZE = Flag(
+    *("--state-block-size", "TOKENS", _at_least_one),
+    "tokens between two states that mode all keeps; a multiple of --block-size",
+    default=512,
+)
+CACHED_STATES = Flag(
+    *("--cached-states", "N", integer(0)),
+    "memory for so many states beyond those of running requests",
+    default_text="twice --max-num-seqs; 0 in mode none",
+)
+
 LEASE_TTL = Flag(
     *("--lease-ttl", "SECONDS", _seconds),
     "how long a prefill server keeps a finished prompt's state for a decode server to read",
@@ -125,7 +142,15 @@ THREADS_ALL_CORES = threads("all cores this process may use")
 THREADS_SHARED = threads("the cores this process may use, divided among the servers, at least 1")
 
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, DTYPE, DEVICE, MAX_MODEL_LEN))
-CAPACITY = (MAX_NUM_SEQS, MAX_BATCH_TOKENS, BLOCK_SIZE, CACHE_MEMORY)
+CAPACITY = (
+    MAX_NUM_SEQS,
+    MAX_BATCH_TOKENS,
+    BLOCK_SIZE,
+    CACHE_MEMORY,
+    CACHE_MODE,
+    STATE_BLOCK_SIZE,
+    CACHED_STATES,
+)
 ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE)
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 

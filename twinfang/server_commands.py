@@ -86,6 +86,9 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         max_num_seqs=values.max_num_seqs,
         max_batch_tokens=values.max_batch_tokens,
         block_size=values.block_size,
+        cache_mode=values.cache_mode,
+        state_block_size=values.state_block_size,
+        cached_states=values.cached_states,
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
         num_threads=values.threads or usable_cores(),
     )
