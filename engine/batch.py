@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.boundaries import Boundaries
+
 
 @dataclass(frozen=True)
 class DecodeRows:
@@ -26,18 +28,6 @@ class DecodeRows:
     write_slots: Tensor
     """``[R, T]`` slot that receives the state after each position; 0 writes nothing."""
     max_seq_len: int
-
-
-@dataclass(frozen=True)
-class Boundaries:
-    """States that the scan writes on its way through prefill rows: ``nb`` of them, int32."""
-
-    rows: Tensor
-    """``[nb]`` prefill row, ascending"""
-    offsets: Tensor
-    """``[nb]`` tokens of that row's stretch before the boundary, ascending within a row, never the whole"""
-    slots: Tensor
-    """``[nb]`` slot that receives the state"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +49,7 @@ class PrefillRows:
     has_initial: Tensor
     """``[S]`` bool; False starts from the zero state whatever the slot holds."""
     boundaries: Boundaries | None
+    """Where the scan stores states on its way through the rows."""
     max_query_len: int
     max_seq_len: int
 

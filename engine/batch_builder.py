@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import Batch, Boundaries, DecodeRows, PrefillRows
+from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.capacity import blocks_for
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.scheduler import StepPlan
+from kernels.boundaries import Boundaries
 
 
 class BatchBuilder:
@@ -70,6 +71,14 @@ class BatchBuilder:
         cu_seqlens = np.zeros(len(planned) + 1, dtype=np.int32)
         np.cumsum(num_new, out=cu_seqlens[1:])
         read_slots, write_slots = _slots(planned)
+        has_initial = np.array([row.num_before > 0 for row in planned], dtype=bool)
+        boundaries = _boundaries(
+            planned,
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            read_slots=torch.from_numpy(read_slots),
+            write_slots=torch.from_numpy(write_slots),
+            has_initial=torch.from_numpy(has_initial),
+        )
         return PrefillRows(
             num_rows=len(planned),
             num_tokens=int(cu_seqlens[-1]),
@@ -78,22 +87,11 @@ class BatchBuilder:
             block_table=self._upload(self._block_table(table_rows, seq_lens)),
             read_slots=self._upload(read_slots),
             write_slots=self._upload(write_slots),
-            has_initial=self._upload(np.array([row.num_before > 0 for row in planned], dtype=bool)),
-            boundaries=self._boundaries(planned),
+            has_initial=self._upload(has_initial),
+            boundaries=None if boundaries is None else boundaries.map(self._move),
             max_query_len=int(num_new.max()),
             max_seq_len=int(seq_lens.max()),
         )
-
-    def _boundaries(self, planned: list[PlannedRow]) -> Boundaries | None:
-        entries = [
-            (i, boundary.length - row.num_before, boundary.slot)
-            for i, row in enumerate(planned)
-            for boundary in row.boundaries
-        ]
-        if not entries:
-            return None
-        rows, offsets, slots = np.array(entries, dtype=np.int32).T
-        return Boundaries(self._upload(rows), self._upload(offsets), self._upload(slots))
 
     def _gather(self, planned: list[PlannedRow]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Row indices and sequence lengths, the new tokens included."""
@@ -107,7 +105,9 @@ class BatchBuilder:
         return self._rows.block_table[table_rows, :columns]
 
     def _upload(self, array: NDArray[np.generic]) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return self._move(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
@@ -118,6 +118,18 @@ def _slots(planned: list[PlannedRow]) -> tuple[NDArray[np.int32], NDArray[np.int
     read_slots = np.array([row.request.state_slot for row in planned], dtype=np.int32)
     write_slots = np.array([row.request.slot for row in planned], dtype=np.int32)
     return read_slots, write_slots
+
+
+def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries | None:
+    """On the host; ``rows`` is what :meth:`Boundaries.cut` takes of them."""
+    entries = [
+        (i, boundary.length - row.num_before, boundary.slot)
+        for i, row in enumerate(planned)
+        for boundary in row.boundaries
+    ]
+    if not entries:
+        return None
+    return Boundaries.cut(*torch.tensor(entries, dtype=torch.int32).T.contiguous(), **rows)
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from wire.handoff import Role
 DType = Literal["auto", "float32", "bfloat16"]
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
+DEFAULT_STATE_BLOCK = 512
 GPU_CACHE_FRACTION = 0.85
 """Of the memory that is free once the weights are loaded; the rest is for activations and graphs."""
 
@@ -45,8 +46,8 @@ class EngineConfig:
     """Tokens a KV block holds."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.cache_modes`."""
-    state_block_size: int = 512
-    """Tokens between two states that mode ``all`` keeps; a multiple of ``block_size``."""
+    state_block_size: int | None = None
+    """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``."""
     cached_states: int | None = None
     """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, none in mode none."""
     cache_memory_bytes: int | None = None
@@ -68,16 +69,32 @@ class EngineConfig:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
-        if self.cache_mode == "all" and self.state_block_size % self.block_size:
-            raise ConfigError(
-                f"--state-block-size {self.state_block_size} is not a multiple of --block-size "
-                f"{self.block_size}: a state is only useful where a block ends; choose a multiple"
-            )
+        self._check_state_block_size()
         if self.max_batch_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step must hold one token of every running request; raise the first or lower the second"
             )
+
+    def _check_state_block_size(self) -> None:
+        size = self.state_block_size
+        if size is None:
+            return
+        if self.cache_mode != "all":
+            raise ConfigError(
+                f"--state-block-size {size} means nothing in --cache-mode {self.cache_mode}; "
+                "leave it out, or choose mode all"
+            )
+        if size % self.block_size:
+            raise ConfigError(
+                f"--state-block-size {size} is not a multiple of --block-size {self.block_size}: "
+                "a state is only useful where a block ends; choose a multiple"
+            )
+
+    @property
+    def state_block(self) -> int:
+        """Tokens between two states that mode ``all`` keeps."""
+        return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
 
     @property
     def num_cached_states(self) -> int:

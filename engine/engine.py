@@ -80,7 +80,7 @@ class Engine:
         self.fingerprint = fingerprint(config.model_dir, model_config.dtype)
         self.scheduler = Scheduler(
             self.capacity,
-            make_cache_mode(config.cache_mode, config.block_size, config.state_block_size),
+            make_cache_mode(config.cache_mode, config.block_size, config.state_block),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             fingerprint=self.fingerprint,

@@ -169,7 +169,7 @@ class TransferSink:
             self._agent.remove_peer(peer.name)
         for flight in self._flights:
             flight.read.release()
-        self._flights.clear()  # a handle that is kept keeps NIXL's agent alive, and with it what may still land
+        self._flights.clear()  # a handle that is kept keeps NIXL's agent alive, and what may still land
         self._agent.close()
 
     # --- connecting, on the transfer thread ------------------------------------------------------

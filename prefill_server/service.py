@@ -13,11 +13,10 @@ import logging
 import time
 from typing import Any
 
-from kv_transfer.source import EndedLease, TransferSource
-
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.source import EndedLease, TransferSource
 from prefill_server.config import PrefillConfig
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats

@@ -64,7 +64,7 @@ CACHE_MODE = Flag(
 STATE_BLOCK_SIZE = Flag(
     *("--state-block-size", "TOKENS", _at_least_one),
     "tokens between two states that mode all keeps; a multiple of --block-size",
-    default=512,
+    default_text="512, rounded up to a multiple of --block-size",
 )
 CACHED_STATES = Flag(
     *("--cached-states", "N", integer(0)),

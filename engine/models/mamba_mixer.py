@@ -101,7 +101,10 @@ class MambaMixer:
     def _prefill(
         self, xbc: Tensor, dt: Tensor, rows: PrefillRows, conv_state: Tensor, ssm_state: Tensor
     ) -> Tensor:
-        """Ragged stretches, the state kept after each row's last token. Returns ``[num_tokens, d_inner]``."""
+        """Ragged stretches, the state kept after each row's last token and at boundaries.
+
+        Returns ``[num_tokens, d_inner]``.
+        """
         config = self.config
         xbc = causal_conv1d(
             xbc,
@@ -113,6 +116,7 @@ class MambaMixer:
             rows.write_slots,
             rows.has_initial,
             max_seq_len=rows.max_query_len,
+            boundaries=rows.boundaries,
         )
         x, B, C = torch.split(xbc, self.conv_split, dim=-1)
         y = ssd_chunk_scan(
@@ -131,5 +135,6 @@ class MambaMixer:
             chunk_size=config.chunk_size,
             dt_limit=config.dt_limit,
             max_seq_len=rows.max_query_len,
+            boundaries=rows.boundaries,
         )
         return y.view(-1, config.d_inner)

@@ -59,7 +59,7 @@ def test_decode_rows_stand_before_ragged_prefill_rows():
     assert batch.prefill.cu_seqlens.tolist() == [0, 6, 13]
     assert batch.prefill.seq_lens.tolist() == [6, 12]
     assert batch.prefill.has_initial.tolist() == [False, True]
-    assert batch.prefill.slots.tolist() == [1, 3]
+    assert batch.prefill.read_slots.tolist() == batch.prefill.write_slots.tolist() == [1, 3]
     assert (batch.prefill.max_query_len, batch.prefill.max_seq_len) == (7, 12)
     assert batch.logits_indices.tolist() == [0, 6], "a chunk in the middle of a prompt samples nothing"
 

@@ -1,0 +1,143 @@
+"""Every cache mode gives the tokens of no caching, and a hit saves exactly what the arithmetic says."""
+
+import random
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Request
+from tests.checkpoints import DENSE, WITH_MOE, make_checkpoint
+from wire.sampling_params import SamplingParams
+
+BLOCK = 16
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="module", params=["bundled", "dense", "moe"])
+def model_dir(request, bundled_model, tmp_path_factory):
+    if request.param == "bundled":
+        return bundled_model
+    shape = {"dense": DENSE, "moe": WITH_MOE}[request.param]
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), shape, seed=3)
+
+
+def make_engine(model_dir, mode, budget=512, **settings):
+    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, **settings}
+    if mode == "all":
+        settings.setdefault("state_block_size", 32)
+    settings["max_num_seqs"] = min(settings["max_num_seqs"], budget)
+    return Engine(
+        EngineConfig(model_dir, "both", device="cpu", max_batch_tokens=budget, cache_mode=mode, **settings)
+    )
+
+
+def prompts_with_shared_prefixes(count, seed=0):
+    """Families of prompts: a shared beginning of up to 150 tokens, an end of their own."""
+    choose = random.Random(seed)
+    families = [[choose.randrange(6, 150) for _ in range(choose.randint(10, 150))] for _ in range(5)]
+    return [
+        choose.choice(families)[: choose.randint(5, 150)]
+        + [choose.randrange(6, 150) for _ in range(choose.randint(1, 40))]
+        for _ in range(count)
+    ]
+
+
+def run(engine, prompts, concurrency):
+    """Answers in order, at most ``concurrency`` requests at a time."""
+    requests = [
+        Request(str(i), list(prompt), SamplingParams(max_tokens=NUM_TOKENS, temperature=0))
+        for i, prompt in enumerate(prompts)
+    ]
+    waiting, active = list(reversed(requests)), 0
+    while waiting or active:
+        while waiting and active < concurrency:
+            engine.add(waiting.pop())
+            active += 1
+        for output in engine.step().outputs:
+            assert output.error is None, output.error
+            active -= output.finish_reason is not None
+    return requests
+
+
+def answers(requests):
+    return [request.tokens[request.num_prompt :] for request in requests]
+
+
+@pytest.mark.parametrize(("budget", "concurrency"), [(16, 1), (64, 32), (512, 1), (512, 32)])
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budget, concurrency):
+    prompts = prompts_with_shared_prefixes(24, seed=budget + concurrency)
+    expected = answers(run(make_engine(model_dir, "none"), prompts, 32))
+    engine = make_engine(model_dir, mode, budget)
+    cold = run(engine, prompts, concurrency)
+    warm = run(engine, prompts, concurrency)
+    assert answers(cold) == expected
+    assert answers(warm) == expected
+    assert sum(r.num_cached for r in warm) > sum(r.num_cached for r in cold)
+    assert sum(r.num_cached for r in warm) > sum(r.num_prompt for r in warm) // 3
+
+
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_a_small_pool_evicts_and_stays_exact(model_dir, mode):
+    prompts = prompts_with_shared_prefixes(40, seed=1)
+    expected = answers(run(make_engine(model_dir, "none"), prompts, 8))
+    engine = make_engine(model_dir, mode, 64, max_num_seqs=4, cached_states=3, max_model_len=256)
+    owned = engine.scheduler.owned
+    spare = owned.blocks.num_free - 30
+    owned.blocks.allocate(spare)  # as if the pool were that much smaller
+    assert answers(run(engine, prompts, 4)) == expected
+    assert answers(run(engine, prompts, 4)) == expected
+    assert owned.cache.num_available_blocks == 30
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_tokens", "cached"),
+    [
+        ("none", 100, 0),
+        ("align", 100, 96),  # the last block boundary below the prompt's end
+        ("all", 100, 96),
+        ("all", 97, 96),
+        ("align", 96, 80),  # one token has to be computed
+        ("all", 16, 0),
+        ("all", 17, 16),
+    ],
+)
+def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
+    bundled_model, mode, num_tokens, cached
+):
+    engine = make_engine(bundled_model, mode)
+    prompt = prompts_with_shared_prefixes(1, seed=9)[0] * 10
+    run(engine, [prompt[:num_tokens]], 1)
+    before = engine._prefill_tokens
+    (again,) = run(engine, [prompt[:num_tokens]], 1)
+    assert again.num_cached == cached
+    assert engine._prefill_tokens - before == num_tokens - cached
+
+
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_a_branch_seen_twice_serves_the_third(bundled_model, mode):
+    engine = make_engine(bundled_model, mode)
+    choose = random.Random(2)
+    system = [choose.randrange(6, 150) for _ in range(64)]
+    turns = [system + [choose.randrange(6, 150) for _ in range(30)] for _ in range(3)]
+    first, second, third = (run(engine, [turn], 1)[0] for turn in turns)
+    assert (first.num_cached, second.num_cached, third.num_cached) == (0, 0, 64)
+
+
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_another_salt_shares_nothing(bundled_model, mode):
+    engine = make_engine(bundled_model, mode)
+    prompt = prompts_with_shared_prefixes(1)[0] * 5
+
+    def cached(salt):
+        request = Request("r", list(prompt), SamplingParams(max_tokens=2, temperature=0), cache_salt=salt)
+        engine.add(request)
+        while not engine.step().did_nothing:
+            pass
+        return request.num_cached
+
+    assert cached("a") == 0
+    assert cached("b") == 0
+    assert cached("") == 0
+    assert cached("a") > 0
