@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.staged_slots import StagedSlots
 from kernels.triton_jit import tl, triton, triton_jit
@@ -26,14 +27,16 @@ def causal_conv1d_reference(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     has_initial: torch.Tensor,
+    boundaries: Boundaries | None = None,
 ) -> torch.Tensor:
     """:func:`causal_conv1d`, one row after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     bounds = cu_seqlens.tolist()
-    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), strict=True)
-    for start, end, (source, target, initial) in zip(bounds, bounds[1:], rows, strict=False):
+    stores = stores_by_row(boundaries, len(write_slots))
+    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
+    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
         if target == 0 or start == end:
             continue
         past = conv_state[source].to(acc) if initial else torch.zeros_like(conv_state[target], dtype=acc)
@@ -42,7 +45,8 @@ def causal_conv1d_reference(
         if bias is not None:
             out = out + bias[:, None].to(acc)
         y[start:end] = F.silu(out).T
-        conv_state[target] = window[:, end - start :]
+        for offset, slot in {**inner, end - start: target}.items():
+            conv_state[slot] = window[:, offset : offset + num_taps - 1]
     return y
 
 
@@ -70,6 +74,21 @@ def causal_conv1d_update_reference(
             if target != 0:
                 conv_state[target] = window[:, i + 1 : i + num_taps]
     return y
+
+
+@triton_jit
+def _last_inputs(
+    x_row, x_stride, state_row, from_state, length, columns, live_channels, NUM_TAPS: tl.constexpr
+):
+    """``[BLOCK_C, TAPS]`` state after ``length`` tokens of a row, with the columns that a state has."""
+    newest = length - (NUM_TAPS - 1) + columns
+    live = (columns < NUM_TAPS - 1)[None, :] & live_channels[:, None]
+    new_tile = x_row[:, None] + newest[None, :] * x_stride
+    state = tl.load(new_tile, mask=live & (newest >= 0)[None, :], other=0.0).to(tl.float32)
+    if from_state:
+        old_tile = state_row[:, None] + (NUM_TAPS - 1 + newest)[None, :]
+        state += tl.load(old_tile, mask=live & (newest < 0)[None, :], other=0.0).to(tl.float32)
+    return state, live
 
 
 # Prefill: one program a (row, BLOCK_T tokens, BLOCK_C channels) tile. It reads the tile once for each tap,
@@ -130,16 +149,49 @@ def _convolve_tokens_kernel(
 
     if first == 0:
         columns = tl.arange(0, TAPS)
-        newest = length - (NUM_TAPS - 1) + columns
-        live_state = (columns < NUM_TAPS - 1)[None, :] & live_channels[:, None]
-        new_tile = x_row[:, None] + newest[None, :] * x_stride
-        state = tl.load(new_tile, mask=live_state & (newest >= 0)[None, :], other=0.0).to(tl.float32)
-        if from_state:
-            old_tile = state_row[:, None] + (NUM_TAPS - 1 + newest)[None, :]
-            state += tl.load(old_tile, mask=live_state & (newest < 0)[None, :], other=0.0).to(tl.float32)
+        state, live_state = _last_inputs(
+            x_row, x_stride, state_row, from_state, length, columns, live_channels, NUM_TAPS
+        )
         tl.debug_barrier()  # all threads have read before one writes
         state_tile = state_ptr + target * slot_stride + channels[:, None] * channel_stride + columns[None, :]
         tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live_state)
+
+
+# The states at boundaries: one program a (boundary, BLOCK_C channels) tile. A launch of its own, before the
+# one above, which may overwrite the old state that a boundary at one of a row's first K - 2 offsets needs.
+@triton_jit
+def _store_boundaries_kernel(
+    x_ptr,
+    state_ptr,
+    cu_seqlens_ptr,
+    read_slots_ptr,
+    has_initial_ptr,
+    boundary_rows_ptr,
+    boundary_offsets_ptr,
+    boundary_slots_ptr,
+    x_stride,
+    slot_stride,
+    channel_stride,
+    num_channels,
+    NUM_TAPS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.load(boundary_rows_ptr + tl.program_id(0))
+    length = tl.load(boundary_offsets_ptr + tl.program_id(0)).to(tl.int64)
+    target = tl.load(boundary_slots_ptr + tl.program_id(0)).to(tl.int64)
+    source = tl.load(read_slots_ptr + row).to(tl.int64)
+    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
+    from_state = (length < NUM_TAPS - 1) & (tl.load(has_initial_ptr + row) != 0)
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.arange(0, TAPS)
+    x_row = x_ptr + start * x_stride + channels
+    state_row = state_ptr + source * slot_stride + channels * channel_stride
+    state, live = _last_inputs(
+        x_row, x_stride, state_row, from_state, length, columns, channels < num_channels, NUM_TAPS
+    )
+    state_tile = state_ptr + target * slot_stride + channels[:, None] * channel_stride + columns[None, :]
+    tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live)
 
 
 # Decode: one program a (row, BLOCK_C channels) tile walks the row's positions, the window of inputs under the
@@ -201,7 +253,7 @@ def _convolve_positions_kernel(
 
 
 def _launch_prefill(
-    x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len
+    x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len, boundaries
 ):
     num_channels, num_taps = weight.shape
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
@@ -209,6 +261,14 @@ def _launch_prefill(
     grid = (len(write_slots), triton.cdiv(max_seq_len, block_t), triton.cdiv(num_channels, block_c))
     if 0 in grid:
         return y
+    taps = {"NUM_TAPS": num_taps, "TAPS": triton.next_power_of_2(num_taps)}
+    strides = x.stride(0), conv_state.stride(0), conv_state.stride(1)
+    if boundaries is not None:
+        _store_boundaries_kernel[(len(boundaries.rows), grid[2])](
+            x, conv_state, cu_seqlens, read_slots, has_initial.view(torch.uint8),
+            boundaries.rows, boundaries.offsets, boundaries.slots, *strides, num_channels,
+            BLOCK_C=block_c, **taps,
+        )  # fmt: skip
     _convolve_tokens_kernel[grid](
         x,
         weight.contiguous(),
@@ -219,15 +279,12 @@ def _launch_prefill(
         write_slots,
         has_initial.view(torch.uint8),
         y,
-        x.stride(0),
-        conv_state.stride(0),
-        conv_state.stride(1),
+        *strides,
         num_channels,
         HAS_BIAS=bias is not None,
-        NUM_TAPS=num_taps,
-        TAPS=triton.next_power_of_2(num_taps),
         BLOCK_T=block_t,
         BLOCK_C=block_c,
+        **taps,
     )
     return y
 
@@ -307,7 +364,7 @@ def _convolve_channels(
     x, token_stride, weight, bias, state, slot_stride, channel_stride,
     bounds, read_slots, write_slots, has_initial, y, begin, end,
 ):  # fmt: skip
-    """Items are channels: a whole prefill batch of them."""
+    """Items are channels: a whole prefill batch of them, row by row, so that a row may read an earlier's."""
     num_taps = weight.shape[0] // y.shape[1]
     taps = _transpose(weight, num_taps, begin, end, num_taps)
     for s in range(read_slots.shape[0]):
@@ -415,20 +472,24 @@ def causal_conv1d(
     has_initial: torch.Tensor,
     *,
     max_seq_len: int,
+    boundaries: Boundaries | None = None,
 ) -> torch.Tensor:
     """Convolve the ragged rows of a prefill batch and leave each row's last inputs in its write slot.
 
     x ``[num_tokens, C]``, weight ``[C, K]``, bias ``[C]``, conv_state ``[num_slots, C, K - 1]`` of any
     float dtype, cu_seqlens ``[S + 1]``, read_slots, write_slots and has_initial ``[S]``. Row s starts from
     ``read_slots[s]`` where ``has_initial[s]``, else from zeros. It may write the slot that it reads, but
-    none that another row reads. Returns y ``[num_tokens, C]``; zero in padding rows (write slot 0).
+    none that another row reads. The states at ``boundaries`` are stored as well. Returns y
+    ``[num_tokens, C]``; zero in padding rows (write slot 0).
     """
-    operands = (x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial)
+    operands, rows = (x, weight, bias, conv_state), (cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
-        return causal_conv1d_reference(*operands)
+        return causal_conv1d_reference(*operands, *rows, boundaries)
     if x.is_cuda:
-        return _launch_prefill(*operands, max_seq_len)
-    return _causal_conv1d_cpu(*operands)
+        return _launch_prefill(*operands, *rows, max_seq_len, boundaries)
+    if boundaries is not None:
+        rows = boundaries.segments.as_rows()
+    return _causal_conv1d_cpu(*operands, *rows)
 
 
 def causal_conv1d_update(

@@ -14,6 +14,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 
+from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssm_recurrence import scan_heads
 from kernels.staged_slots import StagedSlots
@@ -36,14 +37,16 @@ def ssd_chunk_scan_reference(
     has_initial: torch.Tensor,
     *,
     dt_limit: tuple[float, float],
+    boundaries: Boundaries | None = None,
 ) -> torch.Tensor:
     """:func:`ssd_chunk_scan` as the plain recurrence, one token after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     heads_per_group = x.shape[1] // B.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     bounds = cu_seqlens.tolist()
-    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), strict=True)
-    for start, end, (source, target, initial) in zip(bounds, bounds[1:], rows, strict=False):
+    stores = stores_by_row(boundaries, len(write_slots))
+    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
+    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
         if target == 0 or start == end:
             continue
         h = ssm_state[source].to(acc) if initial else torch.zeros_like(ssm_state[target], dtype=acc)
@@ -54,6 +57,8 @@ def ssd_chunk_scan_reference(
         for i in range(end - start):
             h = decay[i, :, None, None] * h + (step[i, :, None] * x_row[i])[:, :, None] * B_row[i, :, None, :]
             y[start + i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
+            if i + 1 in inner:
+                ssm_state[inner[i + 1]] = h
         ssm_state[target] = h
     return y
 
@@ -64,7 +69,8 @@ def ssd_chunk_scan_reference(
 #   |----------------------------------------------------|-----------------------------------|
 #   | step, and the running sum of A * step in a chunk   | chunk, BLOCK_H heads              |
 #   | a chunk's own contribution to the state: GEMM      | chunk, head, [BLOCK_P, BLOCK_N]   |
-#   | from those the states before each chunk, in order  | row, head, BLOCK elements         |
+#   | from those the states before each chunk, in order, | row, head, BLOCK elements         |
+#   | and the states to keep                             |                                   |
 #   | outputs: the state before the chunk, and causal    | BLOCK_Q tokens, head, BLOCK_P     |
 #   | scores within it as in flash attention: GEMMs      |                                   |
 #
@@ -72,19 +78,22 @@ def ssd_chunk_scan_reference(
 # keep 10 bits. C B^T is one for all heads of a group and yet computed for each: from cache, on tensor cores
 # that wait for memory anyway, that costs less than to write a [Q, Q] matrix and read it back.
 #
-# Chunk c of row s has workspace entry cu_seqlens[s] // Q + s + c: distinct, and known without a sync.
+# A state can be kept only where a chunk ends, so chunks are counted from the last boundary: all but the third
+# stage run over segments (boundaries.py) as though they were rows, and the third passes a row's state through
+# its segments. A boundary thus costs at most one chunk more, filled in part. Chunk c of segment g has
+# workspace entry cu_seqlens[g] // Q + g + c: distinct, and known without a sync.
 
 
 @triton_jit
 def _chunk_of_program(cu_seqlens_ptr, write_slots_ptr, CHUNK: tl.constexpr, PARTS: tl.constexpr):
-    """Workspace entry, first token and number of tokens of axis 0's and 1's (part of a chunk, row)."""
-    row = tl.program_id(1)
-    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
-    end = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64)
-    end = tl.where(tl.load(write_slots_ptr + row) == 0, start, end)  # padding has no tokens
+    """Workspace entry, first token and number of tokens of axis 0's and 1's (part of a chunk, segment)."""
+    segment = tl.program_id(1)
+    start = tl.load(cu_seqlens_ptr + segment).to(tl.int64)
+    end = tl.load(cu_seqlens_ptr + segment + 1).to(tl.int64)
+    end = tl.where(tl.load(write_slots_ptr + segment) == 0, start, end)  # padding has no tokens
     c = tl.program_id(0) // PARTS
     first = start + c * CHUNK
-    return start // CHUNK + row + c, first, tl.minimum(end - first, CHUNK)
+    return start // CHUNK + segment + c, first, tl.minimum(end - first, CHUNK)
 
 
 @triton_jit
@@ -181,6 +190,7 @@ def _pass_states_kernel(
     read_slots_ptr,
     write_slots_ptr,
     has_initial_ptr,
+    row_starts_ptr,
     slot_stride,
     head_stride,
     state_row_stride,
@@ -188,30 +198,37 @@ def _pass_states_kernel(
     num_heads,
     head_dim,
     state_dim,
+    HAS_BOUNDARIES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    target = tl.load(write_slots_ptr + row).to(tl.int64)
-    start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
-    length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
-    if (target == 0) | (length == 0):
+    segment, next_row = row, row + 1
+    if HAS_BOUNDARIES:
+        segment, next_row = tl.load(row_starts_ptr + row), tl.load(row_starts_ptr + row + 1)
+    start = tl.load(cu_seqlens_ptr + segment).to(tl.int64)
+    end = tl.load(cu_seqlens_ptr + segment + 1).to(tl.int64)
+    if (tl.load(write_slots_ptr + segment) == 0) | (start == end):
         return
     elements = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     live = elements < head_dim * state_dim
     pool = pool_ptr + head * head_stride + elements // state_dim * state_row_stride + elements % state_dim
     h = tl.zeros((BLOCK,), tl.float32)
-    if tl.load(has_initial_ptr + row) != 0:
-        source = tl.load(read_slots_ptr + row).to(tl.int64)
+    if tl.load(has_initial_ptr + segment) != 0:
+        source = tl.load(read_slots_ptr + segment).to(tl.int64)
         h += tl.load(pool + source * slot_stride, mask=live, other=0.0).to(tl.float32)
-    states = states_ptr + ((start // CHUNK + row) * num_heads + head) * head_dim * state_dim + elements
-    cumulated = cumulated_ptr + head.to(tl.int64) * num_tokens + start
-    for first in range(0, length, CHUNK):
-        contribution = tl.load(states, mask=live, other=0.0)
-        tl.store(states, h, mask=live)
-        h = h * tl.exp(tl.load(cumulated + tl.minimum(first + CHUNK, length) - 1)) + contribution
-        states += num_heads * head_dim * state_dim
-    tl.store(pool + target * slot_stride, h.to(pool_ptr.dtype.element_ty), mask=live)
+    cumulated = cumulated_ptr + head.to(tl.int64) * num_tokens
+    for g in range(segment, next_row):
+        end = tl.load(cu_seqlens_ptr + g + 1).to(tl.int64)
+        states = states_ptr + ((start // CHUNK + g) * num_heads + head) * head_dim * state_dim + elements
+        for first in range(start, end, CHUNK):
+            contribution = tl.load(states, mask=live, other=0.0)
+            tl.store(states, h, mask=live)
+            h = h * tl.exp(tl.load(cumulated + tl.minimum(first + CHUNK, end) - 1)) + contribution
+            states += num_heads * head_dim * state_dim
+        target = tl.load(write_slots_ptr + g).to(tl.int64)
+        tl.store(pool + target * slot_stride, h.to(pool_ptr.dtype.element_ty), mask=live)
+        start = end
 
 
 @triton_jit
@@ -291,7 +308,7 @@ def _chunk_outputs_kernel(
 
 def _launch(
     x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial,
-    chunk_size, dt_limit, max_seq_len,
+    chunk_size, dt_limit, max_seq_len, boundaries,
 ):  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
@@ -299,6 +316,12 @@ def _launch(
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if 0 in (num_rows, num_tokens, max_seq_len):
         return y
+    row_starts = None
+    if boundaries is not None:
+        cut = boundaries.segments
+        cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
+        row_starts, max_seq_len = cut.row_starts, cut.max_seq_len
+    num_segments = len(write_slots)
     chunk = max(16, triton.next_power_of_2(chunk_size))
     num_chunks = triton.cdiv(max_seq_len, chunk)
     # Three TF32 terms take three times the registers: these blocks keep float32 from spilling on sm_90.
@@ -310,8 +333,8 @@ def _launch(
     state_block_n = min(block_n, 128)
     head_major = {"dtype": torch.float32, "device": x.device}
     step, cumulated = torch.empty((2, num_heads, num_tokens), **head_major)
-    states = torch.empty((num_tokens // chunk + num_rows, num_heads, head_dim, state_dim), **head_major)
-    rows = (cu_seqlens, write_slots)
+    states = torch.empty((num_tokens // chunk + num_segments, num_heads, head_dim, state_dim), **head_major)
+    segments = (cu_seqlens, write_slots)
     sizes = (num_tokens, num_heads, head_dim, state_dim)
     tiles = {
         "HEADS_PER_GROUP": num_heads // num_groups,
@@ -319,23 +342,24 @@ def _launch(
         "BLOCK_P": block_p,
         "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
     }
-    _cumulate_decay_kernel[(num_chunks, num_rows, triton.cdiv(num_heads, block_h))](
-        dt, A, dt_bias, *rows, step, cumulated, dt.stride(0), *dt_limit, num_tokens, num_heads,
+    _cumulate_decay_kernel[(num_chunks, num_segments, triton.cdiv(num_heads, block_h))](
+        dt, A, dt_bias, *segments, step, cumulated, dt.stride(0), *dt_limit, num_tokens, num_heads,
         CHUNK=chunk, BLOCK_H=block_h,
     )  # fmt: skip
     tiles_of_state = triton.cdiv(head_dim, block_p) * triton.cdiv(state_dim, state_block_n)
-    _chunk_states_kernel[(num_chunks, num_rows, num_heads * tiles_of_state)](
-        x, B, step, cumulated, *rows, states, *x.stride()[:2], *B.stride()[:2], *sizes,
+    _chunk_states_kernel[(num_chunks, num_segments, num_heads * tiles_of_state)](
+        x, B, step, cumulated, *segments, states, *x.stride()[:2], *B.stride()[:2], *sizes,
         BLOCK_T=block_t, BLOCK_N=state_block_n, **tiles,
     )  # fmt: skip
     block = 1024
     _pass_states_kernel[(num_rows, num_heads, triton.cdiv(head_dim * state_dim, block))](
         states, cumulated, ssm_state, cu_seqlens, read_slots, write_slots, has_initial.view(torch.uint8),
-        *ssm_state.stride()[:3], *sizes, CHUNK=chunk, BLOCK=block,
+        row_starts, *ssm_state.stride()[:3], *sizes,
+        HAS_BOUNDARIES=row_starts is not None, CHUNK=chunk, BLOCK=block,
     )  # fmt: skip
-    grid = (num_chunks * (chunk // block_q), num_rows, num_heads * triton.cdiv(head_dim, block_p))
+    grid = (num_chunks * (chunk // block_q), num_segments, num_heads * triton.cdiv(head_dim, block_p))
     _chunk_outputs_kernel[grid](
-        x, B, C, D, step, cumulated, *rows, states, y,
+        x, B, C, D, step, cumulated, *segments, states, y,
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *sizes,
         BLOCK_Q=block_q, BLOCK_N=block_n, num_stages=3 if block_n <= 128 else 2, **tiles,
     )  # fmt: skip
@@ -401,18 +425,22 @@ def ssd_chunk_scan(
     chunk_size: int,
     dt_limit: tuple[float, float],
     max_seq_len: int,
+    boundaries: Boundaries | None = None,
 ) -> torch.Tensor:
     """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
     x ``[num_tokens, H, P]``, dt ``[num_tokens, H]``, A, D and dt_bias ``[H]``, B and C
     ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, read_slots,
     write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else
-    from zeros. It may write the slot that it reads, but none that another row reads. Returns
-    y ``[num_tokens, H, P]``; zero in padding rows (write slot 0).
+    from zeros. It may write the slot that it reads, but none that another row reads. The states at
+    ``boundaries`` are stored as well. Returns y ``[num_tokens, H, P]``; zero in padding rows (write slot 0).
     """
-    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial)
+    operands = (x, dt, A, B, C, D, dt_bias, ssm_state)
+    rows = (cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
-        return ssd_chunk_scan_reference(*operands, dt_limit=dt_limit)
+        return ssd_chunk_scan_reference(*operands, *rows, dt_limit=dt_limit, boundaries=boundaries)
     if x.is_cuda:
-        return _launch(*operands, chunk_size, dt_limit, max_seq_len)
-    return _ssd_chunk_scan_cpu(*operands, dt_limit)
+        return _launch(*operands, *rows, chunk_size, dt_limit, max_seq_len, boundaries)
+    if boundaries is not None:
+        rows = boundaries.segments.as_rows()
+    return _ssd_chunk_scan_cpu(*operands, *rows, dt_limit)

@@ -97,7 +97,10 @@ def scan_heads(
     step, decay, D, num_groups, head_dim, width, state, slot_stride, head_stride, row_stride,
     bounds, read_slots, write_slots, has_initial, y, begin, end,
 ):  # fmt: skip
-    """Items are heads: all rows of a prefill batch. step and decay ``[num_tokens, H]``, y zero."""
+    """Items are heads: all rows of a prefill batch, in order, so that a row may start where an earlier ended.
+
+    step and decay ``[num_tokens, H]``, y zero.
+    """
     num_heads = step.shape[1]
     num_fours = head_dim - head_dim % 4
     for item in range((end - begin) * read_slots.shape[0]):

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class StagedSlots:
-    """Slot ``1 + r`` of ``pool`` is what row r reads; those for ``write_slots`` follow after all of these."""
+    """``pool`` has the few slots, numbered anew, and null; read_slots and write_slots are the new numbers."""
 
     pool: torch.Tensor
     read_slots: torch.Tensor
@@ -21,17 +21,15 @@ class StagedSlots:
 
     @classmethod
     def gather(cls, pool: torch.Tensor, read_slots: torch.Tensor, write_slots: torch.Tensor) -> StagedSlots:
-        """Copy the slots that are read, ``[R]``; null slots stay null and are not looked at."""
+        """Copy the slots that are read, ``[R]``; the null slot stays null and is not looked at."""
         num_rows = len(read_slots)
-        ids = torch.arange(1, 1 + num_rows + write_slots.numel(), dtype=torch.int32)
+        named = torch.cat([read_slots.new_zeros(1), read_slots, write_slots.reshape(-1)])
+        distinct, numbers = torch.unique(named, return_inverse=True)  # ascending: null is first
+        numbers = numbers[1:].to(torch.int32)
+        staged = torch.empty((len(distinct), *pool.shape[1:]), dtype=torch.float32)
         live = read_slots != 0
-        staged = torch.empty((len(ids) + 1, *pool.shape[1:]), dtype=torch.float32)
-        staged[ids[:num_rows][live]] = pool[read_slots[live]].float()
-        return cls(
-            pool=staged,
-            read_slots=torch.where(live, ids[:num_rows], 0),
-            write_slots=torch.where(write_slots != 0, ids[num_rows:].view(write_slots.shape), 0),
-        )
+        staged[numbers[:num_rows][live]] = pool[read_slots[live]].float()
+        return cls(staged, numbers[:num_rows], numbers[num_rows:].view(write_slots.shape))
 
     def scatter(self, pool: torch.Tensor, write_slots: torch.Tensor) -> None:
         """Store the states that the step wrote, all of ``write_slots`` but null, in the pool's dtype."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.boundaries import Boundaries, stores_by_row
-from ragged_rows import RaggedRows, Row, random_rows
+from tests.kernels.ragged_rows import RaggedRows, Row, random_rows
 
 
 def int32(values):

@@ -11,6 +11,7 @@ from kernels.causal_conv1d import (
     causal_conv1d_update,
     causal_conv1d_update_reference,
 )
+from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row, random_rows
 
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 2e-6},
@@ -19,12 +20,12 @@ TOLERANCE = {
 }
 
 
-def prefill(target, *args):
-    """The arguments of ``causal_conv1d``, positional ones."""
+def prefill(target, *args, boundaries=None):
+    """The positional arguments of ``causal_conv1d``."""
     max_seq_len = int(args[4].diff().max())
     if target.name == "triton":
-        return module._launch_prefill(*args, max_seq_len)
-    return causal_conv1d(*args, max_seq_len=max_seq_len)
+        return module._launch_prefill(*args, max_seq_len, boundaries)
+    return causal_conv1d(*args, max_seq_len=max_seq_len, boundaries=boundaries)
 
 
 def decode(target, *args):
@@ -83,6 +84,60 @@ def test_prefill_equals_the_reference_and_writes_only_its_slots(
     rtol = 2**-7 if state_dtype == torch.bfloat16 else 0
     torch.testing.assert_close(pool.view, expected_state.to(state_dtype), rtol=rtol, atol=0, equal_nan=True)
     pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
+
+
+BOUNDARY_ROWS = [  # the tiles of the Triton kernel hold 32 tokens
+    [Row(7, 3, 3, True, {1: 7, 2: 8, 3: 9, 6: 10})],
+    [Row(70, 0, 1, False, {1: 7, 31: 8, 32: 9, 33: 10, 69: 11}), Row(2, 2, 4, True, {1: 12})],
+    [Row(6, 5, 0, True), Row(0, 3, 3, True), Row(3, 4, 1, True, {2: 7}), Row(5, 4, 2, True)],
+    *(random_rows(seed, 40) for seed in range(4)),
+]
+
+
+@pytest.mark.parametrize("rows", BOUNDARY_ROWS)
+@pytest.mark.parametrize(
+    ("num_channels", "num_taps", "dtype", "state_dtype"),
+    [
+        (72, 4, torch.float32, torch.float32),
+        (17, 2, torch.float32, torch.float32),
+        (24, 4, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_prefill_stores_the_states_at_boundaries_too(
+    target, rows, num_channels, num_taps, dtype, state_dtype, poisoned_pool
+):
+    batch = RaggedRows(rows, target.device)
+    x, weight, bias = operands(batch.num_tokens, num_channels, num_taps, dtype, target.device)
+    pool = poisoned_pool(NUM_SLOTS, (num_channels, num_taps - 1), state_dtype, target.device)
+    pool.fill(batch.filled_slots)
+    before, expected_state, plain_state = pool.bytes.clone(), pool.view.double(), pool.view.clone()
+
+    y = prefill(target, x, weight, bias, pool.view, *batch.index, boundaries=batch.boundaries)
+
+    expected = causal_conv1d_reference(
+        *double(x, weight, bias), expected_state, *batch.index, batch.boundaries
+    )
+    torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
+    rtol = 2**-7 if state_dtype == torch.bfloat16 else 0  # as above
+    torch.testing.assert_close(pool.view, expected_state.to(state_dtype), rtol=rtol, atol=0, equal_nan=True)
+    pool.assert_same_outside(before, batch.written_slots)
+    plain = prefill(target, x, weight, bias, plain_state, *batch.index)
+    torch.testing.assert_close(y, plain)
+    last = [row.write_slot for row in rows]
+    torch.testing.assert_close(pool.view[last], plain_state[last], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("boundary", [1, 2, 3, 19, 32, 39])
+def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary, poisoned_pool):
+    x, weight, bias = operands(40, 24, 4, torch.float32, target.device)
+    pool = poisoned_pool(5, (24, 3), device=target.device)
+    pool.fill([1])
+    batch = RaggedRows([Row(40, 1, 2, True, {boundary: 3})], target.device)
+    whole = prefill(target, x, weight, bias, pool.view, *batch.index, boundaries=batch.boundaries)
+    rest = RaggedRows([Row(40 - boundary, 3, 4, True)], target.device)
+    y = prefill(target, x[boundary:], weight, bias, pool.view, *rest.index)
+    torch.testing.assert_close(y, whole[boundary:])
+    torch.testing.assert_close(pool.view[4], pool.view[2], rtol=0, atol=0)
 
 
 DECODE_ROWS = [  # read slots, write slots

@@ -8,6 +8,7 @@ from kernels import selective_state_update as update_module
 from kernels import ssd_chunk_scan as module
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan, ssd_chunk_scan_reference
+from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row, random_rows
 
 NO_LIMIT = (0.0, float("inf"))
 TOLERANCE = {
@@ -18,11 +19,12 @@ TOLERANCE = {
 }
 
 
-def scan(target, *args, chunk_size=16, dt_limit=NO_LIMIT):
+def scan(target, *args, chunk_size=16, dt_limit=NO_LIMIT, boundaries=None):
     max_seq_len = int(args[8].diff().max())
     if target.name == "triton":
-        return module._launch(*args, chunk_size, dt_limit, max_seq_len)
-    return ssd_chunk_scan(*args, chunk_size=chunk_size, dt_limit=dt_limit, max_seq_len=max_seq_len)
+        return module._launch(*args, chunk_size, dt_limit, max_seq_len, boundaries)
+    options = {"chunk_size": chunk_size, "dt_limit": dt_limit, "max_seq_len": max_seq_len}
+    return ssd_chunk_scan(*args, **options, boundaries=boundaries)
 
 
 def operands(num_tokens, heads, dtype=torch.float32, device="cpu"):
@@ -98,6 +100,64 @@ def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     tolerance = TOLERANCE[max(dtype, state_dtype, key=lambda d: TOLERANCE[d]["rtol"])]
     torch.testing.assert_close(pool.view.double(), expected_state, equal_nan=True, **tolerance)
     pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
+
+
+BOUNDARY_ROWS = [  # chunks hold 16 tokens
+    [Row(20, 3, 3, True, {1: 7, 15: 8, 16: 9, 17: 10, 19: 11})],
+    [Row(48, 0, 1, False, {32: 7}), Row(2, 2, 4, True, {1: 8}), Row(17, 5, 6, True, {16: 9})],
+    [Row(6, 5, 0, True), Row(0, 3, 3, True), Row(3, 4, 1, True, {2: 7}), Row(5, 4, 2, True)],
+    *(random_rows(seed, 40) for seed in range(4)),
+]
+
+
+@pytest.mark.parametrize("rows", BOUNDARY_ROWS)
+@pytest.mark.parametrize(
+    ("heads", "dtype", "state_dtype"),
+    [
+        (HEADS[1], torch.float32, torch.float32),
+        (HEADS[3], torch.float32, torch.bfloat16),
+        (HEADS[5], torch.float32, torch.float32),
+        (HEADS[1], torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, state_dtype, poisoned_pool):
+    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
+    batch = RaggedRows(rows, target.device)
+    num_heads, head_dim, _, state_dim = heads
+    tensors = operands(batch.num_tokens, heads, dtype, target.device)
+    pool = poisoned_pool(NUM_SLOTS, (num_heads, head_dim, state_dim), state_dtype, target.device)
+    pool.fill(batch.filled_slots)
+    before, expected_state, plain_state = pool.bytes.clone(), pool.view.double(), pool.view.clone()
+
+    y = scan(target, *tensors, pool.view, *batch.index, boundaries=batch.boundaries)
+
+    expected = ssd_chunk_scan_reference(
+        *double(tensors), expected_state, *batch.index, dt_limit=NO_LIMIT, boundaries=batch.boundaries
+    )
+    torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
+    tolerance = TOLERANCE[max(dtype, state_dtype, key=lambda d: TOLERANCE[d]["rtol"])]
+    torch.testing.assert_close(pool.view.double(), expected_state, equal_nan=True, **tolerance)
+    pool.assert_same_outside(before, batch.written_slots)
+    plain = scan(target, *tensors, plain_state, *batch.index)
+    torch.testing.assert_close(y, plain, **TOLERANCE[dtype])
+    last = [row.write_slot for row in rows]
+    torch.testing.assert_close(pool.view[last], plain_state[last], equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("boundary", [1, 15, 16, 17, 31, 39])
+def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary, poisoned_pool):
+    x, dt, A, B, C, D, dt_bias = operands(40, (4, 16, 2, 32), device=target.device)
+    pool = poisoned_pool(5, (4, 16, 32), device=target.device)
+    pool.fill([1])
+    batch = RaggedRows([Row(40, 1, 2, True, {boundary: 3})], target.device)
+    tensors = (x, dt, A, B, C, D, dt_bias)
+    whole = scan(target, *tensors, pool.view, *batch.index, boundaries=batch.boundaries)
+    x, dt, B, C = (t[boundary:] for t in (x, dt, B, C))
+    rest = RaggedRows([Row(40 - boundary, 3, 4, True)], target.device)
+    y = scan(target, x, dt, A, B, C, D, dt_bias, pool.view, *rest.index)
+    torch.testing.assert_close(y, whole[boundary:], **TOLERANCE[torch.float32])
+    torch.testing.assert_close(pool.view[4], pool.view[2], **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])

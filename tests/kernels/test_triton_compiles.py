@@ -17,7 +17,8 @@ from kernels import causal_conv1d, selective_state_update, ssd_chunk_scan
 
 POINTERS = {
     "cu_seqlens_ptr": "*i32", "read_slots_ptr": "*i32", "write_slots_ptr": "*i32",
-    "has_initial_ptr": "*u8",
+    "has_initial_ptr": "*u8", "row_starts_ptr": "*i32",
+    **{f"boundary_{name}_ptr": "*i32" for name in ("rows", "offsets", "slots")},
     **{name: "*DTYPE" for name in ("x_ptr", "dt_ptr", "B_ptr", "C_ptr", "y_ptr", "weight_ptr", "bias_ptr")},
 }
 SCAN = {"HEADS_PER_GROUP": 8, "CHUNK": 128, "BLOCK_P": 64, "BLOCK_N": 64, "PRECISION": "tf32x3"}
@@ -25,13 +26,14 @@ CONV = {"HAS_BIAS": True, "NUM_TAPS": 4, "TAPS": 4}
 KERNELS = [
     (ssd_chunk_scan._cumulate_decay_kernel, {"CHUNK": 128, "BLOCK_H": 16}),
     (ssd_chunk_scan._chunk_states_kernel, {**SCAN, "BLOCK_T": 32}),
-    (ssd_chunk_scan._pass_states_kernel, {"CHUNK": 128, "BLOCK": 1024}),
+    (ssd_chunk_scan._pass_states_kernel, {"HAS_BOUNDARIES": True, "CHUNK": 128, "BLOCK": 1024}),
     (ssd_chunk_scan._chunk_outputs_kernel, {**SCAN, "BLOCK_Q": 16}),
     (
         selective_state_update._update_tiles_kernel,
         {"HEADS_PER_GROUP": 8, "NUM_POSITIONS": 2, "BLOCK_P": 16, "BLOCK_N": 128},
     ),
     (causal_conv1d._convolve_tokens_kernel, {**CONV, "BLOCK_T": 32, "BLOCK_C": 64}),
+    (causal_conv1d._store_boundaries_kernel, {"NUM_TAPS": 4, "TAPS": 4, "BLOCK_C": 64}),
     (causal_conv1d._convolve_positions_kernel, {**CONV, "NUM_POSITIONS": 2, "BLOCK_C": 128}),
 ]
 for kernel, constants in KERNELS:
@@ -62,4 +64,4 @@ def test_kernels_compile_for_sm_90(dtype):
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.count("compiled") == 7
+    assert result.stdout.count("compiled") == 8
