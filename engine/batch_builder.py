@@ -11,14 +11,27 @@ from engine.capacity import blocks_for
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.scheduler import StepPlan
+from engine.step_buffers import StepBuffers
 from kernels.boundaries import Boundaries
 
 
 class BatchBuilder:
-    """Builds :class:`Batch` on one device; blocks hold ``block_size`` tokens."""
+    """Builds :class:`Batch` on one device; blocks hold ``block_size`` tokens.
+
+    Batches of decode rows alone come in persistent buffers, padded to a captured size; those with prefill
+    rows are ragged and made anew.
+    """
 
     def __init__(self, rows: RowTable, *, block_size: int, device: torch.device) -> None:
         self._rows = rows
+        num_rows, num_columns = rows.block_table.shape
+        self._buffers = StepBuffers(
+            max_rows=num_rows,
+            num_positions=1,
+            num_columns=num_columns,
+            block_size=block_size,
+            device=device,
+        )
         self._block_size = block_size
         self._device = device
 
@@ -28,6 +41,8 @@ class BatchBuilder:
         for row in planned:
             if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
                 self._rows.extend(row.request)
+        if not plan.prefill_rows:
+            return self._buffers.load(plan.decode_rows, self._rows)
         num_new = np.array([row.num_new for row in planned], dtype=np.int64)
         starts = np.concatenate(([0], np.cumsum(num_new)))
         positions = _ranges(np.array([row.num_before for row in planned], dtype=np.int64), num_new)
@@ -51,6 +66,10 @@ class BatchBuilder:
             prefill=self._prefill_rows(plan.prefill_rows) if plan.prefill_rows else None,
             logits_indices=self._upload(starts[1:][samples] - 1),
         )
+
+    def dummy(self, num_rows: int) -> Batch:
+        """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
+        return self._buffers.padding(num_rows)
 
     def _decode_rows(self, planned: list[PlannedRow]) -> DecodeRows:
         table_rows, seq_lens = self._gather(planned)

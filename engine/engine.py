@@ -184,6 +184,11 @@ class Engine:
         self._num_steps += 1
         return self._advance(plan, sampling, sampled)
 
+    @torch.inference_mode()
+    def dummy_step(self, num_rows: int) -> None:
+        """The forward pass of an idle data-parallel rank: it touches nothing but the null entries."""
+        self.model.forward(self._builder.dummy(num_rows), self.caches.layers)
+
     def _move(self, plan: StepPlan) -> None:
         """Brings row table and pools to where the plan has them, before anything is computed."""
         for row in plan.left_rows:
