@@ -165,7 +165,7 @@ class TransferSink:
             self._agent.remove_peer(peer.name)
         for flight in self._flights:
             flight.read.release()
-        self._flights.clear()  # a handle that is kept keeps NIXL's agent alive, and with it what may still land
+        self._flights.clear()  # a handle kept would keep NIXL's agent alive, and late bytes coming
         self._agent.close()
 
     # --- connecting, on the transfer thread ------------------------------------------------------
@@ -215,7 +215,7 @@ class TransferSink:
         if name != reply.incarnation:
             if not self.knows(name):
                 self._agent.remove_peer(name)
-            raise TransferError(f"its NIXL metadata is of agent {name!r}, its handshake of {reply.incarnation!r}")
+            raise TransferError(f"its metadata is of {name!r}, its handshake of {reply.incarnation!r}")
         return name
 
     def _forget(self, peer: _Peer) -> None:
