@@ -142,7 +142,7 @@ def scan_cases() -> Iterator[Case]:
             def ours(args=(*operands, *index), max_seq_len=num_tokens):
                 return ssd_chunk_scan(*args, chunk_size=64, dt_limit=NO_LIMIT, max_seq_len=max_seq_len)
 
-            flops = 6 * num_tokens * H * P * N
+            flops = 5 * num_tokens * H * P * N
             yield Case("ssd_chunk_scan", f"{shape.name}, {num_tokens} tokens", eager, ours, flops=flops)
 
 

@@ -5,6 +5,12 @@
     y_t = h_t C_t + D x_t
 
 Head h uses B and C of group ``h // (H // G)``.
+
+| device | form |
+|---|---|
+| CUDA | chunks of ``chunk_size`` tokens, their work as GEMMs (Triton) |
+| CPU | the recurrence itself, in registers: faster there (kernels/ssm_recurrence.py) |
+| float64 anywhere | reference |
 """
 
 from __future__ import annotations
@@ -402,8 +408,9 @@ def ssd_chunk_scan(
 
     x ``[num_tokens, H, P]``, dt ``[num_tokens, H]``, A, D and dt_bias ``[H]``, B and C
     ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, slots ``[S]``,
-    has_initial ``[S]``. Row s starts from its slot where ``has_initial[s]``, else from zeros. Returns
-    y ``[num_tokens, H, P]``; zero in padding rows (slot 0).
+    has_initial ``[S]``. Row s starts from its slot where ``has_initial[s]``, else from zeros. The pool may be
+    of any float dtype. chunk_size affects speed only. Returns y ``[num_tokens, H, P]``; zero in padding rows
+    (slot 0).
     """
     if x.dtype == torch.float64:
         return ssd_chunk_scan_reference(
