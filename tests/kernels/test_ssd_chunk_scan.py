@@ -181,9 +181,7 @@ def test_threads_do_not_change_the_result(poisoned_pool):
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
             pool = poisoned_pool(2, (4, 64, 128))
-            y = ssd_chunk_scan(
-                *tensors, pool.view, *index, chunk_size=64, dt_limit=NO_LIMIT, max_seq_len=600
-            )
+            y = ssd_chunk_scan(*tensors, pool.view, *index, chunk_size=64, dt_limit=NO_LIMIT, max_seq_len=600)
             results.append((y, pool.view[1]))
     finally:
         torch.set_num_threads(before)
