@@ -24,15 +24,16 @@ START_TIMEOUT_S = 180.0
 REQUEST_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
 
-PROMPT = '''class Stack:
-    """A last-in, first-out collection of items."""
+PROMPT = """import os
+import sys
 
-    def __init__(self, items=()):
-        self._items = list(items)
 
-    def push(self, item):
-'''
-MAX_TOKENS = 256
+class Reader:
+    def __init__(self, path, encoding=None):
+        self.path = path
+        self."""
+"""The bundled model carries on in something that looks like Python; it is far too small to mean it."""
+MAX_TOKENS = 160
 
 
 class DemoError(Exception):
@@ -62,7 +63,8 @@ def main() -> int:
         try:
             stack.wait_until_ready(START_TIMEOUT_S)
             print(f"Ready after {time.monotonic() - started:.1f} s.\n", flush=True)
-            answer = stream(stack.url, stack.model)
+            with httpx.Client(base_url=stack.url, timeout=REQUEST_TIMEOUT_S) as client:
+                answer = stream(client, stack.model)
             report(stack, answer)
             code = stack.stop(STOP_TIMEOUT_S)
             if code != 0:
@@ -78,22 +80,24 @@ def main() -> int:
     return 0
 
 
-def stream(url: str, model: str) -> Answer:
+def stream(client: httpx.Client, model: str) -> Answer:
     """Prints prompt and answer as they come."""
     body = {
         "model": model,
         "prompt": PROMPT,
         "max_tokens": MAX_TOKENS,
-        "temperature": 0.6,
-        "seed": 7,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "repetition_penalty": 1.05,
+        "seed": 1,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    print(f"POST {url}/v1/completions\n\n{PROMPT}", end="", flush=True)
+    print(f"POST {client.base_url}/v1/completions\n\n{PROMPT}", end="", flush=True)
     started = time.monotonic()
     ttft_s, usage = None, None
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S) as response:
+    with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise DemoError(f"the router answered {response.status_code}: {response.read().decode()}")
         for line in response.iter_lines():
