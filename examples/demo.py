@@ -24,14 +24,13 @@ START_TIMEOUT_S = 180.0
 REQUEST_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
 
-PROMPT = """import os
-import sys
+PROMPT = '''class Stack:
+    """A last-in, first-out collection of items."""
 
+    def __init__(self, items=()):
+        self._items = list(items)
 
-class Reader:
-    def __init__(self, path, encoding=None):
-        self.path = path
-        self."""
+    def '''
 """The bundled model carries on in something that looks like Python; it is far too small to mean it."""
 MAX_TOKENS = 160
 
@@ -88,8 +87,8 @@ def stream(client: httpx.Client, model: str) -> Answer:
         "max_tokens": MAX_TOKENS,
         "temperature": 0.7,
         "top_p": 0.9,
-        "repetition_penalty": 1.05,
-        "seed": 1,
+        "frequency_penalty": 0.3,
+        "seed": 3,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
