@@ -10,6 +10,7 @@ achieves: to hold against a copy's bytes/s where memory is the limit, a large fl
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
+from kernels.gated_rms_norm import gated_group_rms_norm
+from kernels.kv_cache import store_kv
+from kernels.paged_attention_decode import paged_attention_decode
+from kernels.paged_attention_prefill import paged_attention_prefill
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan
 
@@ -138,7 +144,7 @@ def scan_cases() -> Iterator[Case]:
             def ours(args=(*operands, *index), max_seq_len=num_tokens):
                 return ssd_chunk_scan(*args, chunk_size=64, dt_limit=NO_LIMIT, max_seq_len=max_seq_len)
 
-            flops = 6 * num_tokens * H * P * N
+            flops = 5 * num_tokens * H * P * N
             yield Case("ssd_chunk_scan", f"{shape.name}, {num_tokens} tokens", eager, ours, flops=flops)
 
 
@@ -162,7 +168,127 @@ def chunked_scan(x, dt, A, B, C, D, dt_bias, pool, chunk=64):
     return torch.cat(y, dim=1).transpose(0, 1) + D[:, None] * x
 
 
-CASES = [state_update_cases, conv_update_cases, conv_cases, scan_cases]
+def attention_pool(seq_lens: list[int], num_heads: int, kv_heads: int, head_dim: int, block_size: int = 16):
+    """Caches, block table and lengths of rows whose blocks lie scattered in a pool of two layers."""
+    columns = -(-max(seq_lens) // block_size)
+    num_blocks = 1 + len(seq_lens) * columns
+    pool = torch.randn(num_blocks, kv_heads, 2, 2, block_size, head_dim)
+    block_table = (torch.randperm(num_blocks - 1) + 1).int().view(len(seq_lens), columns)
+    return pool[:, :, 1, 0], pool[:, :, 1, 1], block_table, torch.tensor(seq_lens, dtype=torch.int32)
+
+
+def gathered_attention(q, k_cache, v_cache, block_table, seq_lens):
+    """scaled_dot_product_attention row by row, q ``[R, T, QH, D]``, over K and V made contiguous."""
+    out = []
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        k, v = (
+            cache[block_table[row]].transpose(0, 1).flatten(1, 2)[None, :, :seq_len]
+            for cache in (k_cache, v_cache)
+        )
+        causal = q.shape[1] > 1
+        q_row = q[row].transpose(0, 1)[None]
+        out.append(F.scaled_dot_product_attention(q_row, k, v, is_causal=causal, enable_gqa=True)[0])
+    return torch.stack(out).transpose(1, 2)
+
+
+ATTENTION_SHAPES = [("2 M", 4, 2, 64), ("120 M", 8, 2, 128)]  # query heads, KV heads, head_dim
+
+
+def attention_decode_cases() -> Iterator[Case]:
+    for name, num_heads, kv_heads, head_dim in ATTENTION_SHAPES:
+        for num_rows, seq_len in itertools.product((1, 8, 32), (256, 1024, 4096)):
+            caches = attention_pool([seq_len] * num_rows, num_heads, kv_heads, head_dim)
+            q = torch.randn(num_rows, 1, num_heads, head_dim)
+
+            def eager(args=(q, *caches)):
+                return gathered_attention(*args)
+
+            def ours(args=(q, *caches), scale=head_dim**-0.5, max_seq_len=seq_len):
+                return paged_attention_decode(*args, scale=scale, max_seq_len=max_seq_len)
+
+            moved = 2 * num_rows * seq_len * kv_heads * head_dim * 4
+            shape = f"{name}, batch {num_rows}, context {seq_len}"
+            yield Case("paged_attention_decode", shape, eager, ours, moved)
+
+
+def attention_prefill_cases() -> Iterator[Case]:
+    for name, num_heads, kv_heads, head_dim in ATTENTION_SHAPES:
+        for seq_len in (256, 1024, 4096):
+            caches = attention_pool([seq_len], num_heads, kv_heads, head_dim)
+            q = torch.randn(1, seq_len, num_heads, head_dim)
+            *views, seq_lens = caches
+            args = (q[0], *views, torch.tensor([0, seq_len]).int(), seq_lens)
+
+            def eager(args=(q, *caches)):
+                return gathered_attention(*args)
+
+            def ours(args=args, scale=head_dim**-0.5, length=seq_len):
+                return paged_attention_prefill(*args, scale=scale, max_query_len=length, max_seq_len=length)
+
+            flops = 2 * seq_len * seq_len * num_heads * head_dim
+            yield Case("paged_attention_prefill", f"{name}, {seq_len} tokens", eager, ours, flops=flops)
+
+
+def store_kv_cases() -> Iterator[Case]:
+    for name, num_heads, kv_heads, head_dim in ATTENTION_SHAPES:
+        for num_tokens in (1, 32, 512):
+            k_cache, v_cache, *_ = attention_pool([1024] * 8, num_heads, kv_heads, head_dim)
+            k, v = torch.randn(2, num_tokens, kv_heads, head_dim)
+            slots = torch.randperm(8 * 1024)[:num_tokens] + 16
+
+            def eager(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots):
+                k_cache[slots // 16, :, slots % 16] = k
+                v_cache[slots // 16, :, slots % 16] = v
+
+            def ours(args=(k, v, k_cache, v_cache, slots)):
+                store_kv(*args)
+
+            moved = 4 * num_tokens * kv_heads * head_dim * 4
+            yield Case("store_kv", f"{name}, {num_tokens} tokens", eager, ours, moved)
+
+
+def norm_cases() -> Iterator[Case]:
+    for num_tokens, hidden_size in itertools.product((1, 32, 512), (256, 768)):
+        x, residual = torch.randn(2, num_tokens, hidden_size)
+        z, weight = torch.randn(num_tokens, 3 * hidden_size)[:, :hidden_size], torch.ones(hidden_size)
+        shape, size = f"[{num_tokens}, {hidden_size}]", 4 * num_tokens * hidden_size
+
+        def eager(x=x, weight=weight):
+            return F.rms_norm(x, weight.shape, weight, 1e-5)
+
+        def ours(x=x, weight=weight):
+            return rms_norm(x, weight, 1e-5)
+
+        yield Case("rms_norm", shape, eager, ours, 2 * size)
+
+        def eager_add(x=x, residual=residual, weight=weight):
+            total = residual + x
+            return F.rms_norm(total, weight.shape, weight, 1e-5), total
+
+        def ours_add(x=x, residual=residual, weight=weight):
+            return add_rms_norm(x, residual, weight, 1e-5)
+
+        yield Case("add_rms_norm", shape, eager_add, ours_add, 4 * size)
+
+        def eager_gated(x=x, z=z, weight=weight):
+            return F.rms_norm(x * F.silu(z), weight.shape, weight, 1e-5)
+
+        def ours_gated(x=x, z=z, weight=weight):
+            return gated_group_rms_norm(x, z, weight, group_size=weight.shape[0], eps=1e-5)
+
+        yield Case("gated_group_rms_norm", shape, eager_gated, ours_gated, 3 * size)
+
+
+CASES = [
+    state_update_cases,
+    conv_update_cases,
+    conv_cases,
+    scan_cases,
+    attention_decode_cases,
+    attention_prefill_cases,
+    store_kv_cases,
+    norm_cases,
+]
 
 
 def fastest_s(fn: Callable[[], object], budget_s: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import shlex
 import sys
@@ -80,7 +81,7 @@ async def measure(
     print(HEADER, flush=True)
     for concurrency in options.concurrency:
         num_requests = options.requests or max(8, 4 * concurrency)
-        warm_up = Workload(**vars(workload) | {"seed": workload.seed + 1})
+        warm_up = dataclasses.replace(workload, seed=workload.seed + 1)
         await run_load(url, model, warm_up, concurrency=concurrency, num_requests=concurrency)
         run = await run_load(url, model, workload, concurrency=concurrency, num_requests=num_requests)
         results.append(summary(run))
@@ -144,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
         "--requests", type=int, metavar="N", help="a concurrency; default: 4 times it, at least 8"
     )
     parser.add_argument(
-        *("--token-ids",),
+        "--token-ids",
         type=token_id_range,
         default=(5, 400),
         metavar="A-B",
@@ -157,7 +158,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     options = parser().parse_args()
-    workload = Workload(options.input_len, options.output_len, *options.token_ids, seed=options.seed)
+    first_id, last_id = options.token_ids
+    workload = Workload(options.input_len, options.output_len, first_id, last_id, options.seed)
     before = machine()
     print(f"{before['processor']}, {before['cores']} cores, load {before['load_average']:.1f}")
     print(f"{options.start or options.base_url}: {options.input_len} tokens in, {options.output_len} out")

@@ -110,6 +110,7 @@ class Engine:
             while not self.step().did_nothing:
                 pass
             self.release("warm-up")
+        self.scheduler.owned.cache.clear()
         self._num_steps = self._prefill_tokens = self._decode_tokens = 0
 
     # --- events, between steps -------------------------------------------------------------------

@@ -108,6 +108,11 @@ class PrefixCache:
             self._evict_state()
         return self._slots.allocate(1)[0]
 
+    def clear(self) -> None:
+        """Gives up everything that no request holds."""
+        while self._num_idle_blocks:
+            self._evict_block()
+
     # --- looking up ------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], num_tokens: int, salt: str, *, needs_state: bool) -> Match:

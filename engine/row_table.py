@@ -2,7 +2,7 @@
 
 A row is filled when its request is admitted and cleared when it leaves. Steps gather rows by index, so
 building a batch copies no block list. A cleared row holds the null index
-everywhere: whoever reads it by mistake reads the null entries and nobody's state (vllm 37236).
+everywhere: whoever reads it by mistake reads the null entries and nobody's state (vllm 37728).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 | chunk | > 1 | any | prefill row |
 
 A one-token row with a prior state must be a decode row: on the prefill path under a decode graph it
-lost that state (vllm 39809). The first token of a prompt must not be one: it has no prior state.
+lost that state (vllm 42430). The first token of a prompt must not be one: it has no prior state.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ PROMPT = '''class Stack:
     def __init__(self, items=()):
         self._items = list(items)
 
-    def push(self, item):
-'''
-MAX_TOKENS = 256
+    def '''
+"""The bundled model carries on in something that looks like Python; it is far too small to mean it."""
+MAX_TOKENS = 160
 
 
 class DemoError(Exception):
@@ -62,7 +62,8 @@ def main() -> int:
         try:
             stack.wait_until_ready(START_TIMEOUT_S)
             print(f"Ready after {time.monotonic() - started:.1f} s.\n", flush=True)
-            answer = stream(stack.url, stack.model)
+            with httpx.Client(base_url=stack.url, timeout=REQUEST_TIMEOUT_S) as client:
+                answer = stream(client, stack.model)
             report(stack, answer)
             code = stack.stop(STOP_TIMEOUT_S)
             if code != 0:
@@ -78,22 +79,24 @@ def main() -> int:
     return 0
 
 
-def stream(url: str, model: str) -> Answer:
+def stream(client: httpx.Client, model: str) -> Answer:
     """Prints prompt and answer as they come."""
     body = {
         "model": model,
         "prompt": PROMPT,
         "max_tokens": MAX_TOKENS,
-        "temperature": 0.6,
-        "seed": 7,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "frequency_penalty": 0.3,
+        "seed": 3,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    print(f"POST {url}/v1/completions\n\n{PROMPT}", end="", flush=True)
+    print(f"POST {client.base_url}/v1/completions\n\n{PROMPT}", end="", flush=True)
     started = time.monotonic()
     ttft_s, usage = None, None
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S) as response:
+    with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise DemoError(f"the router answered {response.status_code}: {response.read().decode()}")
         for line in response.iter_lines():

@@ -161,13 +161,13 @@ class Training:
             batch = self.data.batch(stage.num_seqs, stage.num_tokens, stage.mixture)
             loss, mtp_loss = self.take_step(batch)
             loss_sum, mtp_sum, num_summed = loss_sum + loss, mtp_sum + mtp_loss, num_summed + 1
+            now = time.monotonic()
+            self.elapsed_s, last_step_at = self.elapsed_s + now - last_step_at, now
             if self.elapsed_s >= evaluate_at or self.progress >= 1:
                 self.evaluate(loss_sum / num_summed, mtp_sum / num_summed)
                 self.save()
                 evaluate_at = self.elapsed_s + self.arguments.evaluate_every_s
                 loss_sum, mtp_sum, num_summed = 0.0, 0.0, 0
-            now = time.monotonic()
-            self.elapsed_s, last_step_at = self.elapsed_s + now - last_step_at, now
 
     def take_step(self, batch: Batch) -> tuple[float, float]:
         """One update of all weights."""

@@ -4,6 +4,12 @@
 
 The state of a row is its last ``K - 1`` inputs, ``conv_state[slot, :, -1]`` being the newest. Inputs
 before the first token of a prompt are zero.
+
+| device | form |
+|---|---|
+| CUDA | Triton |
+| CPU | numba, silu in torch |
+| float64 anywhere | reference |
 """
 
 from __future__ import annotations

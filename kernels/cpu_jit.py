@@ -51,6 +51,8 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
     array and ``tensor.stride()``, and slices the innermost axis out of it.
     """
+    if tensor.numel() == 0:
+        return tensor.detach().reshape(-1).numpy()
     span = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         span += (size - 1) * stride

@@ -6,6 +6,12 @@
 
 Head h uses B and C of group ``h // (H // G)``. ``T = 1 + k``: with speculation, the state after each
 position goes to a slot of its own, so that the next step may start after any accepted prefix.
+
+| device | form |
+|---|---|
+| CUDA | Triton |
+| CPU | numba, in place (kernels/ssm_recurrence.py) |
+| float64 anywhere | reference |
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@
     y_t = h_t C_t + D x_t
 
 Head h uses B and C of group ``h // (H // G)``.
+
+| device | form |
+|---|---|
+| CUDA | chunks of ``chunk_size`` tokens, their work as GEMMs (Triton) |
+| CPU | the recurrence itself, in registers: faster there (kernels/ssm_recurrence.py) |
+| float64 anywhere | reference |
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class TransferAgent:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def remove_peer(self, name: str) -> None:
-        """Disconnects from a peer: nothing of it can land here any more."""
+        """Disconnects from a peer. Does not stop reads of it that are under way: their bytes still land."""
         try:
             self._agent.remove_remote_agent(name)
         except NIXL_ERRORS as error:

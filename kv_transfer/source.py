@@ -23,6 +23,8 @@ from wire.handoff import Done, EndLease, HandshakeReply, HandshakeRequest, Ticke
 
 log = logging.getLogger(__name__)
 
+LINGER_S = 5e-3
+"""How long to go on polling after the last lease has ended, so that its reader learns that we know."""
 CONNECT_WINDOW_S = 5.0
 """After a handshake the peer connects, which takes our polling even while no lease is held."""
 
@@ -127,7 +129,7 @@ class TransferSource:
         for lease in expired:
             self._tell(lease, "expired")
         now = time.monotonic()
-        if self.num_leases == 0 and now > self._connect_until_s:
+        if self.num_leases == 0 and now > max(self._connect_until_s, self._last_news_s + LINGER_S):
             return None
         return poll_delay(now - self._last_news_s)
 

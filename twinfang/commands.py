@@ -40,7 +40,7 @@ def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values, {"both": 1})
 
 
-_ROUTER_ADDRESS = (table.host("the router"), table.port("the router (0: any free one)", 8000))
+_ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup("stack", (*_ROUTER_ADDRESS, table.START_TIMEOUT, table.STATUS_FILE))
 
 UP = Command(

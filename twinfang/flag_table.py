@@ -131,7 +131,7 @@ def host(what: str) -> Flag:
 
 
 def port(what: str, default: int) -> Flag:
-    return Flag("--port", "PORT", _port, f"port that {what} listens on", default=default)
+    return Flag("--port", "PORT", _port, f"port that {what} listens on; 0: any free one", default=default)
 
 
 def threads(default_text: str) -> Flag:

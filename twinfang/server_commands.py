@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -71,7 +73,14 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,
     )
-    return partial(run, config)
+
+    def run_until_signal() -> None:
+        # When uvicorn has stopped it raises the signal that made it stop once more, for us.
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda _signum, _frame: sys.exit(0))
+        run(config)
+
+    return run_until_signal
 
 
 def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:

@@ -36,7 +36,7 @@ def spec(**sizes):
 
 
 @pytest.mark.parametrize("same", [1, 2, 4, 16])
-def test_vllm_42895_a_pool_of_two_blocks_or_of_equal_axes_keeps_keys_and_values_apart(same):
+def test_vllm_41056_a_pool_of_two_blocks_or_of_equal_axes_keeps_keys_and_values_apart(same):
     """Fails if an axis is found by its size: e.g. the K/V axis as the first of size 2."""
     sizes = {"attn_layers": same, "kv_heads": same, "head_dim": same}
     for num_blocks in (2, same):
@@ -98,7 +98,7 @@ def padded(num_rows, max_rows=48, num_positions=1):
     return buffers, rows, planned
 
 
-def test_vllm_37236_a_row_that_was_left_is_null_on_host_and_device():
+def test_vllm_49757_a_row_that_was_left_is_null_on_host_and_device():
     """Fails if ``RowTable.clear`` or ``StepBuffers._clear`` leaves the block table as it was."""
     buffers, rows, planned = padded(8)
     buffers.load(planned, rows)
@@ -114,7 +114,7 @@ def test_vllm_37236_a_row_that_was_left_is_null_on_host_and_device():
 
 @pytest.mark.parametrize("num_positions", [1, 4])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 9, 17, 33, 48])
-def test_vllm_34865_buffers_are_padded_by_requests_and_not_by_tokens(num_rows, num_positions):
+def test_vllm_39809_buffers_are_padded_by_requests_and_not_by_tokens(num_rows, num_positions):
     """Fails if a buffer is sized or cut by ``R`` tokens where it needs ``R * T``."""
     buffers, rows, planned = padded(num_rows, num_positions=num_positions)
     batch = buffers.load(planned, rows)
@@ -164,7 +164,7 @@ def test_sglang_25116_too_many_sequences_for_the_budget_are_refused_and_not_capp
 
 
 @pytest.mark.parametrize("budget", [4, 7, 16])
-def test_vllm_39809_a_one_token_last_chunk_is_a_decode_row_and_exact(bundled_model, budget):
+def test_vllm_42430_a_one_token_last_chunk_is_a_decode_row_and_exact(bundled_model, budget):
     """Fails if ``is_decode_row`` asks whether the prompt is finished: the state is then lost."""
     prompt = prompts(1, low=2 * budget + 1, high=2 * budget + 1)[0]
     expected = run(make_engine(bundled_model, "both", max_batch_tokens=2048), [greedy("r", prompt)])["r"]
@@ -177,7 +177,7 @@ def test_vllm_39809_a_one_token_last_chunk_is_a_decode_row_and_exact(bundled_mod
     assert kinds == [(False, True), (False, True), (True, False)]
 
 
-def test_vllm_39809_the_first_token_of_a_prompt_is_never_a_decode_row(bundled_model):
+def test_vllm_42430_the_first_token_of_a_prompt_is_never_a_decode_row(bundled_model):
     """Fails if every one-token row counts as a decode row: it then starts from what its slot held."""
     engine = make_engine(bundled_model, "both")
     expected = run(engine, [greedy("clean", [17])])["clean"]

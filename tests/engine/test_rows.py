@@ -24,7 +24,7 @@ def test_a_row_is_a_decode_row_exactly_if_it_is_one_token_with_a_state_before_it
     assert is_decode_row(num_new=num_new, num_before=num_before) is expected
 
 
-def test_one_token_last_chunk_is_not_a_prefill_row_vllm_39809():
+def test_one_token_last_chunk_is_not_a_prefill_row_vllm_42430():
     request = Request("r", [5, 6, 7], SamplingParams(max_tokens=4))
     assert PlannedRow(request, num_before=2, num_new=1).is_decode
 

@@ -50,3 +50,4 @@ def test_a_strided_view_is_flat_from_its_first_element_to_its_last():
     assert (flat[0], flat[-1], len(flat)) == (5.0, view[1, 2, 3].item(), 56)
     flat[0] = -1.0
     assert base[5] == -1.0
+    assert len(as_flat_array(torch.empty(0, 3))) == 0

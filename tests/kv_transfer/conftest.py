@@ -38,7 +38,9 @@ class Decode:
     def connect(self, source: SourceProcess, address: str = ADDRESS) -> None:
         self.sink.add_peer(address, source.handshake(self.sink.handshake_request()))
 
-    def start(self, ticket: Ticket, block_ids: list[int], state_slot: int, deadline_s: float = DEADLINE_S) -> None:
+    def start(
+        self, ticket: Ticket, block_ids: list[int], state_slot: int, deadline_s: float = DEADLINE_S
+    ) -> None:
         self.sink.read(
             ticket,
             block_ids=block_ids,
@@ -110,9 +112,7 @@ def make_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Decod
 
 
 @pytest.fixture
-def make_pair(
-    make_decode: Callable[..., Decode], shared_source: SourceProcess
-) -> Callable[..., Pair]:
+def make_pair(make_decode: Callable[..., Decode], shared_source: SourceProcess) -> Callable[..., Pair]:
     """Connects a new sink to a new source, of the shared process unless another is given."""
 
     def make(

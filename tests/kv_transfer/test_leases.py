@@ -174,9 +174,25 @@ def test_metadata_of_another_agent_than_the_reply_names_is_refused(make_pair):
     assert pair.decode.read(pair.source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
 
 
-def test_a_region_that_the_peer_has_not_registered_is_refused(make_pair):
-    pair = make_pair()
-    reply = pair.source.handshake(pair.decode.sink.handshake_request())
+def test_an_epoch_table_that_the_peer_has_not_registered_is_refused(make_decode, shared_source):
+    shared_source.open(PoolShape())
+    decode = make_decode(PoolShape())
+    reply = shared_source.handshake(decode.sink.handshake_request())
     elsewhere = dataclasses.replace(reply.epoch_region, address=4096)
     with pytest.raises(HandshakeError):
-        pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, epoch_region=elsewhere))
+        decode.sink.add_peer("x:1", dataclasses.replace(reply, epoch_region=elsewhere))
+    decode.connect(shared_source)
+    assert decode.read(shared_source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
+
+
+@pytest.mark.parametrize("name", ["kv_region", "state_region"])
+def test_a_read_from_memory_that_the_peer_has_not_registered_fails_alone(make_decode, shared_source, name):
+    shared_source.open(PoolShape())
+    decode = make_decode(PoolShape())
+    reply = shared_source.handshake(decode.sink.handshake_request())
+    elsewhere = dataclasses.replace(getattr(reply, name), address=4096)
+    decode.sink.add_peer("x:1", dataclasses.replace(reply, **{name: elsewhere}))
+    ticket = shared_source.grant("a", BLOCKS, SLOT)
+    assert isinstance(decode.read(ticket, BLOCKS, SLOT).error, TransferError)
+    decode.connect(shared_source)
+    assert decode.read(ticket, BLOCKS, SLOT).error is None

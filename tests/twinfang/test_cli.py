@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from twinfang.commands import COMMANDS
+from twinfang.ports import free_ports
 
 TIMEOUT_S = 60
 
@@ -130,3 +133,23 @@ def test_an_error_at_start_ends_with_its_message_and_exit_code_1(tmp_path: Path)
     assert ran.returncode == 1
     assert "tokenizer.json" in ran.stderr.splitlines()[-1]
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_router_that_is_asked_to_stop_exits_with_0(signum: signal.Signals):
+    port = free_ports(1)[0]
+    router = subprocess.Popen(
+        [sys.executable, "-m", "twinfang", "router", "--decode", "127.0.0.1:1", "--port", str(port)],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        with socket.socket() as probe:
+            while probe.connect_ex(("127.0.0.1", port)) != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        router.send_signal(signum)
+        assert router.wait(TIMEOUT_S) == 0
+    finally:
+        router.kill()
+        router.wait()

@@ -1,0 +1,343 @@
+"""A handoff between two processes beside a raw NIXL READ of as many bytes in one region.
+
+    python -m benchmarks.transfer                        # the transport that UCX picks
+    UCX_TLS=tcp python -m benchmarks.transfer            # one whose target takes part in a READ
+    python -m benchmarks.transfer --json result.json
+
+A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, with the second READ that
+checks the lease and the threads in between. Raw is what NIXL takes from making the request to DONE, both
+sides polling every 20 µs. The two alternate; medians are shown. Below, what both processes take of a core
+while nothing moves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import multiprocessing
+import queue
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.machine import machine
+from engine.caches import Caches, CacheSpec
+from kv_transfer.agent import Ranges, TransferAgent, region_of
+from kv_transfer.sink import TransferResult, TransferSink
+from kv_transfer.source import TransferSource
+from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
+
+RAW_POLL_S = 20e-6
+IDLE_S = 3.0
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pools of one model's shape, and how many blocks of them move with the state."""
+
+    name: str
+    spec: CacheSpec
+    block_size: int
+    num_blocks: int
+    scattered: bool
+    rounds: int
+
+    def caches(self) -> Caches:
+        caches = Caches(
+            self.spec,
+            num_blocks=2 * self.num_blocks + 2,
+            num_slots=3,
+            block_size=self.block_size,
+            device="cpu",
+        )
+        caches.kv.fill_(1)  # memory that was never touched is not there yet
+        caches.state.fill_(1)
+        return caches
+
+    @property
+    def block_ids(self) -> list[int]:
+        step = 2 if self.scattered else 1
+        return list(range(1, 1 + step * self.num_blocks, step))
+
+
+def _spec(*, attn_layers: int, kv_heads: int, mamba_layers: int, mamba_heads: int) -> CacheSpec:
+    return CacheSpec(
+        attn_layers=attn_layers,
+        kv_heads=kv_heads,
+        head_dim=64,
+        kv_dtype=torch.bfloat16,
+        mamba_layers=mamba_layers,
+        conv_channels=256,
+        conv_width=4,
+        mamba_heads=mamba_heads,
+        mamba_head_dim=32,
+        state_size=64,
+        conv_dtype=torch.bfloat16,
+        ssm_dtype=torch.float32,
+    )
+
+
+SMALL = _spec(attn_layers=1, kv_heads=2, mamba_layers=3, mamba_heads=4)
+LARGE = _spec(attn_layers=6, kv_heads=2, mamba_layers=23, mamba_heads=32)
+
+CASES = [
+    Case("one block of 8 KB, state of 100 KB", SMALL, 16, 1, scattered=False, rounds=400),
+    Case("64 blocks of 8 KB in one run, state of 100 KB", SMALL, 16, 64, scattered=False, rounds=300),
+    Case("64 blocks of 8 KB scattered, state of 100 KB", SMALL, 16, 64, scattered=True, rounds=300),
+    Case("1,024 blocks of 48 KB in one run, state of 6 MB", LARGE, 16, 1024, scattered=False, rounds=30),
+    Case("1,024 blocks of 48 KB scattered, state of 6 MB", LARGE, 16, 1024, scattered=True, rounds=30),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    num_bytes: int
+    num_descriptors: int
+    raw_us: float
+    handoff_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.handoff_us / self.raw_us
+
+    def __str__(self) -> str:
+        rates = [self.num_bytes / us / 1e3 for us in (self.raw_us, self.handoff_us)]
+        return (
+            f"{self.name:<50} {self.num_descriptors:>5} {self.num_bytes / 1e3:>9,.0f} KB"
+            f" {self.raw_us:>10,.0f} {rates[0]:>6.2f} {self.handoff_us:>10,.0f} {rates[1]:>6.2f}"
+            f" {self.ratio:>6.2f}"
+        )
+
+
+HEADER = (
+    f"{'':<50} {'descr':>5} {'moved':>12} {'raw µs':>10} {'GB/s':>6} {'handoff µs':>10} {'GB/s':>6}"
+    f" {'ratio':>6}"
+)
+
+
+# --- the prefill side's process -----------------------------------------------------------------
+
+
+class _Source:
+    """Answers the commands of :func:`_main`; one case at a time."""
+
+    def __init__(self) -> None:
+        self._source: TransferSource | None = None
+        self._raw: TransferAgent | None = None
+
+    def open(self, case: Case) -> None:
+        self.close()
+        self._caches = case.caches()
+        self._source = TransferSource(
+            self._caches,
+            address="127.0.0.1:1",
+            incarnation=f"source-{time.monotonic_ns()}",
+            fingerprint="fp",
+            lease_ttl_s=3600.0,
+            max_leases=8,
+            on_lease_ended=lambda _lease: None,
+            on_fatal=_fail,
+        )
+
+    def handshake(self, request: HandshakeRequest) -> HandshakeReply:
+        assert self._source is not None
+        return self._source.handshake(request)
+
+    def grant(self, block_ids: list[int]) -> Ticket:
+        assert self._source is not None
+        return self._source.grant("bench", num_tokens=1, block_ids=block_ids, state_slot=1)
+
+    def end(self, ticket: Ticket) -> None:
+        assert self._source is not None
+        self._source.end(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
+
+    def open_raw(self, num_bytes: int) -> tuple[bytes, Region]:
+        self._memory = torch.ones(num_bytes, dtype=torch.uint8)
+        self._raw = TransferAgent(f"raw-{time.monotonic_ns()}", [self._memory])
+        return self._raw.metadata, region_of(self._memory)
+
+    def poll_raw(self, pipe: Connection) -> None:
+        """Until the next command comes."""
+        assert self._raw is not None
+        for turn in itertools.count():
+            self._raw.poll()
+            time.sleep(RAW_POLL_S)
+            if turn % 16 == 0 and pipe.poll():
+                return
+
+    def cpu_share(self, wall_s: float) -> float:
+        return _cpu_share(wall_s)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        if self._raw is not None:
+            self._raw.close()
+        self._source, self._raw = None, None
+
+
+def _serve(pipe: Connection) -> None:
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    server = _Source()
+    while True:
+        command, arguments = pipe.recv()
+        if command == "poll_raw":
+            pipe.send(None)
+            server.poll_raw(pipe)
+            continue
+        pipe.send(getattr(server, command)(*arguments))
+        if command == "close":
+            return
+
+
+# --- the decode side's ------------------------------------------------------------------------------
+
+
+def _main(json_path: Path | None) -> None:
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    facts = machine()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+    print(HEADER, flush=True)
+    pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process.start()
+
+    def ask(command: str, *arguments: Any) -> Any:
+        pipe.send((command, arguments))
+        return pipe.recv()
+
+    rows = []
+    for case in CASES:
+        rows.append(_measure(case, ask))
+        print(rows[-1], flush=True)
+    idle = _measure_idle(ask)
+    for name, share in idle.items():
+        print(f"{name:<50} {share:>8.2%} of a core")
+    ask("close")
+    process.join()
+    if json_path is not None:
+        result = {
+            "machine": facts,
+            "handoffs": [{**asdict(row), "ratio": row.ratio} for row in rows],
+            "idle_core_share": idle,
+        }
+        json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _measure(case: Case, ask: Callable[..., Any]) -> Row:
+    caches = case.caches()
+    ask("open", case)
+    sink = _open_sink(caches, ask)
+    num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
+    metadata, remote = ask("open_raw", num_bytes)
+    memory = torch.ones(num_bytes, dtype=torch.uint8)
+    raw = TransferAgent(f"raw-sink-{time.monotonic_ns()}", [memory])
+    peer = raw.add_peer(metadata)
+    ranges = np.array([(memory.data_ptr(), remote.address, num_bytes)], dtype=np.uint64)
+
+    raw_s, handoff_s, results = [], [], []
+    batch = max(1, case.rounds // 10)
+    for _ in range(0, case.rounds, batch):  # in turns: whatever else the machine does meets both
+        ask("poll_raw")
+        raw_s += [_read_raw(raw, peer, ranges, region_of(memory), remote) for _ in range(batch)]
+        for _ in range(batch):
+            ticket = ask("grant", case.block_ids)
+            seconds, result = _hand_over(sink, ticket, case.block_ids)
+            handoff_s.append(seconds)
+            results.append(result)
+    raw.close()
+    sink.close()
+    return Row(
+        case.name,
+        num_bytes,
+        results[-1].num_descriptors,
+        statistics.median(raw_s) * 1e6,
+        statistics.median(handoff_s) * 1e6,
+    )
+
+
+def _open_sink(caches: Caches, ask: Callable[..., Any]) -> TransferSink:
+    sink = TransferSink(
+        caches,
+        incarnation=f"sink-{time.monotonic_ns()}",
+        fingerprint="fp",
+        on_settled=lambda _request_id: None,
+        on_fatal=_fail,
+    )
+    sink.add_peer("127.0.0.1:1", ask("handshake", sink.handshake_request()))
+    return sink
+
+
+def _read_raw(agent: TransferAgent, peer: str, ranges: Ranges, local: Region, remote: Region) -> float:
+    started = time.perf_counter()
+    read = agent.read(peer, ranges, local=local, remote=remote)
+    while read.poll() == "busy":
+        time.sleep(RAW_POLL_S)
+    seconds = time.perf_counter() - started
+    assert read.poll() == "done"
+    read.release()
+    return seconds
+
+
+def _hand_over(sink: TransferSink, ticket: Ticket, block_ids: list[int]) -> tuple[float, TransferResult]:
+    done: queue.SimpleQueue[tuple[float, TransferResult]] = queue.SimpleQueue()
+    started = time.perf_counter()
+    sink.read(
+        ticket,
+        block_ids=block_ids,
+        state_slot=1,
+        deadline_s=DEADLINE_S,
+        on_done=lambda result: done.put((time.perf_counter() - started, result)),
+    )
+    seconds, result = done.get(timeout=2 * DEADLINE_S)
+    if result.error is not None:
+        raise result.error
+    return seconds, result
+
+
+def _measure_idle(ask: Callable[..., Any]) -> dict[str, float]:
+    """Share of a core with a connected peer and nothing to move."""
+    case = CASES[0]
+    ask("open", case)
+    sink = _open_sink(case.caches(), ask)
+    ticket = ask("grant", case.block_ids)
+    shares = {"prefill side, one lease held and not read": ask("cpu_share", IDLE_S)}
+    ask("end", ticket)
+    time.sleep(CONNECT_WINDOW_S)
+    shares["prefill side, no lease"] = ask("cpu_share", IDLE_S)
+    shares["decode side, no read"] = _cpu_share(IDLE_S)
+    sink.close()
+    return shares
+
+
+CONNECT_WINDOW_S = 6.0
+"""After a handshake the source polls for a while, so that the peer can connect."""
+
+
+def _cpu_share(wall_s: float) -> float:
+    wall, cpu = time.perf_counter(), time.process_time()
+    time.sleep(wall_s)
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    _main(parser.parse_args().json)
