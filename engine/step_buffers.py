@@ -2,7 +2,8 @@
 
 A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
 graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
-buffer sized for tokens is wrong once each row has several (vllm 39809). Every row up to the captured size is written in every step, real or padding, on host and device: no row of an earlier step survives, and a
+buffer sized for tokens is wrong once each row has several (vllm 39809). Every row up to the captured size
+is written in every step, real or padding, on host and device: no row of an earlier step survives, and a
 dummy step, padding alone, can touch nothing but the null entries (vllm 37728).
 
 Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.

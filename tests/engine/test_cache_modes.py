@@ -117,7 +117,7 @@ def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
 
 @pytest.mark.parametrize("mode", ["align", "all"])
 def test_a_branch_seen_twice_serves_the_third(bundled_model, mode):
-    engine = make_engine(bundled_model, mode)
+    engine = make_engine(bundled_model, mode, **({"state_block_size": 512} if mode == "all" else {}))
     choose = random.Random(2)
     system = [choose.randrange(6, 150) for _ in range(64)]
     turns = [system + [choose.randrange(6, 150) for _ in range(30)] for _ in range(3)]
