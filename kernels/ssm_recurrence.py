@@ -107,13 +107,14 @@ def scan_heads(
         h, s = begin + item // read_slots.shape[0], item % read_slots.shape[0]
         if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
             continue
-        offset, source = write_slots[s] * slot_stride, read_slots[s] * slot_stride
+        offset = write_slots[s] * slot_stride + h * head_stride
+        source = read_slots[s] * slot_stride + h * head_stride
         for p in range(head_dim):
-            o, q = offset + h * head_stride + p * row_stride, source + h * head_stride + p * row_stride
-            if o != q or not has_initial[s]:
-                for n in range(width):
-                    state[o + n] = state[q + n] if has_initial[s] else np.float32(0.0)
-        offset += h * head_stride
+            o, q = offset + p * row_stride, source + p * row_stride
+            if not has_initial[s]:
+                state[o : o + width] = np.float32(0.0)
+            elif o != q:
+                state[o : o + width] = state[q : q + width]
         g = h // (num_heads // num_groups)
         xo, bo, co = h * x_head_stride, g * B_group_stride, g * C_group_stride
         for first in range(bounds[s], bounds[s + 1], _TOKENS_IN_CACHE):

@@ -5,7 +5,7 @@ import torch
 from engine.batch_builder import BatchBuilder
 from engine.request import Request
 from engine.row_table import RowTable
-from engine.rows import PlannedRow
+from engine.rows import PlannedRow, StateBoundary
 from engine.scheduler import StepPlan
 from wire.sampling_params import SamplingParams
 
@@ -13,14 +13,14 @@ BLOCK_SIZE = 4
 
 
 def build(*lives):
-    """A batch of requests given as ``(num_tokens, num_before, num_new, block_ids, slot)``."""
+    """A batch of requests given as ``(num_tokens, num_before, num_new, block_ids, slot, *boundaries)``."""
     rows = RowTable(len(lives) + 2, 8)
     planned = []
-    for i, (num_tokens, num_before, num_new, block_ids, slot) in enumerate(lives):
+    for i, (num_tokens, num_before, num_new, block_ids, slot, *boundaries) in enumerate(lives):
         request = Request(f"r{i}", list(range(100 * i, 100 * i + num_tokens)), SamplingParams(max_tokens=4))
         request.row, request.block_ids, request.slot = i + 1, block_ids, slot
         rows.fill(request)
-        planned.append(PlannedRow(request, num_before, num_new))
+        planned.append(PlannedRow(request, num_before, num_new, tuple(boundaries)))
     plan = StepPlan([r for r in planned if r.is_decode], [r for r in planned if not r.is_decode])
     return BatchBuilder(rows, block_size=BLOCK_SIZE, device=torch.device("cpu")).build(plan)
 
@@ -62,6 +62,16 @@ def test_decode_rows_stand_before_ragged_prefill_rows():
     assert batch.prefill.read_slots.tolist() == batch.prefill.write_slots.tolist() == [1, 3]
     assert (batch.prefill.max_query_len, batch.prefill.max_seq_len) == (7, 12)
     assert batch.logits_indices.tolist() == [0, 6], "a chunk in the middle of a prompt samples nothing"
+
+
+def test_boundaries_count_from_the_start_of_their_rows_new_tokens():
+    kept = [StateBoundary(8, 11), StateBoundary(12, 12)]
+    batch = build((6, 0, 6, [1, 2], 1), (9, 8, 1, [3, 4, 5], 2), (20, 5, 9, [6, 7, 8, 9, 10], 3, *kept))
+    boundaries = batch.prefill.boundaries
+    assert boundaries.rows.tolist() == [1, 1], "decode rows are not counted"
+    assert boundaries.offsets.tolist() == [3, 7]
+    assert boundaries.slots.tolist() == [11, 12]
+    assert boundaries.segments.cu_seqlens.tolist() == [0, 6, 9, 13, 15]
 
 
 def test_a_cleared_row_holds_null_indices_and_greedy_sampling():
