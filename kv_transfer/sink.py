@@ -21,7 +21,7 @@ import torch
 
 from engine.caches import Caches
 from kv_transfer.agent import Ranges, Read, TransferAgent, region_of
-from kv_transfer.cadence import read_poll_delay
+from kv_transfer.cadence import FAST_S, read_poll_delay
 from kv_transfer.descriptors import unit_spans
 from kv_transfer.handshake import EPOCH_BYTES, check_regions, check_same_model
 from kv_transfer.poll_thread import PollThread
@@ -32,6 +32,8 @@ from wire.handoff import Done, HandshakeReply, HandshakeRequest, Region, Ticket
 log = logging.getLogger(__name__)
 
 WARM_UP_DEADLINE_S = 10.0
+DRAIN_S = 0.2
+"""What reads under way get to end when the sink is closed."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class TransferSink:
         self._thread.post(lambda: self._start(transfer))
 
     def close(self) -> None:
+        self._thread.post(self._drain)
         self._thread.stop()
         for peer in (*self._peers.values(), *self._gone):
             self._agent.remove_peer(peer.name)
@@ -173,6 +176,13 @@ class TransferSink:
             flight.read.release()
         self._flights.clear()  # a handle kept would keep NIXL's agent alive, and late bytes coming
         self._agent.close()
+
+    def _drain(self) -> None:
+        """Lets reads end that a living peer is answering; over TCP it might not survive to find us gone."""
+        give_up = time.monotonic() + DRAIN_S
+        while self._flights and time.monotonic() < give_up:
+            time.sleep(FAST_S)
+            self._poll()
 
     # --- connecting, on the transfer thread ------------------------------------------------------
 

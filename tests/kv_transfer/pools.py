@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 import torch
@@ -54,7 +55,7 @@ def spec_with(**changes: object) -> CacheSpec:
 
 def unit_bytes_of(pool: torch.Tensor) -> torch.Tensor:
     """``[num_units, unit_bytes]`` view of a pool, uint8."""
-    return pool.view(pool.shape[0], -1).view(torch.uint8)
+    return pool.view(pool.shape[0], math.prod(pool.shape[1:])).view(torch.uint8)
 
 
 def fill(caches: Caches, seed: int) -> None:

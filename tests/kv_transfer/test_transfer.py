@@ -20,6 +20,7 @@ SHAPES = {
     "odd bytes a block": PoolShape(
         spec_with(kv_dtype=torch.bfloat16, kv_heads=3, head_dim=7, attn_layers=1), block_size=5
     ),
+    "no Mamba layers": PoolShape(spec_with(mamba_layers=0)),
     "hundreds of KB a state": PoolShape(spec_with(mamba_heads=16, mamba_head_dim=64, state_size=64)),
 }
 
