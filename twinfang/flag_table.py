@@ -69,7 +69,7 @@ STATE_BLOCK_SIZE = Flag(
 CACHED_STATES = Flag(
     *("--cached-states", "N", integer(0)),
     "memory for so many states beyond those of running requests",
-    default_text="twice --max-num-seqs; 0 in mode none",
+    default_text="two a sequence; none in mode none",
 )
 
 LEASE_TTL = Flag(

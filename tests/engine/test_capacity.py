@@ -53,7 +53,7 @@ def test_too_small_a_budget_is_refused_with_the_arithmetic_and_the_remedy():
     with pytest.raises(CapacityError) as refusal:
         plan(100_000)
     message = refusal.value.message
-    assert "9 state slots (1 null + 8 sequences x 1)" in message
+    assert "9 state slots (1 null + 8 sequences x 1 + 0 cached)" in message
     assert "17 KV blocks (1 null + one sequence of 256 tokens at 16 a block)" in message
     assert "raise --cache-memory, or lower --max-num-seqs or --max-model-len" in message
 
