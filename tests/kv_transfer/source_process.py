@@ -235,6 +235,8 @@ class _Server:
             self.source.close()
             self.source = None
 
+    close = close_source
+
     def _on_lease_ended(self, lease: EndedLease) -> None:
         if self.callback_is_broken:
             raise ZeroDivisionError("a fault of ours")
@@ -243,13 +245,12 @@ class _Server:
 
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
-    server = _Server()
-    for command, arguments in _commands(pipe):
-        try:
-            pipe.send(("value", getattr(server, command)(**arguments)))
-        except TwinfangError as error:
-            pipe.send(("error", error))
-    server.close_source()
+    with contextlib.closing(_Server()) as server:
+        for command, arguments in _commands(pipe):
+            try:
+                pipe.send(("value", getattr(server, command)(**arguments)))
+            except TwinfangError as error:
+                pipe.send(("error", error))
 
 
 def _commands(pipe: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
