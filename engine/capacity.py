@@ -1,16 +1,32 @@
 """From a memory budget to numbers of blocks and slots, or a refusal that shows the arithmetic.
 
 Nothing is capped in silence: a batch, a context or a pool that does not fit is the operator's
-decision, so the error names what is missing and which flag gives way.
+decision, so the error names what is missing and which flags, and which values of them, would fit.
+
+| slots | are |
+|---|---|
+| null | index 0, what padding points at |
+| running | ``1 + k`` of every sequence; k drafts a step keep a state each |
+| leased | of a prefill server: one more a sequence, waiting to be read by a decode server |
+| cached | states that only the prefix cache holds |
+| read | so many that, together with the cached ones, every running sequence may hold one to read |
+
+A running sequence may start its next step from a cached state, which then can't be evicted. Were there no
+slot for that beside the running ones, a request that finds its prefix cached would wait for another to end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from engine.cache_modes import CacheModeName
 from engine.caches import CacheSpec
 from wire.errors import CapacityError
 from wire.handoff import Role
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -33,51 +49,212 @@ class CapacityPlan:
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV fits into all blocks but the null one."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def num_full_seqs(self) -> int:
+        """Sequences of ``max_model_len`` tokens whose KV fits at once."""
+        return (self.num_blocks - 1) // self.blocks_per_seq
+
+
+@dataclass(frozen=True)
+class SlotCount:
+    """What the slots of a server are for."""
+
+    running: int
+    leased: int
+    cached: int
+    read: int
+    null: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.null + self.running + self.leased + self.cached + self.read
+
+
+def count_slots(
+    *,
+    role: Role,
+    max_num_seqs: int,
+    num_speculative: int,
+    cache_mode: CacheModeName,
+    num_cached_states: int | None,
+) -> SlotCount:
+    """Slots with which ``max_num_seqs`` sequences always run at once.
+
+    ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has none. In mode ``all`` the states at
+    past boundaries are the prefix cache's and can be evicted, so the length of a sequence does not matter.
+    """
+    cached = read = 0
+    if cache_mode != "none":
+        cached = 2 * max_num_seqs if num_cached_states is None else num_cached_states
+        read = max(0, max_num_seqs - cached)
+    return SlotCount(
+        running=max_num_seqs * (1 + num_speculative),
+        leased=max_num_seqs if role == "prefill" else 0,
+        cached=cached,
+        read=read,
+    )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a server is asked to hold; :meth:`within` a budget it becomes pool sizes."""
+
+    spec: CacheSpec
+    role: Role
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    cache_mode: CacheModeName = "none"
+    num_cached_states: int | None = None
+    num_speculative: int = 0
+    """k, drafts a step."""
+
+    @property
+    def slots(self) -> SlotCount:
+        return count_slots(
+            role=self.role,
+            max_num_seqs=self.max_num_seqs,
+            num_speculative=self.num_speculative,
+            cache_mode=self.cache_mode,
+            num_cached_states=self.num_cached_states,
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.spec.slot_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.spec.block_bytes(self.block_size)
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return self.spec.block_bytes(1)
+
+    @property
+    def slots_bytes(self) -> int:
+        return self.slots.total * self.slot_bytes
+
+    @property
+    def blocks_per_seq(self) -> int:
+        return blocks_for(self.max_model_len, self.block_size)
+
+    @property
+    def min_blocks(self) -> int:
+        """The null block, and either one sequence of full length or two blocks for each sequence.
+
+        Two, since ``max_num_seqs`` of them would not run at once with one: admission keeps a block free for
+        each that runs to grow into, and a prefill server's leased sequence keeps its own.
+        """
+        return 1 + max(self.blocks_per_seq, 2 * self.max_num_seqs)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that all sequences at full length can use; more are not allocated."""
+        per_seq = 2 * self.blocks_per_seq if self.role == "prefill" else self.blocks_per_seq + 1
+        return 1 + per_seq * self.max_num_seqs
+
+    @property
+    def min_bytes(self) -> int:
+        """The smallest budget that :meth:`within` accepts."""
+        return self.slots_bytes + self.min_blocks * self.block_bytes
+
+    def within(self, budget_bytes: int, budget_flag: Callable[[int], str] | None = None) -> CapacityPlan:
+        """Divides a budget between slots, which are counted first, and blocks, which get the rest.
+
+        ``budget_flag`` says which flag gives a budget of so many bytes; without it, ``--cache-memory``.
+
+        Raises :class:`CapacityError` if the budget is below :attr:`min_bytes`.
+        """
+        if budget_bytes < self.min_bytes:
+            raise CapacityError(self._refusal(budget_bytes, budget_flag or cache_memory_flag))
+        num_blocks = self.max_blocks
+        if self.block_bytes:
+            num_blocks = min(num_blocks, (budget_bytes - self.slots_bytes) // self.block_bytes)
+        return CapacityPlan(
+            num_blocks,
+            self.slots.total,
+            self.block_size,
+            self.block_bytes,
+            self.slot_bytes,
+            self.max_model_len,
+        )
+
+    def _refusal(self, budget_bytes: int, budget_flag: Callable[[int], str]) -> str:
+        slots = self.slots
+        parts = ["1 null", f"{self.max_num_seqs} sequences x (1 + {self.num_speculative}) running"]
+        parts += [
+            f"{number} {name}"
+            for number, name in (
+                (slots.leased, "leased"),
+                (slots.cached, "cached"),
+                (slots.read, "for a cached state that each may be reading"),
+            )
+            if number
+        ]
+        if self.blocks_per_seq >= 2 * self.max_num_seqs:
+            blocks = f"one sequence of {self.max_model_len} tokens at {self.block_size} a block"
+        else:
+            blocks = f"2 for each of {self.max_num_seqs} sequences"
+        fitting = [budget_flag(self.min_bytes), *self._fitting_flags(budget_bytes)]
+        remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
+        return (
+            f"the cache budget of {size_text(budget_bytes)} is too small, {size_text(self.min_bytes)} "
+            f"are needed: {slots.total} state slots ({' + '.join(parts)}) x {size_text(self.slot_bytes)} = "
+            f"{size_text(self.slots_bytes)}, and {self.min_blocks} KV blocks (1 null + {blocks}) x "
+            f"{size_text(self.block_bytes)} = {size_text(self.min_blocks * self.block_bytes)}"
+            f"{remedy}{', '.join(fitting)}"
+        )
+
+    def _fitting_flags(self, budget_bytes: int) -> list[str]:
+        """Flags that would suffice when lowered alone, with the largest value that does."""
+
+        def largest(low: int, end: int, lowered: Callable[[int], Demand]) -> int | None:
+            return _largest(low, end, lambda value: lowered(value).min_bytes <= budget_bytes)
+
+        largest_values = (
+            ("--max-num-seqs", largest(1, self.max_num_seqs, lambda n: replace(self, max_num_seqs=n))),
+            ("--cached-states", largest(0, self.slots.cached, lambda n: replace(self, num_cached_states=n))),
+            ("--max-model-len", largest(1, self.max_model_len, lambda n: replace(self, max_model_len=n))),
+            ("--speculative", largest(0, self.num_speculative, lambda n: replace(self, num_speculative=n))),
+        )
+        return [f"{flag} {value}" for flag, value in largest_values if value is not None]
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold ``num_tokens`` tokens."""
     return -(-num_tokens // block_size)
 
 
-def plan_capacity(
-    spec: CacheSpec,
-    *,
-    role: Role,
-    budget_bytes: int,
-    max_model_len: int,
-    max_num_seqs: int,
-    block_size: int,
-    num_cached_states: int = 0,
-) -> CapacityPlan:
-    """Divides ``budget_bytes`` between slots, which are counted first, and blocks, which get the rest.
-
-    A prefill server holds two states a sequence: one being computed and one leased to a decode server.
-    Blocks beyond what ``max_num_seqs`` full-length sequences can use are not allocated.
-
-    Raises :class:`CapacityError` unless the slots, the null entries and the blocks of one sequence of
-    ``max_model_len`` tokens fit.
-    """
-    slots_per_seq = 2 if role == "prefill" else 1
-    num_slots = 1 + max_num_seqs * slots_per_seq + num_cached_states
-    block_bytes, slot_bytes = spec.block_bytes(block_size), spec.slot_bytes
-    blocks_per_seq = blocks_for(max_model_len, block_size)
-    slots_bytes = num_slots * slot_bytes
-    left_bytes = budget_bytes - slots_bytes
-    needed_blocks = 1 + blocks_per_seq
-    if left_bytes < needed_blocks * block_bytes:
-        raise CapacityError(
-            f"the cache budget of {_mib(budget_bytes)} is too small: "
-            f"{num_slots} state slots (1 null + {max_num_seqs} sequences x {slots_per_seq} + "
-            f"{num_cached_states} cached) "
-            f"x {_mib(slot_bytes)} = {_mib(slots_bytes)}, "
-            f"and {needed_blocks} KV blocks (1 null + one sequence of {max_model_len} tokens at {block_size} "
-            f"a block) x {_mib(block_bytes)} = {_mib(needed_blocks * block_bytes)}; "
-            "raise --cache-memory, or lower --max-num-seqs, --cached-states or --max-model-len"
-        )
-    useful_blocks = 1 + blocks_per_seq * max_num_seqs * slots_per_seq
-    num_blocks = useful_blocks if block_bytes == 0 else min(useful_blocks, left_bytes // block_bytes)
-    return CapacityPlan(num_blocks, num_slots, block_size, block_bytes, slot_bytes, max_model_len)
+def cache_memory_flag(num_bytes: int) -> str:
+    """The flag that gives a server a cache budget of at least ``num_bytes``."""
+    return f"--cache-memory {gib_at_least(num_bytes)}"
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):,.2f} MiB"
+def gib_at_least(num_bytes: float) -> str:
+    """GiB, rounded up to two digits: no less than ``num_bytes``."""
+    return f"{math.ceil(num_bytes / GIB * 100) / 100:.2f}"
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes for a reader, in the largest unit of which there is one."""
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes} B"
+
+
+def _largest(low: int, end: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest of ``low … end - 1`` that fits, or None. All values below one that fits have to fit."""
+    if end <= low or not fits(low):
+        return None
+    while end - low > 1:
+        middle = (low + end) // 2
+        low, end = (middle, end) if fits(middle) else (low, middle)
+    return low

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 
 from engine.cache_modes import CacheModeName
+from engine.capacity import Demand
+from engine.model_config import ModelConfig
 from wire.errors import ConfigError
 from wire.handoff import Role
 
@@ -96,11 +98,27 @@ class EngineConfig:
         """Tokens between two states that mode ``all`` keeps."""
         return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
 
-    @property
-    def num_cached_states(self) -> int:
-        if self.cache_mode == "none":
-            return 0
-        return 2 * self.max_num_seqs if self.cached_states is None else self.cached_states
+    def demand(self, model: ModelConfig, *, num_speculative: int) -> Demand:
+        """What the pools have to hold, with ``num_speculative`` drafts a step.
+
+        Raises :class:`ConfigError` for a context that the checkpoint was not made for.
+        """
+        limit = model.max_position_embeddings
+        if self.max_model_len is not None and self.max_model_len > limit:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len} exceeds the {limit} tokens the checkpoint was made "
+                "for; lower it"
+            )
+        return Demand(
+            model.cache_spec(),
+            role=self.role,
+            max_model_len=self.max_model_len or limit,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+            cache_mode=self.cache_mode,
+            num_cached_states=self.cached_states,
+            num_speculative=num_speculative,
+        )
 
     def resolve_device(self) -> torch.device:
         """``auto`` is the GPU where there is one."""
@@ -114,10 +132,15 @@ class EngineConfig:
             return self.cache_memory_bytes
         if device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            return int(free_bytes * GPU_CACHE_FRACTION)
+            return gpu_cache_bytes(free_bytes)
         return DEFAULT_CPU_CACHE_BYTES
 
     def apply_threads(self) -> None:
         """Sets torch's CPU threads for the process."""
         if self.num_threads is not None:
             torch.set_num_threads(min(self.num_threads, os.cpu_count() or 1))
+
+
+def gpu_cache_bytes(free_bytes: int) -> int:
+    """The pools' share of GPU memory that is free once the weights are loaded."""
+    return int(free_bytes * GPU_CACHE_FRACTION)

@@ -15,7 +15,6 @@ import torch
 from engine.batch_builder import BatchBuilder
 from engine.cache_modes import make_cache_mode
 from engine.caches import Caches
-from engine.capacity import plan_capacity
 from engine.config import EngineConfig
 from engine.fingerprint import fingerprint
 from engine.host_store import HostStore
@@ -26,7 +25,7 @@ from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.sampler import Sampled, Sampler
 from engine.scheduler import Scheduler, StepPlan
-from wire.errors import ConfigError, InvalidRequestError, TwinfangError
+from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
 from wire.sampling_params import SamplingParams
 
@@ -54,24 +53,11 @@ class Engine:
         self.device = config.resolve_device()
         self.model = load_model(config.model_dir, dtype=config.dtype, device=self.device)
         model_config = self.model.config
-        self.max_model_len = config.max_model_len or model_config.max_position_embeddings
-        if self.max_model_len > model_config.max_position_embeddings:
-            raise ConfigError(
-                f"--max-model-len {self.max_model_len} exceeds the {model_config.max_position_embeddings} "
-                "tokens the checkpoint was made for; lower it"
-            )
-        spec = model_config.cache_spec()
-        self.capacity = plan_capacity(
-            spec,
-            role=config.role,
-            budget_bytes=config.cache_budget(self.device),
-            max_model_len=self.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            block_size=config.block_size,
-            num_cached_states=config.num_cached_states,
-        )
+        demand = config.demand(model_config, num_speculative=0)
+        self.max_model_len = demand.max_model_len
+        self.capacity = demand.within(config.cache_budget(self.device))
         self.caches = Caches(
-            spec,
+            demand.spec,
             num_blocks=self.capacity.num_blocks,
             num_slots=self.capacity.num_slots,
             block_size=config.block_size,

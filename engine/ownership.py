@@ -126,6 +126,12 @@ class Ownership:
             self._rows.append(request.row)
             request.row = -1
 
+    def keep_one_slot(self, request: Request) -> None:
+        """For a request that computes no more: where its state is the cache's, its own slot is free again."""
+        if request.read_state is not None:
+            self.slots.free([request.slot])
+            request.slot = NULL_INDEX
+
     def free_memory(self, request: Request) -> None:
         """Blocks that are the cache's stay there; all others, and the slot, are free again."""
         self._release_read_state(request)

@@ -117,6 +117,7 @@ class Scheduler:
         """The prompt is prefilled: its row is free again, its blocks and state stay until released."""
         del self.running[request.request_id]
         self._leave_row(request)
+        self.owned.keep_one_slot(request)
         self.held[request.request_id] = request
 
     def release(self, request_id: str) -> None:
@@ -211,7 +212,9 @@ class Scheduler:
         swap_in: list[Swap] = []
         while self.preempted:
             request = next(iter(self.preempted.values()))
-            if not self.owned.readmit(request, spare_blocks=1 + len(self.running)):
+            # Alone it needs no spare block: with one, a request that fills the pool would never come back.
+            spare_blocks = 1 + len(self.running) if self.running else 0
+            if not self.owned.readmit(request, spare_blocks=spare_blocks):
                 return admitted, swap_in
             del self.preempted[request.request_id]
             swap_in.append(self._swap(request))

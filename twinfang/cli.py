@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from twinfang.commands import COMMANDS, Command
-from twinfang.flags import add_flags, resolve
+from twinfang.flags import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
 from wire.errors import ConfigError, TwinfangError
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     given, unknown = _parser().parse_known_args(arguments)
     command: Command = given.command
+    if command.argument is not None and unknown and not unknown[0].startswith("-"):
+        _take_argument(command.argument, given, unknown)
     if unknown:
         given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     prog = f"twinfang {command.name}"
@@ -81,9 +83,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _take_argument(flag: Flag, given: argparse.Namespace, unknown: list[str]) -> None:
+    """A value without a flag's name is that flag's."""
+    if getattr(given, flag.dest) is not None:
+        given.parser.error(f"{flag.name} is given, and {unknown[0]} as well")
+    setattr(given, flag.dest, unknown.pop(0))
+
+
 def _fail(prog: str, error: TwinfangError, code: int) -> int:
     print(f"{prog}: error: {error.message}", file=sys.stderr, flush=True)
     return code
+
+
+def _usage(command: Command, prog: str) -> str:
+    return f"{prog} [flags]" if command.argument is None else f"{prog} [{command.argument.metavar}] [flags]"
 
 
 def _width() -> int:
@@ -104,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(
             command.name,
             prog=prog,
-            usage=f"{prog} [flags]",
+            usage=_usage(command, prog),
             help=command.summary,
             description=_wrapped(command.description),
             epilog=f"{_wrapped(ENVIRONMENT_NOTE)}\n\nexample:\n  {command.example}",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinfang import flag_table as table
-from twinfang.flags import FlagGroup
-from twinfang.server_commands import prepare_decode, prepare_prefill, prepare_router
+from twinfang.flags import Flag, FlagGroup
+from twinfang.server_commands import prepare_decode, prepare_plan, prepare_prefill, prepare_router
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Command:
     Preparing raises :class:`ConfigError` for values that don't go together; running raises
     :class:`TwinfangError` if it can't start or go on, and returns when it was asked to stop.
     """
+    argument: Flag | None = None
+    """The flag whose value may also be given without its name."""
 
 
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
@@ -125,4 +127,21 @@ ROUTER = Command(
     prepare_router,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER)
+PLAN = Command(
+    "plan",
+    "what fits into a GPU's memory",
+    "Shows how a server of one role would divide a GPU's memory between weights, Mamba states and KV blocks. "
+    "It reads config.json alone, so neither weights nor a GPU have to be there. Where it does not fit, it "
+    "says by how much and which values would fit, and exits with 1.",
+    (
+        FlagGroup("model", (table.MODEL, table.DTYPE, table.MAX_MODEL_LEN)),
+        table.PLAN_FLAGS,
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang plan /models/nemotron-h --gpu-memory 80 --max-num-seqs 64",
+    prepare_plan,
+    argument=table.MODEL,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN)

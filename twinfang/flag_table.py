@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twinfang.flag_values import address, file_path, integer, model_directory, one_of, positive, some_text
+from twinfang.flag_values import (
+    address,
+    file_path,
+    integer,
+    model_directory,
+    one_of,
+    positive,
+    some_text,
+    yes_or_no,
+)
 from twinfang.flags import Flag, FlagGroup
 from twinfang.logs import LEVELS
 
@@ -120,6 +129,21 @@ ROLE = Flag(
     default="decode",
 )
 
+PLAN_ROLE = Flag(
+    *("--role", "prefill|decode|both", one_of("prefill", "decode", "both"), "of the server"), default="decode"
+)
+GPU_MEMORY = Flag(
+    *("--gpu-memory", "GIB", positive("GiB"), "memory of the server's GPU"),
+    default_text="none: a server on a CPU",
+)
+SPECULATIVE = Flag(
+    *("--speculative", "K", integer(0), "tokens drafted a step; each keeps a state of its own"), default=0
+)
+JSON = Flag(
+    *("--json", "", yes_or_no, "print JSON, in bytes, instead of a table"),
+    is_switch=True,
+)
+
 LOG_LEVEL = Flag(
     "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
 )
@@ -153,6 +177,8 @@ CAPACITY = (
 )
 ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE)
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
+
+PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, SPECULATIVE))
 
 VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
 """Environment variables that stand for a flag."""

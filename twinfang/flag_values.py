@@ -46,6 +46,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError("expected yes or no")
+    return text == "yes"
+
+
 def some_text(text: str) -> str:
     if not text:
         raise ValueError("expected some text")

@@ -20,7 +20,7 @@ ENVIRONMENT_PREFIX = "TWINFANG_"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag that takes a value."""
+    """One flag."""
 
     name: str
     """With its dashes: ``--max-model-len``."""
@@ -33,6 +33,8 @@ class Flag:
     """What help says where the default's own text would not do."""
     repeatable: bool = False
     """Given several times, or comma-separated in the environment; the value is a tuple."""
+    is_switch: bool = False
+    """Takes no value on the command line: there it means yes. Its metavar is empty."""
 
     @property
     def dest(self) -> str:
@@ -64,8 +66,11 @@ def add_flags(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> N
     for group in groups:
         section = parser.add_argument_group(group.title)
         for flag in group.flags:
-            action = "append" if flag.repeatable else "store"
             text = flag.described.replace("%", "%%")
+            if flag.is_switch:
+                section.add_argument(flag.name, action="store_const", const="yes", help=text)
+                continue
+            action = "append" if flag.repeatable else "store"
             section.add_argument(flag.name, metavar=flag.metavar, action=action, help=text, default=None)
 
 
@@ -111,6 +116,8 @@ def as_arguments(flags: Iterable[Flag], values: argparse.Namespace) -> list[str]
     for flag in flags:
         value = getattr(values, flag.dest)
         for item in value if flag.repeatable else (value,):
-            if item is not None:
+            if flag.is_switch:
+                arguments += [flag.name] * bool(item)
+            elif item is not None:
                 arguments += [flag.name, str(item)]
     return arguments

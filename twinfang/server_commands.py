@@ -83,6 +83,13 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
     return run_until_signal
 
 
+def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.plan import prepare
+
+    made_for_any = argparse.Namespace(**vars(values), device="auto", threads=None)
+    return prepare(values, _engine_config(made_for_any, values.role))
+
+
 def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
     from engine.config import EngineConfig
 

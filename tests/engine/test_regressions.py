@@ -6,7 +6,7 @@ import torch
 
 from engine.batch_builder import BatchBuilder
 from engine.caches import Caches, CacheSpec
-from engine.capacity import plan_capacity
+from engine.capacity import Demand
 from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
@@ -157,10 +157,10 @@ def test_sglang_25116_too_many_sequences_for_the_budget_are_refused_and_not_capp
     """Fails if the planner lowers ``max_num_seqs`` to what fits."""
     one = spec()
     budget = 20 * one.slot_bytes + 40 * one.block_bytes(16)
-    sizes = {"role": "both", "budget_bytes": budget, "max_model_len": 64, "block_size": 16}
-    assert plan_capacity(one, max_num_seqs=8, **sizes).num_slots == 9
+    sizes = {"role": "both", "max_model_len": 64, "block_size": 16}
+    assert Demand(one, max_num_seqs=8, **sizes).within(budget).num_slots == 9
     with pytest.raises(CapacityError, match=r"1001 state slots .* 1000 sequences"):
-        plan_capacity(one, max_num_seqs=1000, **sizes)
+        Demand(one, max_num_seqs=1000, **sizes).within(budget)
 
 
 @pytest.mark.parametrize("budget", [4, 7, 16])

@@ -1,0 +1,65 @@
+"""Memory that a model's weights take, by its configuration alone.
+
+The loader refuses a tensor whose shape is not what ``config.json`` says, so this is what loading allocates
+on a GPU, whether the files are there or not. A tied output head counts once; MTP layers are not loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.model_config import AttentionConfig, LayerType, MambaConfig, MlpConfig, ModelConfig, MoeConfig
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of all weights in ``config.dtype``; what the recurrence and the router use stays float32."""
+    embeddings = config.vocab_size * config.hidden_size
+    total = embeddings * (1 if config.tie_word_embeddings else 2) + config.hidden_size  # and norm_f
+    total_float32 = 0
+    for layer_type in config.layer_types:
+        elements, elements_float32 = _mixer(layer_type, config)
+        total += config.hidden_size + elements  # norm, mixer
+        total_float32 += elements_float32
+    return total * config.dtype.itemsize + total_float32 * torch.float32.itemsize
+
+
+def _mixer(layer_type: LayerType, config: ModelConfig) -> tuple[int, int]:
+    """Elements in the model's dtype, and in float32."""
+    hidden = config.hidden_size
+    if layer_type == "mamba":
+        return _mamba(config.mamba, hidden), 3 * config.mamba.num_heads  # A, D, dt_bias
+    if layer_type == "attention":
+        return _attention(config.attention, hidden), 0
+    if layer_type == "mlp":
+        assert config.mlp is not None
+        return _mlp(config.mlp, hidden), 0
+    assert config.moe is not None
+    return _moe(config.moe, hidden), config.moe.num_experts * (hidden + 1)  # gate, correction
+
+
+def _linear(out_features: int, in_features: int, bias: bool = False) -> int:
+    return out_features * (in_features + bias)
+
+
+def _mamba(config: MambaConfig, hidden: int) -> int:
+    projections = _linear(config.proj_size, hidden, config.proj_bias)
+    projections += _linear(hidden, config.d_inner, config.proj_bias)
+    return projections + config.conv_channels * (config.conv_width + config.conv_bias) + config.d_inner
+
+
+def _attention(config: AttentionConfig, hidden: int) -> int:
+    return 2 * (config.num_heads + config.num_kv_heads) * config.head_dim * hidden
+
+
+def _mlp(config: MlpConfig, hidden: int) -> int:
+    up, down = (config.intermediate_size, hidden), (hidden, config.intermediate_size)
+    return _linear(*up, config.bias) + _linear(*down, config.bias)
+
+
+def _moe(config: MoeConfig, hidden: int) -> int:
+    size = config.latent_size or hidden
+    experts = config.num_experts * 2 * config.intermediate_size * size
+    latent = 0
+    if config.latent_size is not None:
+        latent = _linear(size, hidden, config.bias) + _linear(hidden, size, config.bias)
+    return experts + latent + _mlp(MlpConfig(config.shared_intermediate_size, config.bias), hidden)

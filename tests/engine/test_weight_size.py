@@ -1,0 +1,45 @@
+"""What weights weigh, by configuration, is what loading them allocates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.model_config import ModelConfig
+from engine.models.nemotron_h import NemotronH
+from engine.weight_size import weight_bytes
+from engine.weights import WeightFiles
+from tests.checkpoints import DENSE, LATENT_MOE, WITH_MOE, make_checkpoint
+
+BIASED = replace(WITH_MOE, use_bias=True, mlp_bias=True, use_conv_bias=False)
+
+
+class CountedWeights(WeightFiles):
+    """Adds up what is taken, in the dtype in which it is kept."""
+
+    num_bytes = 0
+
+    def take(self, name, shape, *, dtype=None):
+        tensor = super().take(name, shape, dtype=dtype)
+        self.num_bytes += tensor.numel() * tensor.itemsize
+        return tensor
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape", [DENSE, WITH_MOE, LATENT_MOE, BIASED], ids=["dense", "moe", "latent", "bias"]
+)
+def test_the_size_by_configuration_is_what_the_loader_takes(tmp_path, shape, dtype):
+    make_checkpoint(tmp_path, shape)
+    config = ModelConfig.from_directory(tmp_path, dtype)
+    weights = CountedWeights(tmp_path, dtype=config.dtype)
+    NemotronH(config, weights)
+    assert weight_bytes(config) == weights.num_bytes
+
+
+def test_a_tied_output_head_counts_once(tmp_path):
+    make_checkpoint(tmp_path, DENSE)
+    config = ModelConfig.from_directory(tmp_path, "float32")
+    tied = replace(config, tie_word_embeddings=True)
+    head = config.vocab_size * config.hidden_size * torch.float32.itemsize
+    assert weight_bytes(config) - weight_bytes(tied) == head

@@ -1,0 +1,231 @@
+"""`twinfang plan`: the table, the same figures as JSON, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GIB = 1 << 30
+TIMEOUT_S = 60
+
+NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 131072,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "mamba_head_dim": 64,
+}
+DENSE_8B = NEMOTRON | {
+    "hybrid_override_pattern": "M-" * 24 + "*" * 4,
+    "hidden_size": 4096,
+    "num_key_value_heads": 8,
+    "mamba_num_heads": 128,
+    "intermediate_size": 21504,
+    "max_position_embeddings": 8192,
+}
+MOE_30B = NEMOTRON | {
+    "hybrid_override_pattern": "ME" * 23 + "*" * 6,
+    "hidden_size": 2688,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "max_position_embeddings": 262144,
+}
+
+
+@pytest.fixture
+def dense_8b(tmp_path: Path) -> str:
+    return model(tmp_path / "dense-8b", DENSE_8B)
+
+
+@pytest.fixture
+def moe_30b(tmp_path: Path) -> str:
+    return model(tmp_path / "moe-30b", MOE_30B)
+
+
+def model(directory: Path, config: dict[str, object]) -> str:
+    """A model directory without weights."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "twinfang", "plan", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def figures(*arguments: str) -> dict:
+    ran = plan(*arguments, "--json")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_an_8b_model_on_80_gib(dense_8b: str):
+    found = figures(dense_8b, "--gpu-memory", "80", "--cache-mode", "none")
+    assert found["memory"]["weights_bytes"] == pytest.approx(8.1e9 * 2, rel=0.01)
+    assert found["memory"]["weights_on_disk_bytes"] is None
+    rest = 80 * GIB - found["memory"]["weights_bytes"]
+    assert found["memory"]["cache_budget_bytes"] == int(rest * 0.85)
+    assert found["memory"]["other_bytes"] == rest - int(rest * 0.85)
+    conv = (128 * 64 + 2 * 8 * 128) * 3 * 2
+    assert found["slot_bytes"] == 24 * (128 * 64 * 128 * 4 + conv)
+    assert found["token_bytes"] == 4 * 2 * 8 * 128 * 2
+    assert found["slots"]["total"] == 1 + 64
+    assert found["plan"]["num_blocks"] == 1 + 64 * (512 + 1)
+    assert found["plan"]["left_bytes"] == int(rest * 0.85) - found["plan"]["bytes"]
+
+
+def test_a_30b_model_on_80_gib_has_a_state_of_47_mib_and_6_kib_a_token(moe_30b: str):
+    found = figures(moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", "--speculative", "3")
+    conv = (64 * 64 + 2 * 8 * 128) * 3 * 2
+    assert found["memory"]["weights_bytes"] == pytest.approx(31.6e9 * 2, rel=0.01)
+    assert found["slot_bytes"] == 23 * (64 * 64 * 128 * 4 + conv)
+    assert found["token_bytes"] == 6144
+    assert found["slots"] == {
+        "null": 1,
+        "running": 32 * 4,
+        "leased": 0,
+        "cached": 64,
+        "read": 0,
+        "total": 193,
+        "bytes": 193 * found["slot_bytes"],
+    }
+    left = found["memory"]["cache_budget_bytes"] - found["slots"]["bytes"]
+    assert found["plan"]["num_blocks"] == left // (16 * 6144)
+    assert found["plan"]["num_full_seqs"] == (found["plan"]["num_blocks"] - 1) // 16384
+
+
+def test_a_prefill_server_leases_one_state_a_sequence(dense_8b: str):
+    found = figures("--model", dense_8b, "--gpu-memory", "80", "--role", "prefill", "--max-num-seqs", "8")
+    assert found["slots"]["leased"] == 8
+    assert found["slots"]["total"] == 1 + 8 + 8 + 16
+
+
+def test_the_table_has_the_figures_of_the_json(moe_30b: str):
+    arguments = (moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", "--speculative", "3")
+    ran = plan(*arguments)
+    found = figures(*arguments)
+    assert ran.returncode == 0
+    assert ran.stderr == ""
+    assert "moe-30b, bfloat16, role decode, cache mode all" in ran.stdout
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert "GPU 80.00 GiB" in lines
+    assert "weights by config.json 58.83 GiB" in lines
+    assert "state 23 Mamba layers, SSM in float32 46.81 MiB" in lines
+    assert "token 6 attention layers 6.00 KiB" in lines
+    assert "running 32 sequences x (1 + 3) 128" in lines
+    assert f"tokens {found['plan']['num_tokens']}" in lines
+    assert f"sequences of full length {found['plan']['num_full_seqs']}" in lines
+
+
+def test_what_does_not_fit_is_shown_and_refused_with_values_that_fit(moe_30b: str):
+    arguments = (moe_30b, "--gpu-memory", "80", "--speculative", "3")
+    ran = plan(*arguments)
+    assert ran.returncode == 1
+    assert "missing" in ran.stdout
+    assert ran.stderr.count("\n") == 1
+    assert "385 state slots (1 null + 64 sequences x (1 + 3) running + 128 cached)" in ran.stderr
+    offered = [remedy.split() for remedy in ran.stderr.strip().rpartition(" would fit: ")[2].split(", ")]
+    assert {"--gpu-memory", "--max-num-seqs", "--speculative"} <= {flag for flag, _ in offered}
+    for flag, value in offered:
+        given = (*arguments, flag, value) if flag not in arguments else arguments
+        if flag in arguments:
+            index = arguments.index(flag) + 1
+            given = (*arguments[:index], value, *arguments[index + 1 :])
+        assert figures(*given)["fits"]
+
+
+def test_json_of_a_refusal_says_so_too(moe_30b: str):
+    ran = plan(moe_30b, "--gpu-memory", "80", "--speculative", "3", "--json")
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout)
+    assert found["fits"] is False
+    assert found["plan"] is None
+    assert found["min_bytes"] > found["memory"]["cache_budget_bytes"]
+
+
+def test_the_model_that_comes_with_twinfang_is_planned_for_a_cpu_with_its_weights_on_disk():
+    ran = plan()
+    assert ran.returncode == 0
+    assert "bundled_model, float32" in ran.stdout
+    assert "on disk" in ran.stdout
+    assert "1.00 GiB" in ran.stdout
+
+
+def test_cache_memory_is_the_budget_also_on_a_gpu(dense_8b: str):
+    found = figures(dense_8b, "--gpu-memory", "80", "--cache-memory", "30")
+    assert found["memory"]["cache_budget_bytes"] == 30 * GIB
+    assert found["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--gpu-memory", "8"], ["weights of 15.09 GiB", "--gpu-memory 8.00 GiB"]),
+        (["--gpu-memory", "80", "--cache-memory", "70"], ["--cache-memory of 70.00 GiB", "lower"]),
+        (["--cache-memory", "1"], ["--cache-memory", "too small", "--max-num-seqs"]),
+        (["--gpu-memory", "80", "--max-model-len", "9000"], ["--max-model-len 9000", "8192"]),
+        (["--gpu-memory", "80", "--max-num-seqs", "2048"], ["2048 sequences", "--max-num-seqs"]),
+    ],
+    ids=" ".join,
+)
+def test_what_can_not_be_is_one_line_and_exit_code_1(dense_8b: str, arguments, named):
+    ran = plan(dense_8b, *arguments, "--log-level", "warning")
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    for part in named:
+        assert part in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--gpu-memory", "none"], ["--gpu-memory", "GiB"]),
+        (["--speculative", "-1"], ["--speculative", "at least 0"]),
+        (["--role", "router"], ["--role", "prefill, decode or both"]),
+        (["/nowhere"], ["--model '/nowhere'", "no such directory"]),
+        (["/", "--model", "/"], ["--model is given, and / as well"]),
+        (["--bogus", "1"], ["--bogus"]),
+        ([".", "second"], ["second"]),
+        (["--max-num-seqs", "9", "--max-batch-tokens", "8"], ["--max-num-seqs 9", "raise"]),
+        (["--cache-mode", "none", "--state-block-size", "64"], ["--state-block-size 64", "none"]),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_value_is_one_line_and_exit_code_2(arguments, named):
+    ran = plan(*arguments)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.count("\n") == 1
+    for part in named:
+        assert part in ran.stderr
+
+
+def test_an_unreadable_configuration_is_named(tmp_path: Path):
+    ran = plan(model(tmp_path / "other", {"architectures": ["LlamaForCausalLM"]}))
+    assert ran.returncode == 1
+    assert "LlamaForCausalLM" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_json_can_be_asked_for_in_the_environment():
+    assert json.loads(plan(TWINFANG_JSON="yes").stdout)["fits"]

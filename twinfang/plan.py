@@ -1,0 +1,225 @@
+"""``twinfang plan``: what a server would do with a GPU's memory, from ``config.json``; nothing is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from engine.capacity import CapacityPlan, Demand, cache_memory_flag, gib_at_least, size_text
+from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
+from engine.model_config import ModelConfig
+from engine.weight_size import weight_bytes
+from engine.weights import weight_paths
+from wire.errors import CapacityError, ModelLoadError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where the cache budget comes from; all in bytes."""
+
+    weights: int
+    weights_on_disk: int | None
+    """None where the directory does not hold all safetensors of the checkpoint."""
+    gpu: int | None
+    """None plans a server on a CPU, whose weights don't count against the budget."""
+    cache_budget: int
+    is_share: bool
+    """Whether the budget is the default share of what the weights leave of the GPU."""
+
+    def flag_for(self, num_bytes: int) -> str:
+        """The flag that would give a cache budget of at least ``num_bytes``."""
+        if not self.is_share:
+            return cache_memory_flag(num_bytes)
+        return f"--gpu-memory {gib_at_least(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
+
+
+def run(config: EngineConfig, *, gpu_bytes: int | None, num_speculative: int, as_json: bool) -> None:
+    """Prints the plan, as a table or as JSON.
+
+    Raises :class:`CapacityError` if it does not fit, after the table has been printed.
+    """
+    model = ModelConfig.from_directory(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
+    demand = config.demand(model, num_speculative=num_speculative)
+    memory = _memory(config, model, gpu_bytes)
+    plan, refusal = None, None
+    try:
+        plan = demand.within(memory.cache_budget, memory.flag_for)
+    except CapacityError as error:
+        refusal = error
+    if as_json:
+        print(json.dumps(_figures(config, model, demand, memory, plan), indent=2))
+    else:
+        print(_table(config, model, demand, memory, plan))
+    if refusal is not None:
+        raise refusal
+
+
+def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], None]:
+    """What ``twinfang plan`` runs."""
+    gpu_bytes = None if values.gpu_memory is None else int(values.gpu_memory * GIB)
+    k = values.speculative
+    return partial(run, config, gpu_bytes=gpu_bytes, num_speculative=k, as_json=bool(values.json))
+
+
+def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
+    weights = weight_bytes(model)
+    given = config.cache_memory_bytes
+    if gpu_bytes is None:
+        budget = DEFAULT_CPU_CACHE_BYTES if given is None else given
+    else:
+        taken = weights if given is None else weights + given
+        if taken > gpu_bytes or weights == gpu_bytes:
+            what = f"weights of {size_text(weights)}"
+            what += "" if given is None else f" and --cache-memory of {size_text(given)}"
+            raise CapacityError(
+                f"{what} exceed --gpu-memory {size_text(gpu_bytes)}; choose a larger GPU or a smaller model"
+                + ("" if given is None else ", or lower --cache-memory")
+            )
+        budget = gpu_cache_bytes(gpu_bytes - weights) if given is None else given
+    is_share = given is None and gpu_bytes is not None
+    return Memory(weights, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
+
+
+def _bytes_on_disk(model_dir: Path) -> int | None:
+    try:
+        return sum(path.stat().st_size for path in weight_paths(model_dir))
+    except ModelLoadError:
+        return None
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+def _figures(
+    config: EngineConfig, model: ModelConfig, demand: Demand, memory: Memory, plan: CapacityPlan | None
+) -> dict[str, object]:
+    """All figures of the table; bytes unless the name says otherwise. ``plan`` is null if it does not fit."""
+    return {
+        "model": str(config.model_dir),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "role": demand.role,
+        "max_model_len": demand.max_model_len,
+        "max_num_seqs": demand.max_num_seqs,
+        "block_size": demand.block_size,
+        "cache_mode": demand.cache_mode,
+        "num_speculative": demand.num_speculative,
+        "memory": {
+            "gpu_bytes": memory.gpu,
+            "weights_bytes": memory.weights,
+            "weights_on_disk_bytes": memory.weights_on_disk,
+            "cache_budget_bytes": memory.cache_budget,
+            "other_bytes": None if memory.gpu is None else memory.gpu - memory.weights - memory.cache_budget,
+        },
+        "slot_bytes": demand.slot_bytes,
+        "token_bytes": demand.token_bytes,
+        "block_bytes": demand.block_bytes,
+        "slots": {**asdict(demand.slots), "total": demand.slots.total, "bytes": demand.slots_bytes},
+        "blocks_per_seq": demand.blocks_per_seq,
+        "min_blocks": demand.min_blocks,
+        "min_bytes": demand.min_bytes,
+        "fits": plan is not None,
+        "plan": plan
+        and {
+            "num_blocks": plan.num_blocks,
+            "num_slots": plan.num_slots,
+            "num_tokens": plan.num_tokens,
+            "num_full_seqs": plan.num_full_seqs,
+            "bytes": plan.num_bytes,
+            "left_bytes": memory.cache_budget - plan.num_bytes,
+        },
+    }
+
+
+# --- table -----------------------------------------------------------------------------------------
+
+Row = tuple[str, str, str]
+"""Name, how it comes about, value."""
+
+
+def _table(
+    config: EngineConfig, model: ModelConfig, demand: Demand, memory: Memory, plan: CapacityPlan | None
+) -> str:
+    dtype = str(model.dtype).removeprefix("torch.")
+    title = f"{config.model_dir.name}, {dtype}, role {demand.role}, cache mode {demand.cache_mode}"
+    sections: list[tuple[str, list[Row]]] = [
+        ("memory", list(_memory_rows(memory))),
+        ("one of each", list(_unit_rows(demand, model))),
+        ("Mamba states", list(_slot_rows(demand))),
+        ("KV", list(_block_rows(demand, memory, plan))),
+    ]
+    rows = [row for _, section in sections for row in section]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [title]
+    for name, section in sections:
+        lines += ["", name]
+        for label, how, value in section:
+            line = f"  {label:<{widths[0]}}  {how:<{widths[1]}}  {value:>{widths[2]}}"
+            lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _memory_rows(memory: Memory) -> Iterable[Row]:
+    on_disk = memory.weights_on_disk
+    source = "by config.json" + ("" if on_disk is None else f"; {size_text(on_disk)} on disk")
+    if memory.gpu is None:
+        yield "weights", source, size_text(memory.weights)
+        yield "cache budget", "on a CPU, beside the weights", size_text(memory.cache_budget)
+        return
+    rest = memory.gpu - memory.weights
+    yield "GPU", "", size_text(memory.gpu)
+    yield "weights", source, size_text(memory.weights)
+    how = f"{GPU_CACHE_FRACTION:.0%} of the rest" if memory.is_share else "--cache-memory"
+    yield "cache budget", how, size_text(memory.cache_budget)
+    yield "activations, graphs", "what then remains", size_text(rest - memory.cache_budget)
+
+
+def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
+    ssm = str(demand.spec.ssm_dtype).removeprefix("torch.")
+    yield "state", f"{demand.spec.mamba_layers} Mamba layers, SSM in {ssm}", size_text(demand.slot_bytes)
+    yield "token", f"{demand.spec.attn_layers} attention layers", size_text(demand.token_bytes)
+    yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
+    tokens = demand.max_model_len
+    yield (
+        "sequence",
+        f"{tokens} tokens = {demand.blocks_per_seq} blocks",
+        size_text(demand.blocks_per_seq * demand.block_bytes),
+    )
+
+
+def _slot_rows(demand: Demand) -> Iterable[Row]:
+    slots, seqs = demand.slots, demand.max_num_seqs
+    for label, how, number in (
+        ("null", "", slots.null),
+        ("running", f"{seqs} sequences x (1 + {demand.num_speculative})", slots.running),
+        ("leased", f"{seqs} sequences", slots.leased),
+        ("cached", "", slots.cached),
+        ("being read", f"{seqs} sequences, less those cached", slots.read),
+    ):
+        if number:
+            yield label, how, str(number)
+    yield "slots", f"{slots.total} x {size_text(demand.slot_bytes)}", size_text(demand.slots_bytes)
+
+
+def _block_rows(demand: Demand, memory: Memory, plan: CapacityPlan | None) -> Iterable[Row]:
+    yield "left of the cache budget", "", _signed(memory.cache_budget - demand.slots_bytes)
+    needed = demand.min_blocks * demand.block_bytes
+    yield "needed at least", f"{demand.min_blocks} blocks, the null one included", size_text(needed)
+    if plan is None:
+        yield "missing", "", size_text(demand.min_bytes - memory.cache_budget)
+        return
+    num_bytes = plan.num_blocks * plan.block_bytes
+    yield "blocks", f"{plan.num_blocks}, the null one included", size_text(num_bytes)
+    yield "tokens", "", str(plan.num_tokens)
+    yield "sequences of full length", "", str(plan.num_full_seqs)
+    why = "not allocated: all sequences fit" if plan.num_blocks == demand.max_blocks else "less than a block"
+    yield "left over", why, size_text(memory.cache_budget - plan.num_bytes)
+
+
+def _signed(num_bytes: int) -> str:
+    return f"-{size_text(-num_bytes)}" if num_bytes < 0 else size_text(num_bytes)
