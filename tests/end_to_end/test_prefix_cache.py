@@ -69,8 +69,8 @@ async def test_24_requests_through_a_decode_server_with_room_for_six(stacks):
     expected = await all_at_once(stacks("up", *FLAGS, "--cache-mode", "none"), bodies)
     small = stacks(
         "up",
-        *("--max-num-seqs", "20", "--max-model-len", "512", "--cached-states", "0"),
-        *("--cache-memory", "0.0050"),
+        *("--max-num-seqs", "16", "--max-model-len", "512", "--cached-states", "16"),
+        *("--cache-memory", "0.0064"),
     )
     blocks_of_each = -(-(280 + 199) // 16)
     assert small.stats()["decode-0"].num_blocks // blocks_of_each == 6
