@@ -54,6 +54,8 @@ class EngineConfig:
     """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, none in mode none."""
     cache_memory_bytes: int | None = None
     """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
+    sanitize: bool = False
+    """Whether every step checks that it reads the blocks and states it should (:mod:`engine.sanitizer`)."""
     num_threads: int | None = None
     """CPU threads of torch; None leaves torch's choice."""
 

@@ -15,6 +15,7 @@ import torch
 from engine.batch_builder import BatchBuilder
 from engine.cache_modes import make_cache_mode
 from engine.caches import Caches
+from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
 from engine.fingerprint import fingerprint
 from engine.host_store import HostStore
@@ -24,9 +25,11 @@ from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.sampler import Sampled, Sampler
+from engine.sanitizer import Sanitizer
 from engine.scheduler import Scheduler, StepPlan
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
+from wire.handoff import Digests
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,9 @@ class Engine:
         self._rows = RowTable(config.max_num_seqs, self.capacity.blocks_per_seq)
         self._builder = BatchBuilder(self._rows, block_size=config.block_size, device=self.device)
         self._sampler = Sampler(self._rows)
+        self._checks: Checks = NoChecks()
+        if config.sanitize:
+            self._checks = Sanitizer(self.caches, self.scheduler, self._rows)
         self._num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -137,6 +143,7 @@ class Engine:
             if settled:
                 self.release(request.request_id)
             return []
+        error = error or self._checks.received(request)
         if error is None:
             assert request.ticket is not None
             self.scheduler.transferred(request, request.ticket.num_tokens)
@@ -145,6 +152,10 @@ class Engine:
         if settled:
             self.release(request.request_id)
         return [self._failed(request, error)]
+
+    def digests(self, request: Request) -> Digests | None:
+        """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
+        return self._checks.digests(request)
 
     def release(self, request_id: str) -> None:
         """Frees blocks and slot of a held (prefilled) or quarantined request."""
@@ -157,11 +168,14 @@ class Engine:
         """Admits, computes one batch, samples."""
         plan = self.scheduler.schedule()
         self._move(plan)
+        plan, failed = self._inspect(plan)
         if plan.is_empty:
-            idle = not (plan.admitted or plan.swap_out)
-            return StepResult(prefilled=plan.prefilled, to_transfer=plan.to_transfer, did_nothing=idle)
+            idle = not (plan.admitted or plan.swap_out or failed)
+            return StepResult(failed, plan.prefilled, plan.to_transfer, did_nothing=idle)
         batch = self._builder.build(plan)
+        self._checks.compare(plan, batch)
         hidden = self.model.forward(batch, self.caches.layers)
+        self._checks.computed(plan)
         sampling = [row.request for row in plan.rows if row.samples]
         sampled = None
         if sampling:
@@ -169,7 +183,7 @@ class Engine:
             sampled = self._sampler.sample(logits, sampling)
         self._score_prompts(plan, hidden)
         self._num_steps += 1
-        return self._advance(plan, sampling, sampled)
+        return self._advance(plan, sampling, sampled, failed)
 
     @torch.inference_mode()
     def dummy_step(self, num_rows: int) -> None:
@@ -182,12 +196,21 @@ class Engine:
             self._rows.clear(row)
         for swap in plan.swap_out:
             self._store.save(swap)
+        self._checks.vacated(plan)
         for request in plan.admitted:
             request.admitted_s = request.admitted_s or time.monotonic()
             if request.row >= 0:
                 self._rows.fill(request)
         for swap in plan.swap_in:
             self._store.restore(swap)
+
+    def _inspect(self, plan: StepPlan) -> tuple[StepPlan, list[RequestOutput]]:
+        """The plan without requests whose blocks or state turn out to be damaged, and what to tell those."""
+        faults = self._checks.inspect(plan)
+        if not faults:
+            return plan, []
+        plan = self.scheduler.discard(plan, [request for request, _ in faults])
+        return plan, [self._failed(request, error) for request, error in faults]
 
     def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> None:
         """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
@@ -202,8 +225,13 @@ class Engine:
                 )
             start += row.num_new
 
-    def _advance(self, plan: StepPlan, sampling: list[Request], sampled: Sampled | None) -> StepResult:
-        outputs: list[RequestOutput] = []
+    def _advance(
+        self,
+        plan: StepPlan,
+        sampling: list[Request],
+        sampled: Sampled | None,
+        outputs: list[RequestOutput],
+    ) -> StepResult:
         prefilled = list(plan.prefilled)
         for row in plan.rows:
             self.scheduler.computed(row)
@@ -213,7 +241,7 @@ class Engine:
                 prefilled.append(row.request)
         if sampled is not None:
             chosen = zip(sampling, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
-            outputs = [self._accept(*one) for one in chosen]
+            outputs = [*outputs, *(self._accept(*one) for one in chosen)]
         return StepResult(outputs, prefilled, plan.to_transfer)
 
     def _count(self, row: PlannedRow) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NULL_INDEX = 0
 """The reserved entry of every pool: padding points at it, nobody owns it."""
@@ -20,6 +20,7 @@ class IndexPool:
         self._unit = unit
         self._free = list(range(size - 1, NULL_INDEX, -1))
         self._is_free = bytearray([0]) + bytearray([1]) * (size - 1)
+        self._listeners: list[Callable[[int], None]] = []
 
     @property
     def num_free(self) -> int:
@@ -48,3 +49,14 @@ class IndexPool:
                 raise RuntimeError(f"{self._unit} {index} is freed, but nobody owns it")
             self._is_free[index] = 1
             self._free.append(index)
+            for listener in self._listeners:
+                listener(index)
+
+    @property
+    def free_map(self) -> memoryview:
+        """``[size]`` bytes, live and read-only: 1 where the index is free."""
+        return memoryview(self._is_free).toreadonly()
+
+    def on_free(self, listener: Callable[[int], None]) -> None:
+        """Calls ``listener`` with every index that is freed from now on."""
+        self._listeners.append(listener)

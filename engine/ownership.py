@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
 from engine.index_pool import NULL_INDEX, IndexPool
@@ -24,6 +26,11 @@ class Ownership:
     @property
     def num_free_rows(self) -> int:
         return len(self._rows)
+
+    @property
+    def free_rows(self) -> Sequence[int]:
+        """Rows that nobody owns."""
+        return self._rows
 
     # --- taking ----------------------------------------------------------------------------------
 
@@ -102,6 +109,10 @@ class Ownership:
             self.cache.extend(
                 request.nodes, request.tokens, request.num_computed, request.block_ids, request.cache_salt
             )
+
+    def give_up(self, row: PlannedRow) -> None:
+        """Takes back what a planned row was given for its boundaries: it will not be computed."""
+        self.slots.free([boundary.slot for boundary in row.boundaries])
 
     def _put(self, request: Request, length: int, slot: int) -> None:
         """A state written by the scan: the cache's, if it has none there yet."""

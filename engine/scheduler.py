@@ -9,7 +9,8 @@ room. The oldest is never preempted for another, so everything admitted runs to 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
@@ -112,6 +113,19 @@ class Scheduler:
     def computed(self, row: PlannedRow) -> None:
         """A planned row has been computed."""
         self.owned.computed(row)
+
+    def discard(self, plan: StepPlan, requests: Collection[Request]) -> StepPlan:
+        """Requests leave before their planned rows are computed; the plan without those."""
+        for row in plan.rows:
+            if row.request in requests:
+                self.owned.give_up(row)
+        for request in requests:
+            self.finish(request)
+        decode_rows, prefill_rows = (
+            [row for row in part if row.request not in requests]
+            for part in (plan.decode_rows, plan.prefill_rows)
+        )
+        return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows)
 
     def hold(self, request: Request) -> None:
         """The prompt is prefilled: its row is free again, its blocks and state stay until released."""

@@ -19,7 +19,7 @@ from kv_transfer.lease_table import Lease, LeaseTable
 from kv_transfer.poll_thread import PollThread
 from wire.codec import decode
 from wire.errors import WireError
-from wire.handoff import Done, EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.handoff import Digests, Done, EndLease, HandshakeReply, HandshakeRequest, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,15 @@ class TransferSource:
         self._thread.post(self._expect_connection)
         return self._reply
 
-    def grant(self, request_id: str, *, num_tokens: int, block_ids: Sequence[int], state_slot: int) -> Ticket:
+    def grant(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket:
         """Leases a prefilled request's blocks and slot, which stay unchanged until the lease has ended."""
         with self._lock:
             lease = self._leases.grant(request_id)
@@ -109,6 +117,7 @@ class TransferSource:
             block_ids=tuple(block_ids),
             state_slot=state_slot,
             ttl_s=self._lease_ttl_s,
+            digests=digests,
         )
 
     def end(self, message: EndLease) -> None:

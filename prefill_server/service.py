@@ -18,7 +18,7 @@ from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.source import EndedLease, TransferSource
 from prefill_server.config import PrefillConfig
-from wire.errors import InvalidRequestError, TwinfangError
+from wire.errors import InvalidRequestError, TwinfangError, error_from_code
 from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, EndLease, HandshakeReply, HandshakeRequest, Ticket
 from wire.rpc import ABANDON, END_LEASE, HANDSHAKE, PREFILL, PREFILL_SERVICE, unary_handler
@@ -135,12 +135,17 @@ class PrefillService:
             self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
 
     def _on_step(self, result: StepResult) -> None:
+        for output in result.outputs:
+            if output.error is not None:
+                error = error_from_code(output.error.code, output.error.message)
+                self._host.answer(self._fail, output.request_id, error)
         for request in result.prefilled:
             ticket = self._source.grant(
                 request.request_id,
                 num_tokens=request.num_computed,
                 block_ids=request.block_ids,
                 state_slot=request.state_slot,
+                digests=self._engine.digests(request),
             )
             self._tickets[request.request_id] = ticket
             now = time.monotonic()

@@ -144,6 +144,14 @@ JSON = Flag(
     is_switch=True,
 )
 
+SANITIZE = Flag(
+    *("--sanitize", "", yes_or_no),
+    "check in every step that each request reads its own blocks and state; for tests and for hunting faults",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
+
 LOG_LEVEL = Flag(
     "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
 )
@@ -177,6 +185,8 @@ CAPACITY = (
 )
 ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE)
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
+
+CHECKS = FlagGroup("checks", (SANITIZE,))
 
 PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, SPECULATIVE))
 

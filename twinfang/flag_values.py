@@ -47,9 +47,10 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def yes_or_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError("expected yes or no")
-    return text == "yes"
+    """``1`` and ``0`` too, as environment variables often say it."""
+    if text not in ("yes", "no", "1", "0"):
+        raise ValueError("expected yes or no, 1 or 0")
+    return text in ("yes", "1")
 
 
 def some_text(text: str) -> str:

@@ -86,7 +86,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
 def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.plan import prepare
 
-    made_for_any = argparse.Namespace(**vars(values), device="auto", threads=None)
+    made_for_any = argparse.Namespace(**vars(values), device="auto", sanitize=False, threads=None)
     return prepare(values, _engine_config(made_for_any, values.role))
 
 
@@ -106,6 +106,7 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
+        sanitize=values.sanitize,
         num_threads=values.threads or usable_cores(),
     )
 

@@ -128,6 +128,12 @@ class LeaseError(TransferError):
     code = "lease_ended"
 
 
+class SanitizerError(TwinfangError):
+    """Blocks or state are not what they should be; the message tells where, what was expected and found."""
+
+    code = "state_corrupted"
+
+
 def _subclasses(base: type[TwinfangError]) -> list[type[TwinfangError]]:
     found = [base]
     for child in base.__subclasses__():

@@ -12,6 +12,16 @@ Role = Literal["prefill", "decode", "both"]
 
 
 @message
+class Digests:
+    """Checksums of what a ticket names, taken when it was granted (:mod:`engine.checksum`)."""
+
+    blocks: tuple[int, ...]
+    """One a block, over the tokens that the ticket covers."""
+    state: tuple[int, ...]
+    """One a segment of the slot."""
+
+
+@message
 class Ticket:
     """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease."""
 
@@ -29,6 +39,8 @@ class Ticket:
     state_slot: int
     ttl_s: float
     """Time to live, counted from when the ticket is received: clocks are never compared."""
+    digests: Digests | None = None
+    """Of a prefill server that sanitizes."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.state_slot < 1 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -38,6 +50,11 @@ class Ticket:
             )
         if any(block_id < 1 for block_id in self.block_ids):
             raise WireError(f"ticket of {self.request_id!r}: a block id below 1 (0 is the null block)")
+        if self.digests is not None and len(self.digests.blocks) != len(self.block_ids):
+            raise WireError(
+                f"ticket of {self.request_id!r}: {len(self.digests.blocks)} digests "
+                f"of {len(self.block_ids)} blocks"
+            )
 
 
 @message

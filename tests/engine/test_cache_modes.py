@@ -8,6 +8,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
 from tests.checkpoints import DENSE, WITH_MOE, make_checkpoint
+from tests.engine.sanitizing import SANITIZE
 from wire.sampling_params import SamplingParams
 
 BLOCK = 16
@@ -23,7 +24,7 @@ def model_dir(request, bundled_model, tmp_path_factory):
 
 
 def make_engine(model_dir, mode, budget=512, **settings):
-    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, **settings}
+    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "sanitize": SANITIZE, **settings}
     if mode == "all":
         settings.setdefault("state_block_size", 32)
     settings["max_num_seqs"] = min(settings["max_num_seqs"], budget)

@@ -11,6 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
+from tests.engine.sanitizing import SANITIZE
 from wire.handoff import Ticket
 from wire.sampling_params import SamplingParams
 
@@ -20,6 +21,7 @@ NUM_TOKENS = 24
 
 def make_engine(model_dir, role, **settings):
     settings = {"max_num_seqs": 8, "max_batch_tokens": 64, "cache_memory_bytes": 64 << 20, **settings}
+    settings.setdefault("sanitize", SANITIZE)
     return Engine(EngineConfig(model_dir, role, device="cpu", **settings))
 
 
@@ -39,30 +41,38 @@ def run(engine, requests=()):
     return tokens
 
 
-def hand_over(source, sink, tokens, name="handed"):
-    """Prefills on one engine, copies what the ticket names, and admits on the other."""
-    engine_request = Request(name, list(tokens), params=None)
-    source.add(engine_request)
-    while engine_request.request_id not in source.scheduler.held:
+def prefill(source, tokens, name):
+    """The ticket of a prompt that has been prefilled."""
+    request = Request(name, list(tokens), params=None)
+    source.add(request)
+    while name not in source.scheduler.held:
         source.step()
-    ticket = Ticket(
-        name,
-        0,
-        0,
-        "h:1",
-        "i",
-        len(tokens) - 1,
-        tuple(engine_request.block_ids),
-        engine_request.state_slot,
-        1.0,
-    )
-    request = greedy(name, tokens, ticket=ticket)
+    num_tokens, block_ids = len(tokens) - 1, tuple(request.block_ids)
+    digests = source.digests(request)
+    return Ticket(name, 0, 0, "h:1", "i", num_tokens, block_ids, request.state_slot, 1.0, digests)
+
+
+def admit(sink, tokens, ticket):
+    """A request of the decode engine that waits for its transfer."""
+    request = greedy(ticket.request_id, tokens, ticket=ticket)
     sink.add(request)
     assert sink.step().to_transfer == [request]
+    return request
+
+
+def copy(source, sink, request):
+    """What a transfer does: the blocks and the slot that the ticket names, less what the sink has cached."""
+    ticket = request.ticket
     blocks = list(zip(ticket.block_ids, request.block_ids, strict=False))
     for theirs, ours in blocks[len(request.nodes) :]:
         sink.caches.kv[ours] = source.caches.kv[theirs]
     sink.caches.state[request.slot] = source.caches.state[ticket.state_slot]
+
+
+def hand_over(source, sink, tokens, name="handed"):
+    """Prefills on one engine, copies what the ticket names, and admits on the other."""
+    request = admit(sink, tokens, prefill(source, tokens, name))
+    copy(source, sink, request)
     source.release(name)
     assert sink.transferred(request, error=None, settled=True) == []
     return request
@@ -139,8 +149,9 @@ def test_null_entries_stay_as_they_were(bundled_model):
     assert (engine.caches.state[0] == 0x55).all()
 
 
-def test_a_damaged_request_ends_with_an_error_and_no_other_does(bundled_model, alone):
-    engine = make_engine(bundled_model, "both", max_batch_tokens=2048)
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_a_damaged_request_ends_with_an_error_and_no_other_does(bundled_model, alone, sanitize):
+    engine = make_engine(bundled_model, "both", max_batch_tokens=2048, sanitize=sanitize)
     requests = [greedy(str(i), prompt) for i, prompt in enumerate(prompts(4))]
     for request in requests:
         engine.add(request)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_cache_modes import answers, prompts_with_shared_prefixes, run
 
 
@@ -26,6 +27,7 @@ def test_more_requests_than_blocks_all_end_exactly(bundled_model, mode):
                 cache_mode=mode,
                 state_block_size=32 if mode == "all" else None,
                 cache_memory_bytes=64 << 20,
+                sanitize=SANITIZE,
             )
         )
 
@@ -51,6 +53,7 @@ def test_a_preempted_request_that_is_cancelled_leaves_nothing(bundled_model):
             max_model_len=128,
             cache_mode="none",
             cache_memory_bytes=64 << 20,
+            sanitize=SANITIZE,
         )
     )
     owned = tight.scheduler.owned

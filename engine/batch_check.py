@@ -1,0 +1,106 @@
+"""Whether a batch's tensors say what the plan says: computed once more, from requests and not from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Batch, DecodeRows, PrefillRows
+from engine.capacity import blocks_for
+from engine.rows import PlannedRow
+from engine.scheduler import StepPlan
+from wire.errors import SanitizerError
+
+
+class BatchCheck:
+    """Compares every index that a step reads or writes by; waits for the device."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def check(self, plan: StepPlan, batch: Batch) -> None:
+        """Raises :class:`SanitizerError` for the first entry that differs, with both values.
+
+        Decode rows beyond the planned ones have to be padding: zeros and null indices everywhere.
+        """
+        decode, prefill = batch.decode, batch.prefill
+        num_decode = 0 if decode is None else decode.num_rows
+        num_prefill = 0 if prefill is None else prefill.num_rows
+        if num_decode < len(plan.decode_rows) or num_prefill != len(plan.prefill_rows):
+            raise SanitizerError(
+                f"the plan has {len(plan.decode_rows)} decode and {len(plan.prefill_rows)} prefill rows; "
+                f"found a batch of {num_decode} and {num_prefill}"
+            )
+        self._check_tokens(plan, batch)
+        if decode is not None:
+            self._check_rows("decode", decode, plan.decode_rows)
+        if prefill is not None:
+            self._check_rows("prefill", prefill, plan.prefill_rows)
+            _check_prefill(prefill, plan.prefill_rows)
+
+    def _check_tokens(self, plan: StepPlan, batch: Batch) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        places: list[int] = []
+        for row in plan.rows:
+            if row is next(iter(plan.prefill_rows), None):
+                _pad((tokens, positions, places), batch.num_decode_tokens)
+            block_ids, size = row.request.block_ids, self._block_size
+            own = range(row.num_before, row.num_before + row.num_new)
+            tokens += row.request.tokens[own.start : own.stop]
+            positions += own
+            places += [block_ids[position // size] * size + position % size for position in own]
+        if not plan.prefill_rows:
+            _pad((tokens, positions, places), batch.num_decode_tokens)
+        _compare("input_ids", batch.input_ids, tokens)
+        _compare("positions", batch.positions, positions)
+        _compare("slot_mapping", batch.slot_mapping, places)
+
+    def _check_rows(self, kind: str, part: DecodeRows | PrefillRows, planned: list[PlannedRow]) -> None:
+        padding = [0] * (part.num_rows - len(planned))
+        written = [row.request.slot for row in planned]
+        _compare(f"{kind} write_slots", part.write_slots.view(-1), written + padding)
+        _compare(f"{kind} read_slots", part.read_slots, [row.request.state_slot for row in planned] + padding)
+        lengths = [row.num_before + row.num_new for row in planned]
+        _compare(f"{kind} seq_lens", part.seq_lens, lengths + padding)
+        table = part.block_table.cpu()
+        for i, row in enumerate(planned):
+            num_blocks = blocks_for(lengths[i], self._block_size)
+            name = f"block table of {row.request.request_id!r}"
+            _compare(name, table[i, :num_blocks], row.request.block_ids[:num_blocks])
+        rest = table[len(planned) :]
+        _compare(f"{kind} block table of padding", rest.reshape(-1), [0] * rest.numel())
+
+
+def _check_prefill(part: PrefillRows, planned: list[PlannedRow]) -> None:
+    ends = np.cumsum([0] + [row.num_new for row in planned])
+    _compare("cu_seqlens", part.cu_seqlens, ends)
+    _compare("has_initial", part.has_initial, [row.num_before > 0 for row in planned])
+    boundaries = [
+        (i, row.num_before, boundary) for i, row in enumerate(planned) for boundary in row.boundaries
+    ]
+    if part.boundaries is None:
+        if boundaries:
+            raise SanitizerError(f"the plan has {len(boundaries)} boundaries; found a batch without any")
+        return
+    _compare("boundary rows", part.boundaries.rows, [i for i, _, _ in boundaries])
+    offsets = [boundary.length - num_before for _, num_before, boundary in boundaries]
+    _compare("boundary offsets", part.boundaries.offsets, offsets)
+    _compare("boundary slots", part.boundaries.slots, [boundary.slot for _, _, boundary in boundaries])
+
+
+def _pad(columns: tuple[list[int], ...], length: int) -> None:
+    for column in columns:
+        column += [0] * (length - len(column))
+
+
+def _compare(name: str, found: Tensor, expected: Sequence[int] | NDArray[np.int64]) -> None:
+    values, wanted = found.cpu().numpy(), np.asarray(expected)
+    if values.shape != wanted.shape:
+        raise SanitizerError(f"the batch's {name}: expected {wanted.shape} entries; found {values.shape}")
+    if not np.array_equal(values, wanted):
+        at = int(np.flatnonzero(values != wanted)[0])
+        raise SanitizerError(f"the batch's {name}[{at}]: expected {wanted[at]}; found {values[at]}")

@@ -1,0 +1,64 @@
+"""What an engine calls around its steps to have them checked, and what it calls when checks are off."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.batch import Batch
+from engine.request import Request
+from engine.scheduler import StepPlan
+from wire.errors import SanitizerError
+from wire.handoff import Digests
+
+
+class Checks(Protocol):
+    """Six points of a request's life; see :mod:`engine.sanitizer`.
+
+    Faults of one request are returned. Structural ones are raised as :class:`SanitizerError`.
+    """
+
+    def vacated(self, plan: StepPlan) -> None:
+        """What the plan preempts has been copied out; nothing was written yet to memory freed since."""
+        ...
+
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
+        """The plan is about to be computed; requests that must not be, and why."""
+        ...
+
+    def compare(self, plan: StepPlan, batch: Batch) -> None:
+        """The batch was made of the plan."""
+        ...
+
+    def computed(self, plan: StepPlan) -> None:
+        """The plan's rows have been computed; requests have not moved on yet."""
+        ...
+
+    def received(self, request: Request) -> SanitizerError | None:
+        """Blocks and state of the request's ticket have landed."""
+        ...
+
+    def digests(self, request: Request) -> Digests | None:
+        """For the ticket of a request whose prompt is prefilled."""
+        ...
+
+
+class NoChecks:
+    """Sanitizing is off."""
+
+    def vacated(self, plan: StepPlan) -> None:
+        pass
+
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
+        return []
+
+    def compare(self, plan: StepPlan, batch: Batch) -> None:
+        pass
+
+    def computed(self, plan: StepPlan) -> None:
+        pass
+
+    def received(self, request: Request) -> SanitizerError | None:
+        return None
+
+    def digests(self, request: Request) -> Digests | None:
+        return None

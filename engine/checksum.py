@@ -1,0 +1,85 @@
+"""Checksums of blocks and states, computed where they are: cheap enough for every step.
+
+    sum(unit) = Σ w_i · m_i  mod 2^64        m_i: words of the unit, w_i: one odd 64-bit weight a position
+
+Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): any word that
+changes, moves or changes places with another changes the sum. Weights are a fixed function of the
+position, so two servers get equal sums from equal bytes. It guards against faults, not against forgers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.caches import SEGMENT_ALIGNMENT, Caches
+
+CHUNK_BYTES = SEGMENT_ALIGNMENT
+"""A state has one sum a chunk; no chunk holds bytes of two segments, so that a sum tells the layer."""
+MAX_TEMPORARY_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+"""Of products before they are added: what a CPU core's cache holds, what a GPU has to spare."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Checksums:
+    """Sums over the units of both pools."""
+
+    def __init__(self, caches: Caches) -> None:
+        self._caches = caches
+        self._block_weights = _weights(caches.kv[0].numel(), caches.kv.device).view(caches.kv.shape[1:])
+        self._state_words = caches.state.view(torch.int32)
+        self._state_weights = _weights(self._state_words.shape[1], caches.state.device)
+        self.num_chunks = caches.state_layout.unit_bytes // CHUNK_BYTES
+
+    def states(self, slots: Tensor) -> Tensor:
+        """``[n, num_chunks]`` int64: sums of the ``n`` slots' chunks, padding included."""
+        sums = [self._states(some) for some in slots.split(self._per_pass(self._state_weights))]
+        return torch.cat(sums) if sums else self._states(slots)
+
+    def _states(self, slots: Tensor) -> Tensor:
+        products = self._state_words.index_select(0, slots) * self._state_weights
+        return products.view(len(slots), self.num_chunks, CHUNK_BYTES // 4).sum(dim=-1)
+
+    def blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
+        """``[n]`` int64: sums over the first ``num_tokens[i]`` tokens of block ``i``, all layers."""
+        passes = self._per_pass(self._block_weights)
+        pairs = zip(block_ids.split(passes), num_tokens.split(passes), strict=True)
+        sums = [self._blocks(*pair) for pair in pairs]
+        return torch.cat(sums) if sums else self._blocks(block_ids, num_tokens)
+
+    def _blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
+        words = self._caches.kv.view(_WORDS[self._caches.kv.element_size()])
+        tokens = (words.index_select(0, block_ids) * self._block_weights).sum(dim=(1, 2, 3, 5))
+        covered = torch.arange(tokens.shape[1], device=tokens.device) < num_tokens[:, None]
+        return (tokens * covered).sum(dim=-1)
+
+    def segment_of(self, chunk: int) -> str:
+        """Name of the segment that a chunk lies in: ``conv.3``, ``ssm.0``."""
+        before = [s for s in self._caches.state_layout.segments if s.offset <= chunk * CHUNK_BYTES]
+        return before[-1].name
+
+    @property
+    def segments(self) -> list[str]:
+        """Names of a slot's segments, in the order of :meth:`by_segment`."""
+        return [segment.name for segment in self._caches.state_layout.segments]
+
+    def by_segment(self, chunks: NDArray[np.int64]) -> tuple[int, ...]:
+        """One sum a segment from ``[num_chunks]`` sums of its chunks."""
+        starts = [segment.offset // CHUNK_BYTES for segment in self._caches.state_layout.segments]
+        return tuple(np.add.reduceat(chunks, starts).tolist()) if starts else ()
+
+    def _per_pass(self, weights: Tensor) -> int:
+        limit = MAX_TEMPORARY_BYTES[weights.device.type]
+        return max(1, limit // max(1, 8 * weights.numel()))
+
+
+def _weights(count: int, device: torch.device) -> Tensor:
+    """``[count]`` int64, odd: SplitMix64 of the position (Steele, Lea and Flood, 2014)."""
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(31))) | np.uint64(1)
+    return torch.from_numpy(x.view(np.int64)).to(device)
