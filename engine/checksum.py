@@ -36,7 +36,7 @@ class Checksums:
 
     def states(self, slots: Tensor) -> Tensor:
         """``[n, num_chunks]`` int64: sums of the ``n`` slots' chunks, padding included."""
-        sums = [self._states(some) for some in slots.split(self._per_pass(self._state_weights))]
+        sums = [self._states(some) for some in torch.split(slots, self._per_pass(self._state_weights))]
         return torch.cat(sums) if sums else self._states(slots)
 
     def _states(self, slots: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Checksums:
     def blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
         """``[n]`` int64: sums over the first ``num_tokens[i]`` tokens of block ``i``, all layers."""
         passes = self._per_pass(self._block_weights)
-        pairs = zip(block_ids.split(passes), num_tokens.split(passes), strict=True)
+        pairs = zip(torch.split(block_ids, passes), torch.split(num_tokens, passes), strict=True)
         sums = [self._blocks(*pair) for pair in pairs]
         return torch.cat(sums) if sums else self._blocks(block_ids, num_tokens)
 

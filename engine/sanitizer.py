@@ -126,8 +126,8 @@ class Sanitizer:
     def _digests(self, request: Request, first_block: int, num_tokens: int) -> Digests:
         """Of the request's blocks from ``first_block`` on, as far as ``num_tokens`` go, and of its state."""
         block_ids = request.block_ids[first_block : blocks_for(num_tokens, self._block_size)]
-        covered = num_tokens - (first_block + np.arange(len(block_ids))) * self._block_size
-        covered = torch.from_numpy(covered.clip(0, self._block_size)).to(self._device)
+        rest = num_tokens - (first_block + np.arange(len(block_ids))) * self._block_size
+        covered = torch.from_numpy(rest.clip(0, self._block_size)).to(self._device)
         blocks = self._checksums.blocks(self._index(block_ids), covered)
         state = self._checksums.states(self._index([request.state_slot]))[0]
         return Digests(tuple(blocks.tolist()), self._checksums.by_segment(state.cpu().numpy()))
@@ -136,8 +136,11 @@ class Sanitizer:
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
         self._check_free_rows()
-        faults = {self._scheduler.running[s.request_id]: self._return(s) for s in plan.swap_in}
-        faults = {request: error for request, error in faults.items() if error is not None}
+        faults: dict[Request, SanitizerError] = {}
+        for swap in plan.swap_in:
+            error = self._return(swap)
+            if error is not None:
+                faults[self._scheduler.running[swap.request_id]] = error
         self._away = {name: away for name, away in self._away.items() if name in self._scheduler.preempted}
         check_slot_owners(plan.rows, self._slots)
         check_block_owners(plan.rows, self._blocks, self._block_size)
