@@ -182,6 +182,9 @@ class Engine:
             logits = self.model.logits(hidden[batch.logits_indices])
             sampled = self._sampler.sample(logits, sampling)
         self._score_prompts(plan, hidden)
+        if sampled is None and self.device.type == "cuda":
+            # Nothing was read back: kernels may still write what is about to be leased or handed out again.
+            torch.cuda.current_stream(self.device).synchronize()
         self._num_steps += 1
         return self._advance(plan, sampling, sampled, failed)
 
