@@ -16,6 +16,10 @@ class DecodeConfig:
     host: str
     port: int
     served_model_name: str
+    advertise_host: str | None = None
+    """Host that prefill servers reach this server by; None takes ``host``."""
+    keep_ttl_s: float = 300.0
+    """How long blocks and state of an answered request are kept for its conversation's next turn."""
     transfer_deadline_s: float = 30.0
     """A read that takes longer is given up; its destination is quarantined."""
     handshake_timeout_s: float = 15.0

@@ -13,20 +13,23 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from decode_server.config import DecodeConfig
-from decode_server.peers import Peers
 from decode_server.stream import RouterStream
 from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.handlers import transfer_handlers
+from kv_transfer.peers import Peers
 from kv_transfer.sink import TransferResult, TransferSink
+from kv_transfer.source import EndedLease, TransferSource
 from wire.errors import InvalidRequestError, TwinfangError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
-from wire.handoff import Ticket
-from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
+from wire.handoff import EndLease, Ticket
+from wire.rpc import DECODE_SERVICE, TRANSFER_SERVICE, decode_stream_request, stream_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,9 @@ class DecodeService:
         self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
         self._engine = self._host.engine
         self._sink: TransferSink | None = None
+        self._source: TransferSource | None = None
         self._peers: Peers | None = None
+        self._kept: dict[str, Ticket] = {}  # the engine's thread alone
         if config.engine.role == "decode":
             self._sink = TransferSink(
                 self._engine.caches,
@@ -50,7 +55,18 @@ class DecodeService:
                 on_settled=self._on_settled,
                 on_fatal=server.fail,
             )
+            self._source = TransferSource(
+                self._engine.caches,
+                address=f"{config.advertise_host or config.host}:{server.port}",
+                incarnation=incarnation,
+                fingerprint=self._engine.fingerprint,
+                lease_ttl_s=config.keep_ttl_s,
+                max_leases=self._engine.capacity.num_slots,
+                on_lease_ended=self._on_lease_ended,
+                on_fatal=server.fail,
+            )
             self._peers = Peers(self._sink, timeout_s=config.handshake_timeout_s)
+            server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._open_streams: set[RouterStream] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
@@ -69,6 +85,8 @@ class DecodeService:
         await asyncio.to_thread(self._host.stop)
         if self._sink is not None:
             await asyncio.to_thread(self._sink.close)
+        if self._source is not None:
+            await asyncio.to_thread(self._source.close)
 
     def close_streams(self) -> None:
         """Ends the routers' calls so that the gRPC server can stop at once."""
@@ -171,6 +189,7 @@ class DecodeService:
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             cache_salt=message.cache_salt,
+            keeps_state=message.keeps_state and self._source is not None,
         )
 
     def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
@@ -204,7 +223,7 @@ class DecodeService:
         sink = self._sink
         return await self._host.ask(
             lambda: self._engine.stats(
-                leases_held=0,
+                leases_held=0 if self._source is None else self._source.num_leases,
                 transfers_in_flight=0 if sink is None else sink.num_in_flight,
                 transfer_bytes=0 if sink is None else sink.bytes_read,
             )
@@ -251,8 +270,36 @@ class DecodeService:
     def _on_step(self, result: StepResult) -> None:
         for request in result.to_transfer:
             self._read_state(request)
+        for name in result.to_give_up:
+            self._give_up(name)
         if result.outputs:
-            self._host.answer(self._deliver, result.outputs)
+            self._host.answer(self._deliver, self._with_tickets(result))
+
+    def _with_tickets(self, result: StepResult) -> list[RequestOutput]:
+        """The outputs; those of requests whose state is kept carry a ticket for it."""
+        for request in result.kept:
+            assert self._source is not None
+            self._kept[request.request_id] = self._source.grant(
+                request.request_id,
+                num_tokens=request.num_computed,
+                block_ids=request.block_ids[
+                    : blocks_for(request.num_computed, self._config.engine.block_size)
+                ],
+                state_slot=request.state_slot,
+                digests=self._engine.digests(request),
+            )
+        return [
+            replace(output, ticket=self._kept[output.request_id])
+            if output.finish_reason is not None and output.request_id in self._kept
+            else output
+            for output in result.outputs
+        ]
+
+    def _give_up(self, request_id: str) -> None:
+        """Others need the room: whoever reads this state late finds its lease ended and prefills."""
+        ticket = self._kept.get(request_id)
+        if ticket is not None and self._source is not None:
+            self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
 
     def _read_state(self, request: Request) -> None:
         ticket, sink = request.ticket, self._sink
@@ -281,7 +328,14 @@ class DecodeService:
         if outputs:
             self._host.answer(self._deliver, outputs)
 
+    def _release(self, request_id: str) -> None:
+        self._kept.pop(request_id, None)
+        self._engine.release(request_id)
+
     # --- from the transfer thread ----------------------------------------------------------------
+
+    def _on_lease_ended(self, lease: EndedLease) -> None:
+        self._host.post(lambda: self._release(lease.request_id))
 
     def _on_settled(self, request_id: str) -> None:
         self._host.post(lambda: self._engine.release(request_id))

@@ -43,7 +43,11 @@ class StepResult:
     prefilled: list[Request] = field(default_factory=list)
     """Requests whose h(N-1) and blocks are now held until :meth:`Engine.release`."""
     to_transfer: list[Request] = field(default_factory=list)
-    """Admitted requests to read from their prefill server; answer with :meth:`Engine.transferred`."""
+    """Admitted requests to read from another server; answer with :meth:`Engine.transferred`."""
+    kept: list[Request] = field(default_factory=list)
+    """Answered requests whose blocks and state are held, as they asked, until :meth:`Engine.release`."""
+    to_give_up: list[str] = field(default_factory=list)
+    """Kept requests whose memory others wait for: end their leases, then release them."""
     did_nothing: bool = False
 
 
@@ -81,6 +85,7 @@ class Engine:
         self._checks: Checks = NoChecks()
         if config.sanitize:
             self._checks = Sanitizer(self.caches, self.scheduler, self._rows)
+        self._kept: dict[str, Request] = {}
         self._num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -158,7 +163,8 @@ class Engine:
         return self._checks.digests(request)
 
     def release(self, request_id: str) -> None:
-        """Frees blocks and slot of a held (prefilled) or quarantined request."""
+        """Frees blocks and slot of a held (prefilled or kept) or quarantined request."""
+        self._kept.pop(request_id, None)
         self.scheduler.release(request_id)
 
     # --- one step --------------------------------------------------------------------------------
@@ -170,8 +176,14 @@ class Engine:
         self._move(plan)
         plan, failed = self._inspect(plan)
         if plan.is_empty:
-            idle = not (plan.admitted or plan.swap_out or failed)
-            return StepResult(failed, plan.prefilled, plan.to_transfer, did_nothing=idle)
+            idle = not (plan.admitted or plan.swap_out or plan.prefilled or failed)
+            return StepResult(
+                failed,
+                plan.prefilled,
+                plan.to_transfer,
+                to_give_up=self._to_give_up(plan),
+                did_nothing=idle,
+            )
         batch = self._builder.build(plan)
         self._checks.compare(plan, batch)
         hidden = self.model.forward(batch, self.caches.layers)
@@ -245,7 +257,18 @@ class Engine:
         if sampled is not None:
             chosen = zip(sampling, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
             outputs = [*outputs, *(self._accept(*one) for one in chosen)]
-        return StepResult(outputs, prefilled, plan.to_transfer)
+        kept = [r for r in sampling if r.keeps_state and r.finish_reason in ("stop", "length")]
+        self._kept.update({request.request_id: request for request in kept})
+        return StepResult(outputs, prefilled, plan.to_transfer, kept, self._to_give_up(plan))
+
+    def _to_give_up(self, plan: StepPlan) -> list[str]:
+        """What is kept for later turns makes room for those who wait now: the oldest first, all before a swap."""
+        waits = self.scheduler.waiting or self.scheduler.preempted
+        count = len(self._kept) if plan.swap_out else 1 if waits and not plan.admitted else 0
+        names = list(self._kept)[:count]
+        for name in names:
+            del self._kept[name]
+        return names
 
     def _count(self, row: PlannedRow) -> None:
         if row.num_before < row.request.num_prompt:
@@ -269,7 +292,11 @@ class Engine:
         elif request.num_output >= params.max_tokens:
             request.finish_reason = "length"
         if request.finish_reason is not None:
-            self._leave(request)
+            if request.keeps_state:
+                self._store.drop(request.request_id)
+                self.scheduler.hold(request)
+            else:
+                self._leave(request)
         return RequestOutput(
             request_id=request.request_id,
             token_ids=(token_id,),

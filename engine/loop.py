@@ -55,7 +55,7 @@ class EngineLoop:
             while self._handle_events(wait=idle):
                 result = self._engine.step()
                 idle = result.did_nothing
-                if not idle:
+                if not idle or result.to_give_up:
                     self._on_step(result)
         except BaseException as error:
             log.exception("the engine failed")

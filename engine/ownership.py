@@ -164,7 +164,10 @@ class Ownership:
         if not self._mode.caches or request.prompt_logprobs_wanted is not None:
             return Match()
         return self.cache.match(
-            request.tokens, request.num_prompt - 1, request.cache_salt, needs_state=request.ticket is None
+            request.tokens,
+            request.num_prompt - 1 if request.ticket is None else request.ticket.num_tokens,
+            request.cache_salt,
+            needs_state=request.ticket is None,
         )
 
     def _hold(self, match: Match) -> None:

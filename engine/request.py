@@ -28,6 +28,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     """End of sequence (unless ignored) and the request's own stop tokens."""
     seed: int = 0
+    keeps_state: bool = False
+    """Whether blocks and state are held after the answer, for the conversation's next turn."""
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
 

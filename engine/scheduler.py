@@ -42,7 +42,7 @@ class StepPlan:
     swap_out: list[Swap] = field(default_factory=list)
     swap_in: list[Swap] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
-    """Requests that are only prefilled and found all of their prompt in the prefix cache."""
+    """Requests that are only prefilled and found all of their prompt in a cache, here or elsewhere."""
 
     @property
     def rows(self) -> list[PlannedRow]:
@@ -107,6 +107,8 @@ class Scheduler:
         """Handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
         del self.transferring[request.request_id]
         request.num_computed = num_tokens
+        if request.prefill_only:
+            request.num_cached = num_tokens
         self.owned.enter(request)
         self.running[request.request_id] = request
 
@@ -128,7 +130,7 @@ class Scheduler:
         return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows)
 
     def hold(self, request: Request) -> None:
-        """The prompt is prefilled: its row is free again, its blocks and state stay until released."""
+        """The request has ended; its row is free, its blocks and state are leased until released."""
         del self.running[request.request_id]
         self._leave_row(request)
         self.owned.keep_one_slot(request)
@@ -175,7 +177,7 @@ class Scheduler:
         """Makes room, admits what fits and plans the next step."""
         decode_rows, swap_out = self._plan_decode_rows()
         admitted, swap_in = ([], []) if swap_out else self._admit()
-        prefilled = [r for r in admitted if r.prefill_only and r.num_computed == r.target]
+        prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
         for request in prefilled:
             self.hold(request)
         for request in admitted:

@@ -18,6 +18,9 @@ class PrefillConfig:
     served_model_name: str
     advertise_host: str | None = None
     """Host that decode servers reach this server by; None takes ``host``."""
+    transfer_deadline_s: float = 30.0
+    """A read of a conversation's kept state that takes longer is given up; the prompt is then computed."""
+    handshake_timeout_s: float = 15.0
     lease_ttl_s: float = 120.0
     """How long blocks and state of a prefilled prompt are kept for a decode server to read."""
 

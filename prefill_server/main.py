@@ -27,4 +27,4 @@ async def _serve(config: PrefillConfig) -> None:
         log.info("prefill server ready on %s:%d", config.host, server.port)
         await server.wait_until_stopped()
     finally:
-        await asyncio.to_thread(service.close)
+        await service.close()

@@ -13,15 +13,19 @@ import logging
 import time
 from typing import Any
 
+from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.handlers import transfer_handlers
+from kv_transfer.peers import Peers
+from kv_transfer.sink import TransferResult, TransferSink
 from kv_transfer.source import EndedLease, TransferSource
 from prefill_server.config import PrefillConfig
-from wire.errors import InvalidRequestError, TwinfangError, error_from_code
+from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats
-from wire.handoff import Abandon, EndLease, HandshakeReply, HandshakeRequest, Ticket
-from wire.rpc import ABANDON, END_LEASE, HANDSHAKE, PREFILL, PREFILL_SERVICE, unary_handler
+from wire.handoff import Abandon, EndLease, Ticket
+from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, TRANSFER_SERVICE, unary_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,14 @@ class PrefillService:
             on_lease_ended=self._on_lease_ended,
             on_fatal=server.fail,
         )
+        self._sink = TransferSink(
+            self._engine.caches,
+            incarnation=incarnation,
+            fingerprint=self._engine.fingerprint,
+            on_settled=self._on_settled,
+            on_fatal=server.fail,
+        )
+        self._peers = Peers(self._sink, timeout_s=config.handshake_timeout_s)
         self._calls: dict[str, asyncio.Future[PrefillReply]] = {}
         self._tickets: dict[str, Ticket] = {}  # the engine's thread alone
         server.add_service(
@@ -52,18 +64,19 @@ class PrefillService:
             {
                 PREFILL.name: unary_handler(PREFILL, self.prefill),
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
-                END_LEASE.name: unary_handler(END_LEASE, self.end_lease),
-                HANDSHAKE.name: unary_handler(HANDSHAKE, self.handshake),
             },
         )
+        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
         server.add_server_service(self.describe, self.stats)
 
     def start(self) -> None:
         self._host.start()
 
-    def close(self) -> None:
-        self._host.stop()
-        self._source.close()
+    async def close(self) -> None:
+        await self._peers.close()
+        await asyncio.to_thread(self._host.stop)
+        await asyncio.to_thread(self._sink.close)
+        await asyncio.to_thread(self._source.close)
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
@@ -83,6 +96,7 @@ class PrefillService:
             params=None,
             prompt_logprobs_wanted=message.prompt_logprobs,
             cache_salt=message.cache_salt,
+            ticket=await self._usable(message.resume, message),
         )
         future: asyncio.Future[PrefillReply] = asyncio.get_running_loop().create_future()
         self._calls[request_id] = future
@@ -95,16 +109,23 @@ class PrefillService:
         finally:
             del self._calls[request_id]
 
+    async def _usable(self, ticket: Ticket | None, message: PrefillRequest) -> Ticket | None:
+        """The ticket of a kept beginning of the prompt if it can be read; without one all is computed."""
+        if ticket is None or message.prompt_logprobs is not None:
+            return None
+        num_blocks = blocks_for(ticket.num_tokens, self._config.engine.block_size)
+        if ticket.num_tokens >= len(message.token_ids) or len(ticket.block_ids) != num_blocks:
+            return None
+        try:
+            await self._peers.ensure(ticket)
+        except TwinfangError as error:
+            log.info("request %s: its conversation's state is out of reach: %s", message.request_id, error)
+            return None
+        return ticket
+
     async def abandon(self, message: Abandon, _context: Any) -> Empty:
         self._host.post(lambda: self._abandon(message.request_id))
         return Empty()
-
-    async def end_lease(self, message: EndLease, _context: Any) -> Empty:
-        self._source.end(message)
-        return Empty()
-
-    async def handshake(self, message: HandshakeRequest, _context: Any) -> HandshakeReply:
-        return await asyncio.to_thread(self._source.handshake, message)
 
     def describe(self) -> ServerInfo:
         return self._host.describe(
@@ -114,7 +135,9 @@ class PrefillService:
     async def stats(self) -> ServerStats:
         return await self._host.ask(
             lambda: self._engine.stats(
-                leases_held=self._source.num_leases, transfers_in_flight=0, transfer_bytes=0
+                leases_held=self._source.num_leases,
+                transfers_in_flight=self._sink.num_in_flight,
+                transfer_bytes=self._sink.bytes_read,
             )
         )
 
@@ -135,6 +158,8 @@ class PrefillService:
             self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
 
     def _on_step(self, result: StepResult) -> None:
+        for request in result.to_transfer:
+            self._read_state(request)
         for output in result.outputs:
             if output.error is not None:
                 error = error_from_code(output.error.code, output.error.message)
@@ -160,11 +185,42 @@ class PrefillService:
             )
             self._host.answer(self._reply, request.request_id, reply)
 
+    def _read_state(self, request: Request) -> None:
+        ticket = request.ticket
+        assert ticket is not None
+
+        def on_done(transfer: TransferResult) -> None:  # on the transfer thread
+            self._host.post(lambda: self._on_transferred(request, transfer))
+
+        self._sink.read(
+            ticket,
+            block_ids=request.block_ids[len(request.nodes) : len(ticket.block_ids)],
+            first_block=len(request.nodes),
+            state_slot=request.slot,
+            deadline_s=self._config.transfer_deadline_s,
+            on_done=on_done,
+        )
+
+    def _on_transferred(self, request: Request, transfer: TransferResult) -> None:
+        """Goes on from the kept state; if it was given up meanwhile, the whole prompt is computed."""
+        outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
+        if not outputs:
+            return
+        if transfer.settled:
+            again = Request(request.request_id, request.tokens, params=None, cache_salt=request.cache_salt)
+            self._add(again)
+        else:
+            error = TransferError("reading the conversation's state took too long; send the request again")
+            self._host.answer(self._fail, request.request_id, error)
+
     def _release(self, request_id: str) -> None:
         self._tickets.pop(request_id, None)
         self._engine.release(request_id)
 
     # --- from the transfer thread ----------------------------------------------------------------
+
+    def _on_settled(self, request_id: str) -> None:
+        self._host.post(lambda: self._engine.release(request_id))
 
     def _on_lease_ended(self, lease: EndedLease) -> None:
         if lease.reason == "expired":

@@ -29,6 +29,8 @@ class RouterConfig:
     """Prompts times ``n`` of one request."""
     request_timeout_s: float = 600.0
     """From the request's arrival to its last token."""
+    conversation_return: bool = False
+    """Have decode servers keep an answer's state, so that the next turn computes its new tokens alone."""
     probe_interval_s: float = 2.0
     """Between two looks at a server that is not streaming to us."""
     shutdown_grace_s: float = 10.0

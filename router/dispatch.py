@@ -45,6 +45,7 @@ class Dispatch:
         deliver: Callable[[RequestOutput | TwinfangError], None],
     ) -> None:
         self.prefill_reply: PrefillReply | None = None
+        self._answer_ids: list[int] = []
         self._pool = pool
         self._choice = choice
         self._deadline = deadline
@@ -84,8 +85,10 @@ class Dispatch:
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice = self._choice
         prefill = self._pool.choose_prefill(fingerprint)
+        kept = self._pool.conversations
+        resume = None if kept is None else kept.take(choice.token_ids, choice.cache_salt)
         request = PrefillRequest(
-            choice.request_id, choice.token_ids, choice.prompt_logprobs, choice.cache_salt
+            choice.request_id, choice.token_ids, choice.prompt_logprobs, choice.cache_salt, resume
         )
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         reply = await prefill.prefill(request, timeout_s=timeout_s)
@@ -101,11 +104,26 @@ class Dispatch:
             prefill.abandon(choice.request_id)
             raise
 
+    def _deliver_and_remember(self, output: RequestOutput | TwinfangError) -> None:
+        """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
+        kept, choice = self._pool.conversations, self._choice
+        if kept is not None and isinstance(output, RequestOutput):
+            self._answer_ids += output.token_ids
+            if output.ticket is not None:
+                kept.remember([*choice.token_ids, *self._answer_ids], choice.cache_salt, output.ticket)
+        self._deliver(output)
+
     def _submit(self, decode: DecodeStream, ticket: Ticket | None) -> None:
         choice = self._choice
         prompt_logprobs = choice.prompt_logprobs if ticket is None else None
         submit = Submit(
-            choice.request_id, choice.token_ids, choice.params, ticket, prompt_logprobs, choice.cache_salt
+            choice.request_id,
+            choice.token_ids,
+            choice.params,
+            ticket,
+            prompt_logprobs,
+            choice.cache_salt,
+            keeps_state=self._pool.conversations is not None,
         )
-        decode.submit(submit, self._deliver)
+        decode.submit(submit, self._deliver_and_remember)
         self._stream = decode

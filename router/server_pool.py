@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from router.background import OnFatal
 from router.config import RouterConfig
+from router.conversations import Conversations
 from router.decode_stream import DecodeStream
 from router.policies.round_robin import RoundRobin
 from router.prefill_client import PrefillClient
@@ -41,6 +43,7 @@ class ServerPool:
             )
             for address in config.decode_addresses
         ]
+        self.conversations = Conversations(time.monotonic) if config.conversation_return else None
         self._prefill_policy = RoundRobin()
         self._decode_policy = RoundRobin()
 

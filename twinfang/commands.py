@@ -103,7 +103,10 @@ DECODE = Command(
     "one decode server",
     "Runs one decode server: it reads blocks and state from prefill servers and generates from there on.",
     (
-        FlagGroup("server", (table.host("the server"), table.port("the server", 8200), table.ROLE)),
+        FlagGroup(
+            "server",
+            (table.host("the server"), table.port("the server", 8200), table.ADVERTISE_HOST, table.ROLE),
+        ),
         table.MODEL_FLAGS,
         FlagGroup("capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),
         FlagGroup("handoff", (table.TRANSFER_DEADLINE,)),

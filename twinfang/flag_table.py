@@ -87,7 +87,7 @@ LEASE_TTL = Flag(
     default=120.0,
 )
 ADVERTISE_HOST = Flag(
-    *("--advertise-host", "HOST", some_text, "host by which decode servers reach this server"),
+    *("--advertise-host", "HOST", some_text, "host by which other servers reach this one"),
     default_text="--host",
 )
 TRANSFER_DEADLINE = Flag(
@@ -152,6 +152,14 @@ SANITIZE = Flag(
     is_switch=True,
 )
 
+CONVERSATION_RETURN = Flag(
+    *("--conversation-return", "", yes_or_no),
+    "decode servers keep an answer's state, so that a conversation's next turn computes its new tokens alone",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
+
 LOG_LEVEL = Flag(
     "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
 )
@@ -183,7 +191,7 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE)
+ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE, CONVERSATION_RETURN)
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
 CHECKS = FlagGroup("checks", (SANITIZE,))

@@ -54,6 +54,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         port=values.port,
         served_model_name=_model_name(values),
         transfer_deadline_s=values.transfer_deadline,
+        advertise_host=values.advertise_host,
     )
     return partial(run, config)
 
@@ -72,6 +73,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         max_requests_in_flight=values.max_requests_in_flight,
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,
+        conversation_return=values.conversation_return,
     )
 
     def run_until_signal() -> None:

@@ -37,6 +37,8 @@ class PrefillRequest:
     """As :attr:`SamplingParams.logprobs`, for tokens 2 … N of the prompt."""
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
+    resume: Ticket | None = None
+    """State of a beginning of the prompt that a decode server keeps from an earlier answer."""
 
 
 @message
@@ -64,6 +66,8 @@ class Submit:
     prompt_logprobs: int | None = None
     """Only where there is no ticket: with one, the prefill server has answered it already."""
     cache_salt: str = ""
+    keeps_state: bool = False
+    """After the answer keep blocks and state for a while, and give a ticket for them."""
 
 
 @message
@@ -112,6 +116,8 @@ class RequestOutput:
     """Set exactly if ``finish_reason`` is ``error``."""
     stats: RequestStats | None = None
     """Set in the last output of a request."""
+    ticket: Ticket | None = None
+    """For what is kept of a finished request, if it asked for that: all tokens but the last."""
 
 
 @message

@@ -76,12 +76,14 @@ class Method:
 
 PREFILL_SERVICE = "twinfang.Prefill"
 DECODE_SERVICE = "twinfang.Decode"
+TRANSFER_SERVICE = "twinfang.Transfer"
+"""Of every server whose memory others may read."""
 SERVER_SERVICE = "twinfang.Server"
 
 PREFILL = Method(PREFILL_SERVICE, "Prefill", PrefillRequest, PrefillReply)
-END_LEASE = Method(PREFILL_SERVICE, "EndLease", EndLease, Empty)
+END_LEASE = Method(TRANSFER_SERVICE, "EndLease", EndLease, Empty)
 ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
-HANDSHAKE = Method(PREFILL_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
+HANDSHAKE = Method(TRANSFER_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
 GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 

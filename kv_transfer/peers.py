@@ -1,4 +1,4 @@
-"""The prefill servers this decode server has shaken hands with."""
+"""The servers that this one has shaken hands with, to read from their memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Peers:
         await self._connect(ticket.address)
         if not self._sink.knows(ticket.incarnation):
             raise HandshakeError(
-                f"the prefill server at {ticket.address} has restarted: its ticket is of incarnation "
+                f"the server at {ticket.address} has restarted: its ticket is of incarnation "
                 f"{ticket.incarnation}, which is gone with all its leases"
             )
 
@@ -44,7 +44,7 @@ class Peers:
         self._spawn(self._connect_quietly(address))
 
     def end_lease_soon(self, ticket: Ticket) -> None:
-        """Tells the prefill server that nobody will read; its time to live covers a message that is lost."""
+        """Tells the server that nobody will read; its time to live covers a message that is lost."""
         self._spawn(self._end_lease(ticket))
 
     async def close(self) -> None:
@@ -76,13 +76,13 @@ class Peers:
         )
         if not self._sink.knows(reply.incarnation):
             await asyncio.to_thread(self._sink.add_peer, address, reply)
-            log.info("connected to prefill server %s, incarnation %s", address, reply.incarnation)
+            log.info("connected to server %s, incarnation %s", address, reply.incarnation)
 
     async def _connect_quietly(self, address: str) -> None:
         try:
             await self._connect(address)
         except TwinfangError as error:
-            log.warning("no connection to prefill server %s yet: %s", address, error)
+            log.warning("no connection to server %s yet: %s", address, error)
 
     async def _end_lease(self, ticket: Ticket) -> None:
         message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
