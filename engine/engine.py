@@ -262,7 +262,7 @@ class Engine:
         return StepResult(outputs, prefilled, plan.to_transfer, kept, self._to_give_up(plan))
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
-        """What is kept for later turns makes room for those who wait now: the oldest first, all before a swap."""
+        """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
         waits = self.scheduler.waiting or self.scheduler.preempted
         count = len(self._kept) if plan.swap_out else 1 if waits and not plan.admitted else 0
         names = list(self._kept)[:count]

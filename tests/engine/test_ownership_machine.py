@@ -70,7 +70,7 @@ class LivesOfRequests(RuleBasedStateMachine):
     # --- rules -----------------------------------------------------------------------------------
 
     @rule(
-        kind=st.sampled_from(["both", "prefill", "handed over"]),
+        kind=st.sampled_from(["both", "kept", "prefill", "handed over", "resumed"]),
         family=st.integers(0, 2),
         shared=st.integers(0, 40),
         own=st.integers(1, 16),
@@ -84,11 +84,12 @@ class LivesOfRequests(RuleBasedStateMachine):
         if len(tokens) < 2:
             kind = "both"
         ticket = None
-        if kind == "handed over":
-            num_blocks = -(-(len(tokens) - 1) // BLOCK)
-            ticket = Ticket(name, 0, 0, "h:1", "i", len(tokens) - 1, (1,) * num_blocks, 1, 1.0)
-        params = None if kind == "prefill" else SamplingParams(max_tokens=max_tokens)
-        self.scheduler.add(Request(name, tokens, params, ticket=ticket, cache_salt=salt))
+        if kind in ("handed over", "resumed"):
+            length = len(tokens) - 1 if kind == "handed over" else max(1, len(tokens) - own - 1)
+            ticket = Ticket(name, 0, 0, "h:1", "i", length, (1,) * -(-length // BLOCK), 1, 1.0)
+        params = None if kind in ("prefill", "resumed") else SamplingParams(max_tokens=max_tokens)
+        request = Request(name, tokens, params, ticket=ticket, cache_salt=salt, keeps_state=kind == "kept")
+        self.scheduler.add(request)
 
     @rule(num=st.integers(1, 4))
     def step(self, num):
@@ -137,7 +138,10 @@ class LivesOfRequests(RuleBasedStateMachine):
         if request.prefill_only and request.num_computed == request.target:
             self.scheduler.hold(request)
         elif request.params and request.num_output == request.params.max_tokens:
-            self.scheduler.finish(request)
+            if request.keeps_state:
+                self.scheduler.hold(request)
+            else:
+                self.scheduler.finish(request)
 
     @rule(data=st.data(), how=st.sampled_from(["landed", "landed", "landed", "late", "failed"]))
     def end_transfer(self, data, how):
