@@ -16,7 +16,7 @@ from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
 from engine.ownership import Ownership
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.rows import PlannedRow, is_decode_row
 from wire.errors import ContextLengthError, InvalidRequestError
 
 
@@ -189,7 +189,8 @@ class Scheduler:
         return StepPlan(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled)
 
     def _decodes(self, request: Request) -> bool:
-        return request.target - request.num_computed == 1 and request.num_computed > 0
+        num_new = request.target - request.num_computed
+        return is_decode_row(num_new=num_new, num_before=request.num_computed)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
         """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""

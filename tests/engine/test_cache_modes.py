@@ -65,10 +65,11 @@ def answers(requests):
     return [request.tokens[request.num_prompt :] for request in requests]
 
 
-@pytest.mark.parametrize(("budget", "concurrency"), [(16, 1), (64, 32), (512, 1), (512, 32)])
+@pytest.mark.parametrize("budget", [16, 64, 512])
+@pytest.mark.parametrize("concurrency", [1, 32])
 @pytest.mark.parametrize("mode", ["align", "all"])
 def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budget, concurrency):
-    prompts = prompts_with_shared_prefixes(24, seed=budget + concurrency)
+    prompts = prompts_with_shared_prefixes(17, seed=budget + concurrency)  # 306 over all parameters
     expected = answers(run(make_engine(model_dir, "none"), prompts, 32))
     engine = make_engine(model_dir, mode, budget)
     cold = run(engine, prompts, concurrency)
