@@ -165,7 +165,7 @@ def test_sglang_25116_too_many_sequences_for_the_budget_are_refused_and_not_capp
 
 @pytest.mark.parametrize("budget", [4, 7, 16])
 def test_vllm_42430_a_one_token_last_chunk_is_a_decode_row_and_exact(bundled_model, budget):
-    """Fails if ``is_decode_row`` denies it: the row then takes the prefill path, which no decode graph has."""
+    """Fails if ``is_decode_row`` denies it: the row then takes the prefill path under a decode graph."""
     prompt = prompts(1, low=2 * budget + 1, high=2 * budget + 1)[0]
     expected = run(make_engine(bundled_model, "both", max_batch_tokens=2048), [greedy("r", prompt)])["r"]
     engine = make_engine(bundled_model, "both", max_batch_tokens=budget, max_num_seqs=4, cache_mode="none")
