@@ -57,7 +57,11 @@ async def test_streamed_chunks_add_up_to_the_answer(make_stack, words):
         },
     ) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line async for line in response.aiter_lines() if line]
+        lines = []
+        async for line in response.aiter_lines():
+            lines += [line] if line else []
+            if started is not None:
+                started.set()
     assert lines[-1] == "data: [DONE]"
     *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
@@ -80,8 +84,8 @@ async def test_the_openai_client_completes(make_stack, words, stream):
     assert text == " world"
 
 
-async def events_of(stack: Stack, **body) -> list[dict]:
-    """The data of all events of a stream, in order, without the end mark."""
+async def events_of(stack: Stack, started: asyncio.Event | None = None, **body) -> list[dict]:
+    """The data of all events of a stream, in order, without the end mark; ``started`` is set at the first."""
     request = {"model": MODEL, "prompt": "hello", "stream": True} | body
     async with stack.client.stream("POST", "/v1/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()
@@ -433,8 +437,10 @@ async def test_requests_on_a_stream_that_breaks_end_with_an_error_and_later_ones
     stack = await make_stack()
     decode = stack.decode[0]
     decode.script = hanging
-    request = asyncio.create_task(events_of(stack) if stream else stack.complete())
-    await until(lambda: decode.submitted)
+    started = asyncio.Event()
+    request = asyncio.create_task(events_of(stack, started) if stream else stack.complete())
+    # A stream that breaks before its first event is still an ordinary error.
+    await until(lambda: started.is_set() if stream else decode.submitted)
     await decode.stop()
     if stream:
         error = (await request)[-1]["error"]
