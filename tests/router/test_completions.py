@@ -57,11 +57,7 @@ async def test_streamed_chunks_add_up_to_the_answer(make_stack, words):
         },
     ) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = []
-        async for line in response.aiter_lines():
-            lines += [line] if line else []
-            if started is not None:
-                started.set()
+        lines = [line async for line in response.aiter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
@@ -89,7 +85,11 @@ async def events_of(stack: Stack, started: asyncio.Event | None = None, **body) 
     request = {"model": MODEL, "prompt": "hello", "stream": True} | body
     async with stack.client.stream("POST", "/v1/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()
-        lines = [line async for line in response.aiter_lines() if line]
+        lines = []
+        async for line in response.aiter_lines():
+            lines += [line] if line else []
+            if started is not None:
+                started.set()
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
