@@ -154,6 +154,10 @@ class DecodeService:
             await self._peers.ensure(ticket)
         except TwinfangError as error:
             self._refuse(request.request_id, ticket, error)
+        except Exception as error:
+            log.exception("request %s: the handshake failed", request.request_id)
+            fault = TwinfangError(f"the handshake failed: {type(error).__name__}")
+            self._refuse(request.request_id, ticket, fault)
         except asyncio.CancelledError:
             self._end_lease(ticket)
             raise

@@ -37,5 +37,5 @@ class RouterStream:
             if self._pending:
                 outputs, self._pending = tuple(self._pending), []
                 yield encode(StepOutputs(outputs))
-            elif self._closed:
+            if self._closed and not self._pending:
                 return

@@ -292,6 +292,7 @@ class Engine:
         elif request.num_output >= params.max_tokens:
             request.finish_reason = "length"
         if request.finish_reason is not None:
+            request.keeps_state = request.keeps_state and self.scheduler.may_keep
             if request.keeps_state:
                 self._store.drop(request.request_id)
                 self.scheduler.hold(request)

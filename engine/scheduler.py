@@ -78,6 +78,7 @@ class Scheduler:
         self._capacity = plan
         self._mode = mode
         self._max_batch_tokens = max_batch_tokens
+        self._max_held = plan.num_slots - 1
         self.owned = Ownership(plan, mode, max_num_seqs=max_num_seqs, fingerprint=fingerprint)
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}
@@ -239,6 +240,8 @@ class Scheduler:
             admitted.append(request)
         while self.waiting:
             request = next(iter(self.waiting.values()))
+            if request.prefill_only and not self._may_hold_one_more():
+                break
             if not self.owned.admit(request, spare_blocks=self._spare_blocks()):
                 break
             del self.waiting[request.request_id]
@@ -246,6 +249,19 @@ class Scheduler:
             place[request.request_id] = request
             admitted.append(request)
         return admitted, swap_in
+
+    def _may_hold_one_more(self) -> bool:
+        """Whether another prompt can be leased when it is done.
+
+        Equal prompts share blocks and state, so memory alone does not bound how many are held at once.
+        """
+        admitted = (*self.running.values(), *self.transferring.values(), *self.preempted.values())
+        return len(self.held) + sum(request.prefill_only for request in admitted) < self._max_held
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether an answered request can be held as well."""
+        return len(self.held) < self._max_held
 
     def _spare_blocks(self) -> int:
         """A block for each request that may soon need one, so that admission does not cause preemption."""

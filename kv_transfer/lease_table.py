@@ -38,7 +38,7 @@ class LeaseTable:
         return len(self._leases)
 
     def grant(self, request_id: str) -> Lease:
-        """A new lease. Running out of cells is a fault of ours: there is one for every slot."""
+        """A new lease. Running out of cells is a fault of ours: the scheduler holds no more at a time."""
         if not self._free:
             raise RuntimeError(f"all {len(self._epochs)} leases are taken")
         lease_id = self._free.pop()

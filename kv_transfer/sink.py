@@ -144,7 +144,7 @@ class TransferSink:
         self._thread.post(lambda: self._connect(address, reply, connected))
         try:
             connected.result(timeout=WARM_UP_DEADLINE_S * 2)
-        except TransferError as error:
+        except (TransferError, TimeoutError) as error:
             raise HandshakeError(f"the prefill server at {address} can't be read from: {error}") from error
 
     def read(

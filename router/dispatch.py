@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.decode_stream import DecodeStream
+from router.prefill_client import PrefillClient
 from router.server_pool import ServerPool
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, Submit
@@ -46,6 +47,8 @@ class Dispatch:
     ) -> None:
         self.prefill_reply: PrefillReply | None = None
         self._answer_ids: list[int] = []
+        self._leased_by: PrefillClient | None = None
+        """Whose lease the request has until its first output."""
         self._pool = pool
         self._choice = choice
         self._deadline = deadline
@@ -99,6 +102,7 @@ class Dispatch:
         try:
             if decode.info is None:  # lost while the prefill ran: another one can read as well
                 decode = self._pool.choose_decode(fingerprint)
+            self._leased_by = prefill
             self._submit(decode, reply.ticket)
         except UnavailableError:
             prefill.abandon(choice.request_id)
@@ -107,6 +111,10 @@ class Dispatch:
     def _deliver_and_remember(self, output: RequestOutput | TwinfangError) -> None:
         """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
         kept, choice = self._pool.conversations, self._choice
+        if self._leased_by is not None:
+            if isinstance(output, TwinfangError):  # the decode server is gone, perhaps before it has read
+                self._leased_by.abandon(choice.request_id)
+            self._leased_by = None
         if kept is not None and isinstance(output, RequestOutput):
             self._answer_ids += output.token_ids
             if output.ticket is not None:

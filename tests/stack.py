@@ -47,9 +47,13 @@ class Stack(LaunchedStack):
     used_by: set[str] = field(default_factory=set)
     """Ids of the tests that got this stack from the fixture."""
 
-    def stats(self) -> dict[str, ServerStats]:
-        """What every server says of its load and memory, by its name."""
-        servers = [process for process in self.processes().values() if process.name != "router"]
+    def stats(self, *names: str) -> dict[str, ServerStats]:
+        """What the named servers, or all, say of their load and memory, by name."""
+        servers = [
+            process
+            for process in self.processes().values()
+            if process.name != "router" and (not names or process.name in names)
+        ]
 
         async def ask(address: str) -> ServerStats:
             async with open_channel(address) as channel:

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import signal
 
 from tests.end_to_end.clients import greedy_body, http_client, one_at_a_time, stream
+from tests.stack import running_stack
 
 NUM_STREAMS = 64
 
@@ -64,3 +66,37 @@ async def test_requests_cut_off_before_their_first_token_leave_nothing_behind(st
         )
     assert any(was_cut)
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
+
+
+async def test_many_equal_prompts_do_not_run_out_of_leases(stacks):
+    stack = stacks("up", "--max-num-seqs", "4")
+    body = greedy_body([9] * 33, 40, n=40)
+    async with http_client(stack) as client:
+        response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    answers = {tuple(choice["token_ids"]) for choice in response.json()["choices"]}
+    assert len(answers) == 1
+    assert stack.processes()["prefill-0"].restarts == 0
+    stack.wait_until(stack.is_idle, "all leases have ended")
+
+
+async def test_a_decode_server_that_dies_leaves_no_lease_behind():
+    with running_stack("up", "--max-num-seqs", "8") as stack:
+        async with http_client(stack) as client:
+            stack.kill("decode-0", signal.SIGSTOP)
+            requests = [
+                asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies()[1:9]
+            ]
+            wanted = sum(len(body["prompt"]) > 1 for body in bodies()[1:9])
+            await asyncio.to_thread(
+                stack.wait_until, lambda: prefill_leases(stack) == wanted, "all prompts are leased"
+            )
+            stack.kill("decode-0")
+            for response in await asyncio.gather(*requests):
+                assert response.status_code == 503
+        stack.wait_until(stack.is_ready, "the decode server is back", 60)
+        stack.wait_until(stack.is_idle, "all leases have ended, long before their time to live")
+
+
+def prefill_leases(stack):
+    return stack.stats("prefill-0")["prefill-0"].leases_held

@@ -153,3 +153,22 @@ def test_a_request_id_in_use_is_refused():
     scheduler.add(request("a", 3))
     with pytest.raises(InvalidRequestError, match="in use"):
         scheduler.add(request("a", 3))
+
+
+def test_equal_prompts_share_all_memory_and_still_hold_no_more_leases_than_there_are():
+    """Blocks and state of equal prompts are the prefix cache's; only the number of leases bounds them."""
+    scheduler = make_scheduler(mode="all", max_batch_tokens=64)
+    for i in range(30):
+        scheduler.add(prefill_only(f"r{i}", 9))
+    done = 0
+    for _ in range(200):
+        plan = scheduler.schedule()
+        compute(scheduler, plan)
+        for row in plan.rows:
+            if row.request.num_computed == row.request.target:
+                scheduler.hold(row.request)
+        assert len(scheduler.held) <= 4, "one fewer than the pool's slots, the null slot included"
+        if plan.is_empty and scheduler.held:
+            scheduler.release(next(iter(scheduler.held)))
+            done += 1
+    assert done == 30
