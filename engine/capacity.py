@@ -39,11 +39,18 @@ class CapacityPlan:
     block_bytes: int
     slot_bytes: int
     max_model_len: int
+    num_speculative: int = 0
+    """k, drafts a step."""
 
     @property
     def blocks_per_seq(self) -> int:
-        """Columns of a block table: blocks of one sequence of ``max_model_len`` tokens."""
+        """Blocks of one sequence of ``max_model_len`` tokens."""
         return blocks_for(self.max_model_len, self.block_size)
+
+    @property
+    def table_columns(self) -> int:
+        """Columns of a block table: a row's ``1 + k`` positions may reach k tokens past ``max_model_len``."""
+        return blocks_for(self.max_model_len + self.num_speculative, self.block_size)
 
     @property
     def num_bytes(self) -> int:
@@ -184,6 +191,7 @@ class Demand:
             self.block_bytes,
             self.slot_bytes,
             self.max_model_len,
+            self.num_speculative,
         )
 
     def _refusal(self, budget_bytes: int, budget_flag: Callable[[int], str]) -> str:

@@ -16,9 +16,12 @@ from wire.errors import ConfigError
 from wire.handoff import Role
 
 DType = Literal["auto", "float32", "bfloat16"]
+DrafterName = Literal["mtp", "ngram"]
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 DEFAULT_STATE_BLOCK = 512
+MAX_SPECULATIVE = 15
+"""Drafts a step. Further ones are hardly ever accepted, and each costs a state a request."""
 GPU_CACHE_FRACTION = 0.85
 """Of the memory that is free once the weights are loaded; the rest is for activations and graphs."""
 
@@ -43,7 +46,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Requests admitted at once."""
     max_batch_tokens: int = 2048
-    """Tokens a step computes at most; longer prompts run in chunks."""
+    """Tokens a step computes at most, drafts aside; longer prompts run in chunks."""
     block_size: int = 16
     """Tokens a KV block holds."""
     cache_mode: CacheModeName = "all"
@@ -54,6 +57,16 @@ class EngineConfig:
     """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, none in mode none."""
     cache_memory_bytes: int | None = None
     """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
+    num_speculative: int = 0
+    """k, tokens drafted a step for each decoding request; 0 switches speculation off."""
+    drafter: DrafterName | None = None
+    """Who drafts; None: the checkpoint's MTP layers where it has them, else n-gram prompt lookup."""
+    ngram_min: int = 2
+    """Fewest tokens that n-gram lookup has to find again before it drafts what followed them."""
+    ngram_max: int = 4
+    """Most tokens it looks for; it starts with these."""
+    steps_ahead: int | None = None
+    """Steps launched before the last one's tokens are read back, 0 or 1; None: 1 on a GPU, 0 on a CPU."""
     sanitize: bool = False
     """Whether every step checks that it reads the blocks and states it should (:mod:`engine.sanitizer`)."""
     num_threads: int | None = None
@@ -70,10 +83,12 @@ class EngineConfig:
             ("--cache-memory", self.cache_memory_bytes),
             ("--state-block-size", self.state_block_size),
             ("--threads", self.num_threads),
+            ("--ngram-min", self.ngram_min),
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
         self._check_state_block_size()
+        self._check_speculation()
         if self.max_batch_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}: "
@@ -95,15 +110,55 @@ class EngineConfig:
                 "a state is only useful where a block ends; choose a multiple"
             )
 
+    def _check_speculation(self) -> None:
+        k, ahead = self.num_speculative, self.steps_ahead
+        if not 0 <= k <= MAX_SPECULATIVE:
+            raise ConfigError(f"--speculative must be from 0 to {MAX_SPECULATIVE}, got {k}")
+        if self.drafter not in (None, "mtp", "ngram"):
+            raise ConfigError(f"--drafter must be mtp or ngram, got {self.drafter!r}")
+        if self.ngram_max < self.ngram_min:
+            raise ConfigError(
+                f"--ngram-max {self.ngram_max} is below --ngram-min {self.ngram_min}; "
+                "raise the first or lower the second"
+            )
+        if ahead not in (None, 0, 1):
+            raise ConfigError(f"--steps-ahead must be 0 or 1, got {ahead}")
+
     @property
     def state_block(self) -> int:
         """Tokens between two states that mode ``all`` keeps."""
         return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
 
-    def demand(self, model: ModelConfig, *, num_speculative: int) -> Demand:
-        """What the pools have to hold, with ``num_speculative`` drafts a step.
+    @property
+    def num_positions(self) -> int:
+        """Positions of a decode row: 1 + k; 1 on a prefill server, which drafts nothing."""
+        return 1 if self.role == "prefill" else 1 + self.num_speculative
 
-        Raises :class:`ConfigError` for a context that the checkpoint was not made for.
+    def resolve_drafter(self, model: ModelConfig) -> DrafterName | None:
+        """Who drafts for this checkpoint; None without speculation.
+
+        Raises :class:`ConfigError` if MTP layers are asked for and the checkpoint has none.
+        """
+        if self.num_speculative == 0:
+            return None
+        if self.drafter == "mtp" and model.mtp is None:
+            raise ConfigError(
+                f"--drafter mtp: the checkpoint in {self.model_dir} has no MTP layers "
+                "(num_nextn_predict_layers is 0 or missing); use --drafter ngram"
+            )
+        return self.drafter or ("ngram" if model.mtp is None else "mtp")
+
+    def loads_mtp(self, model: ModelConfig) -> bool:
+        """Whether MTP layers are loaded and their KV is kept.
+
+        On a prefill server too: it fills that KV, which travels with the block.
+        """
+        return self.resolve_drafter(model) == "mtp"
+
+    def demand(self, model: ModelConfig) -> Demand:
+        """What the pools have to hold.
+
+        Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for.
         """
         limit = model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:
@@ -112,14 +167,14 @@ class EngineConfig:
                 "for; lower it"
             )
         return Demand(
-            model.cache_spec(),
+            model.cache_spec(mtp=self.loads_mtp(model)),
             role=self.role,
             max_model_len=self.max_model_len or limit,
             max_num_seqs=self.max_num_seqs,
             block_size=self.block_size,
             cache_mode=self.cache_mode,
             num_cached_states=self.cached_states,
-            num_speculative=num_speculative,
+            num_speculative=self.num_positions - 1,
         )
 
     def resolve_device(self) -> torch.device:
@@ -127,6 +182,12 @@ class EngineConfig:
         if self.device != "auto":
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def resolve_steps_ahead(self, device: torch.device) -> int:
+        """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain."""
+        if self.steps_ahead is not None:
+            return self.steps_ahead
+        return 1 if device.type == "cuda" else 0
 
     def cache_budget(self, device: torch.device) -> int:
         """Bytes for both pools on ``device``; asked after the weights are loaded."""

@@ -99,6 +99,9 @@ class RequestStats:
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that became tokens of the answer."""
 
 
 @message
@@ -177,6 +180,10 @@ class ServerStats:
     """Tokens sampled since the start."""
     transfer_bytes: int
     """Bytes read from other servers since the start."""
+    drafted_by_position: tuple[int, ...] = ()
+    """Drafts tried since the start: item i counts the i-th draft (from 0) of all rows and steps."""
+    accepted_by_position: tuple[int, ...] = ()
+    """Of those, the ones that were accepted."""
 
 
 @message

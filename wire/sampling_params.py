@@ -44,6 +44,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Log-probabilities to report: None is off, n adds the n best alternatives of each token."""
+    speculate: bool = True
+    """False: decode this request without drafts. Its tokens are the same either way."""
 
     def __post_init__(self) -> None:
         _within("max_tokens", self.max_tokens, 1, 1 << 31)

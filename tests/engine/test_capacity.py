@@ -87,6 +87,13 @@ def test_no_more_blocks_than_all_sequences_at_full_length_can_use():
     assert demand(role="prefill").within(1 << 34).num_blocks == 1 + 2 * 8 * 16
 
 
+@pytest.mark.parametrize("k", range(16))
+def test_a_block_table_has_columns_for_the_drafts_of_a_row_at_the_end_of_its_context(k):
+    made = demand(max_model_len=30, block_size=BLOCK, num_speculative=k).within(1 << 30)
+    assert made.table_columns == -(-(30 + k) // BLOCK)
+    assert (made.blocks_per_seq, made.num_blocks) == (8, 1 + 8 * (8 + 1))
+
+
 def test_a_state_of_a_30b_model_weighs_as_much_as_8000_tokens_of_its_kv():
     """23 Mamba layers of 64 heads x 64 x 128, 8 groups; 6 attention layers of 2 heads x 128."""
     bfloat16, ssm = torch.bfloat16, torch.float32
