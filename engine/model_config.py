@@ -103,9 +103,10 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """Multi-token prediction layers, looped ``num_predictions`` times."""
+    """One set of multi-token prediction layers, looped for as many drafts as are wanted."""
 
     num_predictions: int
+    """Loops that the layers were trained for."""
     layer_types: tuple[LayerType, ...]
 
 
@@ -172,10 +173,31 @@ class ModelConfig:
             mtp=mtp,
         )
 
-    def cache_spec(self) -> CacheSpec:
-        """What the pools keep for this model."""
+    def require_mtp(self) -> MtpConfig:
+        """The MTP layer, for whoever is about to use it.
+
+        Raises :class:`ModelLoadError` where the checkpoint has none, or one that can't be run.
+        """
+        if self.mtp is None:
+            raise ModelLoadError(
+                "the checkpoint has no MTP layers (num_nextn_predict_layers is 0 or missing); "
+                "use --drafter ngram"
+            )
+        if "mamba" in self.mtp.layer_types:
+            raise ModelLoadError(
+                f"the MTP layers are {', '.join(self.mtp.layer_types)}; a Mamba layer among them is not "
+                "supported: its state would have to be kept beside the model's. Use --drafter ngram"
+            )
+        return self.mtp
+
+    def cache_spec(self, *, mtp: bool = False) -> CacheSpec:
+        """What the pools keep for this model; with ``mtp`` for its MTP layer too, whose KV comes last.
+
+        Raises :class:`ModelLoadError` as :meth:`require_mtp`.
+        """
+        layer_types = self.layer_types + (self.require_mtp().layer_types if mtp else ())
         return CacheSpec(
-            attn_layers=self.layer_types.count("attention"),
+            attn_layers=layer_types.count("attention"),
             kv_heads=self.attention.num_kv_heads,
             head_dim=self.attention.head_dim,
             kv_dtype=self.dtype,

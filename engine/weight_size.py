@@ -1,7 +1,7 @@
 """Memory that a model's weights take, by its configuration alone.
 
 The loader refuses a tensor whose shape is not what ``config.json`` says, so this is what loading allocates
-on a GPU, whether the files are there or not. A tied output head counts once; MTP layers are not loaded.
+on a GPU, whether the files are there or not. A tied output head counts once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ import torch
 from engine.model_config import AttentionConfig, LayerType, MambaConfig, MlpConfig, ModelConfig, MoeConfig
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of all weights in ``config.dtype``; what the recurrence and the router use stays float32."""
-    embeddings = config.vocab_size * config.hidden_size
-    total = embeddings * (1 if config.tie_word_embeddings else 2) + config.hidden_size  # and norm_f
+def weight_bytes(config: ModelConfig, *, mtp: bool = False) -> int:
+    """Bytes of all weights in ``config.dtype``; what the recurrence and the router use stays float32.
+
+    With ``mtp`` the MTP layer counts too; it shares embedding and output head.
+    """
+    hidden = config.hidden_size
+    embeddings = config.vocab_size * hidden
+    total = embeddings * (1 if config.tie_word_embeddings else 2) + hidden  # and norm_f
+    layer_types = config.layer_types
+    if mtp:
+        layer_types += config.require_mtp().layer_types
+        total += _linear(hidden, 2 * hidden) + 3 * hidden  # eh_proj; enorm, hnorm, final_layernorm
     total_float32 = 0
-    for layer_type in config.layer_types:
+    for layer_type in layer_types:
         elements, elements_float32 = _mixer(layer_type, config)
-        total += config.hidden_size + elements  # norm, mixer
+        total += hidden + elements  # norm, mixer
         total_float32 += elements_float32
     return total * config.dtype.itemsize + total_float32 * torch.float32.itemsize
 

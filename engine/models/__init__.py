@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.model_config import ModelConfig
+from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.models.nemotron_h import NemotronH
 from engine.weights import WeightFiles
 
@@ -15,21 +16,23 @@ logger = logging.getLogger(__name__)
 
 MODELS = {"NemotronHForCausalLM": NemotronH}
 NAMES_SHOWN = 5
-_LATER_PARTS = ("mtp.",)
-"""Tensors that other parts of the engine load."""
 
 
 def load_model(
-    model_dir: str | Path, *, dtype: str = "auto", device: torch.device | str = "cpu"
+    model_dir: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    mtp: bool = False,
 ) -> NemotronH:
-    """The model of a Hugging Face directory, ready to run on ``device``.
+    """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
 
     Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen.
     """
     config = ModelConfig.from_directory(model_dir, dtype, device)
     weights = WeightFiles(model_dir, dtype=config.dtype, device=device)
-    model = MODELS[config.architecture](config, weights)
-    unused = [name for name in weights.unused() if not name.startswith(_LATER_PARTS)]
+    model = MODELS[config.architecture](config, weights, mtp=mtp)
+    unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if unused:
         logger.warning(
             "%s: %d tensors are not part of the model: %s",

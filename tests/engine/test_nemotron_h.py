@@ -181,7 +181,7 @@ def test_stacked_experts_equal_looped_experts(moe_checkpoint):
     weights = WeightFiles(moe_checkpoint)
     looped = LoopedExperts(config, config.latent_size, weights, prefix)
     stacked = StackedExperts(config, config.latent_size, weights, prefix)
-    moe = model.mixers[1]
+    moe = model.layers.mixers[1]
     for num_tokens in (1, 2, 50):
         x = torch.randn(num_tokens, model.config.hidden_size)
         ids, expert_weights = moe.route(x)

@@ -67,9 +67,9 @@ def test_a_tensor_of_the_wanted_dtype_is_mapped_and_another_converted(two_files)
 def test_a_float32_model_is_used_where_it_is_mapped(checkpoint):
     model = load_model(checkpoint)
     size = (checkpoint / "model.safetensors").stat().st_size
-    experts = model.mixers[1].experts
-    layers = (*experts.up, *experts.down, model.mixers[0].in_proj, model.lm_head)
-    for tensor in (*model.norms, *(layer.weight for layer in layers)):
+    experts = model.layers.mixers[1].experts
+    layers = (*experts.up, *experts.down, model.layers.mixers[0].in_proj, model.lm_head)
+    for tensor in (*model.layers.norms, *(layer.weight for layer in layers)):
         assert abs(tensor.data_ptr() - model.embeddings.data_ptr()) < size
 
 
