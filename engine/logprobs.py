@@ -1,33 +1,67 @@
-"""Log-probabilities of tokens as they are reported to clients."""
+"""Log-probabilities of tokens as they are reported to clients.
+
+A step computes them on the device; the host reads them when it reads the step's tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
+from engine.async_copy import Download
 from wire.generation import TokenLogprobs
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]) -> list[TokenLogprobs]:
-    """For each row of ``logits`` ``[m, V]``: its token's log-probability and rank, and the best alternatives.
+@dataclass(frozen=True)
+class LogprobTensors:
+    """Log-probabilities of ``m`` tokens, on the device until :meth:`read`.
 
-    The distribution is the model's own: before penalties, temperature and filters. ``num_top[i]``
-    alternatives are given for row i.
+    The distribution is the model's own: before penalties, temperature and filters.
     """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    most = min(max(num_top), logits.shape[1])
-    top_values, top_ids = logprobs.topk(most, dim=-1)
-    rows = zip(
-        token_ids.tolist(),
-        chosen[:, 0].tolist(),
-        ranks.tolist(),
-        top_ids.tolist(),
-        top_values.tolist(),
-        num_top,
-        strict=True,
-    )
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token_id, logprob, rank, ids, values, count in rows
-    ]
+
+    numbers: torch.Tensor
+    """``[m, 1 + num_top]`` float32: the token's log-probability, then those of the best alternatives."""
+    integers: torch.Tensor
+    """``[m, 2 + num_top]`` int64: the token, its rank, then the best alternatives."""
+
+    @classmethod
+    def compute(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+        """Of ``token_ids`` ``[m]`` int64 under ``logits`` ``[m, V]``; ``num_top`` best tokens with each."""
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        chosen = logprobs.gather(1, token_ids[:, None])
+        ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
+        top_values, top_ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
+        return cls(
+            torch.cat((chosen, top_values), dim=1), torch.cat((token_ids[:, None], ranks, top_ids), dim=1)
+        )
+
+    def start_copy(self) -> LogprobCopy:
+        """Queues the copy to the host behind what is launched so far."""
+        return LogprobCopy(Download(self.numbers), Download(self.integers))
+
+    def read(self, num_top: Sequence[int] | None = None) -> list[TokenLogprobs]:
+        """One entry a token. ``num_top[i]`` alternatives are given for token i; None gives all there are."""
+        return self.start_copy().read(num_top)
+
+
+@dataclass(frozen=True)
+class LogprobCopy:
+    """Log-probabilities on their way to the host."""
+
+    numbers: Download
+    integers: Download
+
+    def read(self, num_top: Sequence[int] | None = None) -> list[TokenLogprobs]:
+        """As :meth:`LogprobTensors.read`; waits for the copy alone, not for steps launched since."""
+        numbers, integers = self.numbers.wait().tolist(), self.integers.wait().tolist()
+        counts = [len(values) - 1 for values in numbers] if num_top is None else num_top
+        return [
+            TokenLogprobs(
+                token_id, logprob, rank, tuple(zip(top_ids[:count], top_values[:count], strict=True))
+            )
+            for (logprob, *top_values), (token_id, rank, *top_ids), count in zip(
+                numbers, integers, counts, strict=True
+            )
+        ]

@@ -1,154 +1,142 @@
-"""Chooses each row's next token from its logits.
+"""Chooses each row's next tokens from its logits.
 
 The order is vLLM's: bias, forbidden stop tokens, penalties, temperature, min-p, top-k, top-p, draw. A draw
 inverts the cumulative distribution at one uniform number, a function of the request's seed and the
-token's position alone (:mod:`engine.uniform`), and every step of it works on a row by itself, so that
-a request's tokens do not depend on whom it shares a batch with.
+token's index alone (:mod:`engine.uniform`), and every step of it works on a row by itself, so that
+a request's tokens depend neither on whom it shares a batch with nor on what was drafted: the target's own
+token stands at every index, and a draft is right exactly if it is that token.
+
+Shapes depend on nothing but the arguments' own, and nothing is read back: all of it can stand inside a
+CUDA graph, one for each kind of :class:`~engine.sampling_table.SamplingNeeds`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.logprobs import token_logprobs
-from engine.request import Request
-from engine.row_table import RowTable
+from engine.logits_processors import count_tokens, process_logits
+from engine.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
 from engine.uniform import uniform
-from wire.generation import TokenLogprobs
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What a step sampled, in the order of the requests."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    is_finite: list[bool]
-    """False marks a row whose logits hold NaN or infinity: its token means nothing."""
 
 
 class Sampler:
-    """Samples for requests whose parameters stand in ``rows``."""
+    """Samples for rows whose parameters stand in ``table``."""
 
-    def __init__(self, rows: RowTable) -> None:
-        self._rows = rows
+    def __init__(self, table: SamplingTable) -> None:
+        self._table = table
 
-    def sample(self, logits: torch.Tensor, requests: list[Request]) -> Sampled:
-        """One token for each of the ``m`` requests from ``logits`` ``[m, V]`` float32 (left unchanged)."""
-        raw = logits
-        logits = _apply_processors(logits, requests)
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        input_ids: torch.Tensor,
+        needs: SamplingNeeds,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target's token behind every position, and whether its logits are finite, each ``[R, T]``.
+
+        ``logits`` ``[R, T, V]`` float32 (left unchanged) are those of ``input_ids`` ``[R, T]`` int64 at
+        ``positions`` ``[R, T]`` int64 of the requests in ``rows`` ``[R]`` int64. A token whose logits
+        hold NaN or infinity means nothing.
+        """
+        index = positions + 1
+        if needs.random or needs.processed:
+            columns = self._table.gather(rows)
+        if needs.processed:
+            logits = process_logits(
+                logits,
+                rows=rows,
+                index=index,
+                input_ids=input_ids,
+                columns=columns,
+                stop_ids=self._table.stop_ids[rows],
+                tokens=self._table.tokens,
+            )
         best, token_ids = logits.max(dim=-1)
-        table_rows = np.array([request.row for request in requests], dtype=np.int64)
-        random = np.flatnonzero(self._rows.temperature[table_rows] > 0.0)
-        if random.size:
-            chosen = torch.from_numpy(random).to(logits.device)
-            positions = np.array([len(requests[i].tokens) for i in random], dtype=np.int64)
-            token_ids[chosen] = self._draw(logits[chosen], table_rows[random], positions)
-        return Sampled(
-            token_ids=token_ids.tolist(),
-            logprobs=_chosen_logprobs(raw, token_ids, requests),
-            is_finite=torch.isfinite(best).tolist(),
-        )
+        if needs.random:
+            drawn = _draw(logits, columns, index, filtered=needs.filtered)
+            token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
+        return token_ids, torch.isfinite(best)
 
-    def _draw(
-        self, logits: torch.Tensor, table_rows: NDArray[np.int64], positions: NDArray[np.int64]
+    def draft(
+        self, logits: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, needs: SamplingNeeds
     ) -> torch.Tensor:
-        """Draws one token a row from ``logits`` ``[m, V]`` by the rows' own parameters."""
-        device = logits.device
+        """A guess at the token of ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``: ``[R]`` int64.
 
-        def column(values: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(values[table_rows]).to(device)
-
-        top_k, top_p = column(self._rows.top_k), column(self._rows.top_p)
-        probs = torch.softmax(logits / column(self._rows.temperature)[:, None], dim=-1)
-        probs = _apply_min_p(probs, column(self._rows.min_p))
-        targets = uniform(column(self._rows.seed), torch.from_numpy(positions).to(device))
-        token_ids = _invert_cdf(probs, targets)
-        # Rows with a top-k or top-p filter draw in sorted order; the others never do, whatever their
-        # batch holds, or the same seed would give other tokens in other company.
-        filtered = np.flatnonzero((self._rows.top_k[table_rows] > 0) | (self._rows.top_p[table_rows] < 1.0))
-        if filtered.size:
-            chosen = torch.from_numpy(filtered).to(device)
-            ordered, order = probs[chosen].sort(dim=-1, descending=True, stable=True)
-            ordered = _apply_top_k_top_p(ordered, top_k[chosen], top_p[chosen])
-            drawn = _invert_cdf(ordered, targets[chosen])
-            token_ids[chosen] = order.gather(1, drawn[:, None])[:, 0]
+        Random rows draw at the number that the target will use, so a drafter that is near the target
+        mostly draws the target's token. Penalties and biases are left to the target.
+        """
+        token_ids = logits.argmax(dim=-1)
+        if needs.random:
+            columns = self._table.gather(rows)
+            drawn = _draw(logits[:, None], columns, index[:, None], filtered=needs.filtered)[:, 0]
+            token_ids = torch.where(columns.temperature > 0, drawn, token_ids)
         return token_ids
 
+    def commit(
+        self,
+        rows: torch.Tensor,
+        results: torch.Tensor,
+        accepted: torch.Tensor,
+        needs: SamplingNeeds,
+        *,
+        forced: torch.Tensor,
+    ) -> None:
+        """Counts the tokens that a step gained, ``results[r, 3 : 3 + accepted[r]]``, for later penalties.
 
-def _apply_min_p(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    threshold = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
-    return probs.masked_fill(probs < threshold, 0.0)
+        ``rows``, ``accepted`` and ``forced`` are ``[R]``, ``results`` is ``[R, T + 3]``. A forced token
+        (0 or more) is the prompt's, counted when its row was filled, and no part of the answer.
+        """
+        if not needs.processed:
+            return
+        gained = results[:, 3:]
+        order = torch.arange(gained.shape[1], device=gained.device)
+        is_gained = (order < accepted[:, None]) & (forced < 0)[:, None]
+        count_tokens(self._table.tokens.counts, rows, gained, is_gained)
 
 
-def _apply_top_k_top_p(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """``ordered`` ``[m, V]`` descending. Top-k keeps k, top-p the shortest head of at least that mass."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    ordered = ordered.masked_fill((top_k[:, None] > 0) & (ranks >= top_k[:, None]), 0.0)
-    total = ordered.sum(dim=-1, keepdim=True)
-    mass_before = ordered.cumsum(dim=-1) - ordered
-    return ordered.masked_fill((mass_before >= top_p[:, None] * total) & (ranks > 0), 0.0)
+def _draw(
+    logits: torch.Tensor, columns: SamplingColumns, index: torch.Tensor, *, filtered: bool
+) -> torch.Tensor:
+    """One token a position, ``[R, T]``, from ``logits`` ``[R, T, V]``; nonsense where the row is greedy."""
+    temperature = torch.where(columns.temperature > 0, columns.temperature, 1.0)
+    probs = torch.softmax(logits / temperature[:, None, None], dim=-1)
+    threshold = columns.min_p[:, None, None] * probs.amax(dim=-1, keepdim=True)
+    probs.masked_fill_(probs < threshold, 0.0)
+    targets = uniform(columns.seed[:, None], index)
+    token_ids = _invert_cdf(probs, targets)
+    if filtered:
+        # Rows with a top-k or top-p draw in sorted order; the others never do, whatever their batch
+        # holds, or the same seed would give other tokens in other company.
+        is_filtered = (columns.top_k > 0) | (columns.top_p < 1.0)
+        token_ids = torch.where(
+            is_filtered[:, None], _draw_filtered(probs, columns.top_k, columns.top_p, targets), token_ids
+        )
+    return token_ids
 
 
 def _invert_cdf(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """First index at which the running sum of ``weights`` ``[m, V]`` exceeds ``targets`` times the total."""
-    running = weights.to(torch.float64).cumsum(dim=-1)
-    goal = (targets * running[:, -1])[:, None]
-    return (running <= goal).sum(dim=-1).clamp_(max=weights.shape[1] - 1)
+    """First index where the running sum of ``weights`` ``[R, T, V]`` exceeds ``targets`` times the total."""
+    running = weights.cumsum(dim=-1, dtype=torch.float64)
+    goal = targets * running[..., -1]
+    found = torch.searchsorted(running, goal[..., None], right=True)[..., 0]
+    return found.clamp_(max=weights.shape[-1] - 1)
 
 
-def _apply_processors(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Bias, forbidden stop tokens and penalties of the rows that ask for them; copies only if any does."""
-    touched: torch.Tensor | None = None
-    for i, request in enumerate(requests):
-        params = request.params
-        assert params is not None, "a request without sampling parameters never samples"
-        forbids_stop = request.num_output < params.min_tokens and request.stop_token_ids
-        if not (params.logit_bias or forbids_stop or params.has_penalties):
-            continue
-        if touched is None:
-            touched = logits.clone()
-        row = touched[i]
-        for token_id, bias in params.logit_bias:
-            row[token_id] += bias
-        if forbids_stop:
-            row[list(request.stop_token_ids)] = -torch.inf
-        if params.has_penalties:
-            _penalise(row, request)
-    return logits if touched is None else touched
+def _draw_filtered(
+    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Draws from the head that filters leave: the ``top_k`` best, and of these the first of mass ``top_p``.
 
-
-def _penalise(row: torch.Tensor, request: Request) -> None:
-    """Repetition over prompt and answer, presence and frequency over the answer; in place on ``[V]``."""
-    params = request.params
-    assert params is not None
-    seen = torch.tensor(request.tokens, device=row.device).unique()
-    values = row[seen]
-    row[seen] = torch.where(
-        values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-    )
-    answer = request.tokens[request.num_prompt :]
-    if answer:
-        token_ids, counts = torch.tensor(answer, device=row.device).unique(return_counts=True)
-        row[token_ids] -= params.presence_penalty + params.frequency_penalty * counts
-
-
-def _chosen_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, requests: list[Request]
-) -> list[TokenLogprobs | None]:
-    found: list[TokenLogprobs | None] = [None] * len(requests)
-    wanted = [
-        (i, request.params.logprobs)
-        for i, request in enumerate(requests)
-        if request.params is not None and request.params.logprobs is not None
-    ]
-    if wanted:
-        index = torch.tensor([i for i, _ in wanted], device=logits.device)
-        reported = token_logprobs(logits[index], token_ids[index], [count for _, count in wanted])
-        for (i, _), logprobs in zip(wanted, reported, strict=True):
-            found[i] = logprobs
-    return found
+    A head of the running sum needs no second one: its total is the sum at its last entry.
+    """
+    vocab_size = probs.shape[-1]
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    running = ordered.cumsum(dim=-1, dtype=torch.float64)
+    most = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)[:, None, None]
+    last = most.expand(*running.shape[:2], 1) - 1
+    goal = top_p[:, None, None] * running.gather(2, last)
+    last = torch.minimum(last, torch.searchsorted(running, goal))
+    goal = targets[..., None] * running.gather(2, last)
+    drawn = torch.minimum(torch.searchsorted(running, goal, right=True), last)
+    return order.gather(2, drawn)[..., 0]

@@ -16,9 +16,13 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Numbers in [0, 1), float64, shape of the int64 ``seeds`` and ``positions``."""
+    """Numbers in [0, 1), float64, in the shape that the int64 ``seeds`` and ``positions`` broadcast to.
+
+    Of 52 bits: with 53 the largest, times a sum, could round up to that sum, and a draw there would lie
+    behind the last token that has any weight.
+    """
     bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
-    return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
+    return _shift_right(bits, 12).to(torch.float64) * 2.0**-52
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:

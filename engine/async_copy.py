@@ -1,0 +1,41 @@
+"""Copies between host and device that never wait for the device's queue.
+
+A plain copy from pageable memory, and every ``.tolist()`` of a device tensor, waits until all steps
+launched so far have run. These go through pinned memory and join the queue instead; PyTorch's allocator
+hands a pinned buffer out again only when the copies that use it have run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The values on the device: a copy, so the caller may change its array at once."""
+    tensor = torch.from_numpy(np.array(values, order="C"))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """A tensor on its way to the host; :meth:`wait` hands it over."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> torch.Tensor:
+        """The tensor in host memory: waits for what was launched before the copy, and no longer."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
