@@ -81,6 +81,28 @@ CACHED_STATES = Flag(
     default_text="two a sequence; none in mode none",
 )
 
+SPECULATIVE = Flag(
+    *("--speculative", "K", integer(0, 15)),
+    "tokens drafted a step; each keeps a state of its own. The same on all servers: the KV of MTP layers "
+    "comes from the prefill server",
+    default=0,
+)
+DRAFTER = Flag(
+    *("--drafter", "mtp|ngram", one_of("mtp", "ngram")),
+    "who drafts: the checkpoint's MTP layers, or a look-up of what followed the last tokens earlier",
+    default_text="mtp where the checkpoint has MTP layers, else ngram",
+)
+NGRAM_MIN = Flag(
+    *("--ngram-min", "TOKENS", _at_least_one, "fewest tokens that drafter ngram has to find again"), default=2
+)
+NGRAM_MAX = Flag(
+    *("--ngram-max", "TOKENS", _at_least_one, "most tokens that drafter ngram looks for"), default=4
+)
+STEPS_AHEAD = Flag(
+    *("--steps-ahead", "0|1", integer(0, 1), "steps launched before the last one's tokens are read back"),
+    default_text="1 on a GPU, 0 on a CPU",
+)
+
 LEASE_TTL = Flag(
     *("--lease-ttl", "SECONDS", _seconds),
     "how long a prefill server keeps a finished prompt's state for a decode server to read",
@@ -98,6 +120,13 @@ TRANSFER_DEADLINE = Flag(
 MAX_REQUESTS_IN_FLIGHT = Flag(
     *("--max-requests-in-flight", "N", _at_least_one, "HTTP requests at a time; one more is answered 429"),
     default=1024,
+)
+MAX_BODY_SIZE = Flag(
+    *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; a larger one is answered 413"),
+    default=8.0,
+)
+MAX_CHOICES = Flag(
+    *("--max-choices", "N", _at_least_one, "answers to one request at most: its prompts times n"), default=512
 )
 REQUEST_TIMEOUT = Flag(
     *("--request-timeout", "SECONDS", _seconds, "from a request's arrival to its last token"), default=600.0
@@ -135,9 +164,6 @@ PLAN_ROLE = Flag(
 GPU_MEMORY = Flag(
     *("--gpu-memory", "GIB", positive("GiB"), "memory of the server's GPU"),
     default_text="none: a server on a CPU",
-)
-SPECULATIVE = Flag(
-    *("--speculative", "K", integer(0), "tokens drafted a step; each keeps a state of its own"), default=0
 )
 JSON = Flag(
     *("--json", "", yes_or_no, "print JSON, in bytes, instead of a table"),
@@ -191,12 +217,21 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-ROUTER_LIMITS = (MAX_REQUESTS_IN_FLIGHT, REQUEST_TIMEOUT, SHUTDOWN_GRACE, CONVERSATION_RETURN)
+ROUTER_LIMITS = (
+    MAX_REQUESTS_IN_FLIGHT,
+    MAX_BODY_SIZE,
+    MAX_CHOICES,
+    REQUEST_TIMEOUT,
+    SHUTDOWN_GRACE,
+    CONVERSATION_RETURN,
+)
+SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
+DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
 CHECKS = FlagGroup("checks", (SANITIZE,))
 
-PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, SPECULATIVE))
+PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *SPECULATION))
 
 VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
 """Environment variables that stand for a flag."""

@@ -24,6 +24,8 @@ class Memory:
     """Where the cache budget comes from; all in bytes."""
 
     weights: int
+    has_mtp: bool
+    """Whether MTP layers are among the weights."""
     weights_on_disk: int | None
     """None where the directory does not hold all safetensors of the checkpoint."""
     gpu: int | None
@@ -39,13 +41,13 @@ class Memory:
         return f"--gpu-memory {gib_at_least(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
 
 
-def run(config: EngineConfig, *, gpu_bytes: int | None, num_speculative: int, as_json: bool) -> None:
+def run(config: EngineConfig, *, gpu_bytes: int | None, as_json: bool) -> None:
     """Prints the plan, as a table or as JSON.
 
     Raises :class:`CapacityError` if it does not fit, after the table has been printed.
     """
     model = ModelConfig.from_directory(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
-    demand = config.demand(model, num_speculative=num_speculative)
+    demand = config.demand(model)
     memory = _memory(config, model, gpu_bytes)
     plan, refusal = None, None
     try:
@@ -63,12 +65,12 @@ def run(config: EngineConfig, *, gpu_bytes: int | None, num_speculative: int, as
 def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], None]:
     """What ``twinfang plan`` runs."""
     gpu_bytes = None if values.gpu_memory is None else int(values.gpu_memory * GIB)
-    k = values.speculative
-    return partial(run, config, gpu_bytes=gpu_bytes, num_speculative=k, as_json=bool(values.json))
+    return partial(run, config, gpu_bytes=gpu_bytes, as_json=bool(values.json))
 
 
 def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
-    weights = weight_bytes(model)
+    mtp = config.loads_mtp(model)
+    weights = weight_bytes(model, mtp=mtp)
     given = config.cache_memory_bytes
     if gpu_bytes is None:
         budget = DEFAULT_CPU_CACHE_BYTES if given is None else given
@@ -83,7 +85,7 @@ def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> 
             )
         budget = gpu_cache_bytes(gpu_bytes - weights) if given is None else given
     is_share = given is None and gpu_bytes is not None
-    return Memory(weights, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
+    return Memory(weights, mtp, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
 
 
 def _bytes_on_disk(model_dir: Path) -> int | None:
@@ -109,6 +111,7 @@ def _figures(
         "block_size": demand.block_size,
         "cache_mode": demand.cache_mode,
         "num_speculative": demand.num_speculative,
+        "drafter": config.resolve_drafter(model),
         "memory": {
             "gpu_bytes": memory.gpu,
             "weights_bytes": memory.weights,
@@ -166,7 +169,8 @@ def _table(
 
 def _memory_rows(memory: Memory) -> Iterable[Row]:
     on_disk = memory.weights_on_disk
-    source = "by config.json" + ("" if on_disk is None else f"; {size_text(on_disk)} on disk")
+    source = "by config.json" + (", MTP layers too" if memory.has_mtp else "")
+    source += "" if on_disk is None else f"; {size_text(on_disk)} on disk"
     if memory.gpu is None:
         yield "weights", source, size_text(memory.weights)
         yield "cache budget", "on a CPU, beside the weights", size_text(memory.cache_budget)
@@ -182,7 +186,9 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
     ssm = str(demand.spec.ssm_dtype).removeprefix("torch.")
     yield "state", f"{demand.spec.mamba_layers} Mamba layers, SSM in {ssm}", size_text(demand.slot_bytes)
-    yield "token", f"{demand.spec.attn_layers} attention layers", size_text(demand.token_bytes)
+    num_mtp = demand.spec.attn_layers - model.layer_types.count("attention")
+    of_mtp = f", {num_mtp} of them of MTP" if num_mtp else ""
+    yield "token", f"{demand.spec.attn_layers} attention layers{of_mtp}", size_text(demand.token_bytes)
     yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
     tokens = demand.max_model_len
     yield (

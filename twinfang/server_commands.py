@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from wire.handoff import Role
 
+MIB = 1 << 20
 GIB = 1 << 30
 
 
@@ -70,7 +71,9 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         served_model_name=_model_name(values),
         host=values.host,
         port=values.port,
+        max_body_bytes=int(values.max_body_size * MIB),
         max_requests_in_flight=values.max_requests_in_flight,
+        max_choices=values.max_choices,
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,
         conversation_return=values.conversation_return,
@@ -88,7 +91,8 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
 def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.plan import prepare
 
-    made_for_any = argparse.Namespace(**vars(values), device="auto", sanitize=False, threads=None)
+    unasked = {"device": "auto", "steps_ahead": None, "sanitize": False, "threads": None}
+    made_for_any = argparse.Namespace(**vars(values), **unasked)
     return prepare(values, _engine_config(made_for_any, values.role))
 
 
@@ -108,6 +112,11 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
+        num_speculative=values.speculative,
+        drafter=values.drafter,
+        ngram_min=values.ngram_min,
+        ngram_max=values.ngram_max,
+        steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
         num_threads=values.threads or usable_cores(),
     )

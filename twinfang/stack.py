@@ -17,7 +17,7 @@ SERVER_STOP_GRACE_S = 10.0
 ROUTER_STOP_MARGIN_S = 5.0
 """Beyond what the router itself gives to answers that are under way."""
 
-_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, table.SANITIZE)
+_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
 _ROLE_FLAGS = {"prefill": (table.LEASE_TTL,), "decode": (table.TRANSFER_DEADLINE,), "both": ()}
 _ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 

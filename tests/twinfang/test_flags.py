@@ -101,11 +101,18 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.MAX_BATCH_TOKENS, "max_batch_tokens"),
         (table.BLOCK_SIZE, "block_size"),
         (table.CACHE_MEMORY, "cache_memory_bytes"),
+        (table.SPECULATIVE, "num_speculative"),
+        (table.DRAFTER, "drafter"),
+        (table.NGRAM_MIN, "ngram_min"),
+        (table.NGRAM_MAX, "ngram_max"),
+        (table.STEPS_AHEAD, "steps_ahead"),
         (table.LEASE_TTL, "lease_ttl_s"),
         (table.ADVERTISE_HOST, "advertise_host"),
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
         (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
+        (table.MAX_CHOICES, "max_choices"),
         (table.REQUEST_TIMEOUT, "request_timeout_s"),
         (table.SHUTDOWN_GRACE, "shutdown_grace_s"),
     ):
         assert flag.default == in_class[name], flag.name
+    assert table.MAX_BODY_SIZE.default * (1 << 20) == in_class["max_body_bytes"]

@@ -45,6 +45,14 @@ MOE_30B = NEMOTRON | {
 }
 
 
+MOE_30B_MTP = MOE_30B | {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+
+
+@pytest.fixture
+def moe_30b_mtp(tmp_path: Path) -> str:
+    return model(tmp_path / "moe-30b-mtp", MOE_30B_MTP)
+
+
 @pytest.fixture
 def dense_8b(tmp_path: Path) -> str:
     return model(tmp_path / "dense-8b", DENSE_8B)
@@ -120,6 +128,33 @@ def test_a_prefill_server_leases_one_state_a_sequence(dense_8b: str):
     assert found["slots"]["total"] == 1 + 8 + 8 + 16
 
 
+def test_mtp_layers_cost_weights_and_kv_once_they_draft(moe_30b_mtp: str):
+    sized = (moe_30b_mtp, "--gpu-memory", "80", "--max-num-seqs", "16")
+    off, ngram, mtp = (
+        figures(*sized, *more)
+        for more in ((), ("--speculative", "3", "--drafter", "ngram"), ("--speculative", "3"))
+    )
+    assert [found["drafter"] for found in (off, ngram, mtp)] == [None, "ngram", "mtp"]
+    assert off["memory"]["weights_bytes"] == ngram["memory"]["weights_bytes"]
+    hidden, heads, kv_heads = 2688, 32 * 128, 2 * 128
+    attention = 2 * (heads + kv_heads) * hidden
+    experts = (128 * 2 * 1856 + 2 * 3712) * hidden
+    more = mtp["memory"]["weights_bytes"] - off["memory"]["weights_bytes"]
+    assert more == pytest.approx(2 * (2 * hidden * hidden + attention + experts), rel=0.01)
+    assert (off["token_bytes"], ngram["token_bytes"], mtp["token_bytes"]) == (6144, 6144, 7168)
+    table = [" ".join(line.split()) for line in plan(*sized, "--speculative", "3").stdout.splitlines()]
+    assert "token 7 attention layers, 1 of them of MTP 7.00 KiB" in table
+    assert any(line.startswith("weights by config.json, MTP layers too ") for line in table)
+
+
+def test_a_prefill_server_keeps_mtp_kv_but_one_state_a_sequence(moe_30b_mtp: str):
+    sized = (moe_30b_mtp, "--gpu-memory", "80", "--max-num-seqs", "8", "--speculative", "3")
+    prefill, decode = (figures(*sized, "--role", role) for role in ("prefill", "decode"))
+    assert prefill["block_bytes"] == decode["block_bytes"] == 16 * 7168
+    assert (prefill["num_speculative"], prefill["slots"]["running"]) == (0, 8)
+    assert decode["slots"]["running"] == 32
+
+
 def test_the_table_has_the_figures_of_the_json(moe_30b: str):
     arguments = (moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", "--speculative", "3")
     ran = plan(*arguments)
@@ -185,6 +220,7 @@ def test_cache_memory_is_the_budget_also_on_a_gpu(dense_8b: str):
         (["--cache-memory", "1"], ["--cache-memory", "too small", "--max-num-seqs"]),
         (["--gpu-memory", "80", "--max-model-len", "9000"], ["--max-model-len 9000", "8192"]),
         (["--gpu-memory", "80", "--max-num-seqs", "2048"], ["2048 sequences", "--max-num-seqs"]),
+        (["--speculative", "1", "--drafter", "mtp"], ["has no MTP layers", "use --drafter ngram"]),
     ],
     ids=" ".join,
 )
@@ -200,7 +236,11 @@ def test_what_can_not_be_is_one_line_and_exit_code_1(dense_8b: str, arguments, n
     ("arguments", "named"),
     [
         (["--gpu-memory", "none"], ["--gpu-memory", "GiB"]),
-        (["--speculative", "-1"], ["--speculative", "at least 0"]),
+        (["--speculative", "-1"], ["--speculative", "from 0 to 15"]),
+        (["--speculative", "16"], ["--speculative", "from 0 to 15"]),
+        (["--drafter", "eagle"], ["--drafter 'eagle'", "mtp or ngram"]),
+        (["--ngram-min", "5"], ["--ngram-max 4", "--ngram-min 5"]),
+        (["--steps-ahead", "1"], ["--steps-ahead"]),
         (["--role", "router"], ["--role", "prefill, decode or both"]),
         (["/nowhere"], ["--model '/nowhere'", "no such directory"]),
         (["/", "--model", "/"], ["--model is given, and / as well"]),

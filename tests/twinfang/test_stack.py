@@ -1,0 +1,46 @@
+"""Command lines of a stack's processes, planned from flag values; nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from twinfang.commands import COMMANDS, Command
+from twinfang.flags import add_flags, resolve
+from twinfang.stack import plan_stack
+
+BY_NAME = {command.name: command for command in COMMANDS}
+
+
+def parsed(command: Command, *arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, command.groups)
+    return resolve(command.groups, parser.parse_args(arguments), {})
+
+
+@pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])
+def test_all_servers_of_a_stack_are_told_the_same_of_speculation(name, roles):
+    """A prefill server fills the KV of the layers that its decode servers draft with."""
+    given = ("--speculative", "3", "--drafter", "ngram", "--ngram-min", "1", "--ngram-max", "6")
+    stack = plan_stack(parsed(BY_NAME[name], *given, "--steps-ahead", "0", "--port", "0"), roles)
+    assert len(stack.servers) == len(roles)
+    for server in stack.servers:
+        command, *arguments = server.arguments
+        told = parsed(BY_NAME[command], *arguments)
+        assert (told.speculative, told.drafter, told.ngram_min, told.ngram_max) == (3, "ngram", 1, 6)
+        assert told.steps_ahead == 0
+
+
+def test_without_flags_the_servers_of_a_stack_choose_for_themselves():
+    stack = plan_stack(parsed(BY_NAME["up"], "--port", "0"), {"prefill": 1, "decode": 1})
+    for server in stack.servers:
+        told = parsed(BY_NAME[server.arguments[0]], *server.arguments[1:])
+        assert (told.speculative, told.drafter, told.steps_ahead) == (0, None, None)
+
+
+def test_the_router_of_a_stack_is_told_its_limits():
+    limits = ("--max-body-size", "0.5", "--max-choices", "7", "--port", "0")
+    stack = plan_stack(parsed(BY_NAME["serve"], *limits), {"both": 1})
+    told = parsed(BY_NAME["router"], *stack.router.arguments[1:])
+    assert (told.max_body_size, told.max_choices) == (0.5, 7)
