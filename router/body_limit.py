@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.openai_errors import error_response
 from wire.errors import BodyTooLargeError
 
 
 class BodyLimitMiddleware:
-    """Pure ASGI: answers 413 by ``Content-Length`` at once, and counts the bytes of any body.
+    """Pure ASGI: whoever reads a body that is too large gets the error of it, a 413.
 
-    What is left of a refused body is read from the socket and dropped by the HTTP server.
+    By ``Content-Length`` that is before the first byte is read, else once the bytes are too many. What is
+    left of a refused body is read from the socket and dropped by the HTTP server.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
@@ -23,14 +23,13 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        if declared.isdigit() and int(declared) > self._max_bytes:
-            response = error_response(self._error(f"{int(declared)} bytes"))
-            await response(scope, receive, send)
-            return
+        num_declared = int(declared) if declared.isdigit() else 0
         num_read = 0
 
         async def counting_receive() -> Message:
             nonlocal num_read
+            if num_declared > self._max_bytes:
+                raise self._error(f"{num_declared} bytes")
             message = await receive()
             num_read += len(message.get("body", b""))
             if num_read > self._max_bytes:
@@ -42,5 +41,5 @@ class BodyLimitMiddleware:
     def _error(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(
             f"the request's body has {size}, the limit is {self._max_bytes}: "
-            "send fewer prompts at a time, or raise the router's max_body_bytes"
+            "send fewer prompts at a time, or raise the router's --max-body-size, which is in MiB"
         )

@@ -100,7 +100,7 @@ async def check_completion(body: CompletionBody, services: Services, *, request_
     if len(texts_or_ids) * n > services.config.max_choices:
         raise InvalidRequestError(
             f"{len(texts_or_ids)} prompts with n = {n} make {len(texts_or_ids) * n} choices, the limit is "
-            f"{services.config.max_choices}: send fewer at a time",
+            f"{services.config.max_choices}: send fewer at a time, or raise the router's --max-choices",
             param="prompt",
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens

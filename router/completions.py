@@ -32,8 +32,9 @@ BODY_SCHEMA = {
 @router.post("/v1/completions", openapi_extra=BODY_SCHEMA)
 async def create_completion(request: Request) -> Response:
     services = services_of(request)
-    body = await read_json(request, CompletionBody)
-    completion = await check_completion(body, services, request_id=request_id_of(request))
+    with services.metrics.refusals():
+        body = await read_json(request, CompletionBody)
+        completion = await check_completion(body, services, request_id=request_id_of(request))
     if completion.stream:
         return EventStream(_events(completion, services))
     return await run_until_disconnect(request.receive, _answer(completion, services))

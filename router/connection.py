@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 
 from wire.errors import ConfigError, TwinfangError
-from wire.generation import Describe, ServerInfo
+from wire.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.handoff import Role
-from wire.rpc import DESCRIBE, call, open_channel
+from wire.rpc import DESCRIBE, GET_STATS, call, open_channel
 
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
+STATS_TIMEOUT_S = 2.0
+"""Who asks for figures, a Prometheus for example, waits for the slowest server."""
 
 
 class Connection:
@@ -38,6 +40,15 @@ class Connection:
             return None
         self.problem = ""
         return info
+
+    async def stats(self) -> ServerStats | None:
+        """The server's figures; None if it does not give them in time."""
+        try:
+            stats: ServerStats = await call(self.channel, GET_STATS, GetStats(), timeout_s=STATS_TIMEOUT_S)
+        except TwinfangError as error:
+            log.debug("server %s gave no figures: %s", self.address, error.message)
+            return None
+        return stats
 
     def failed(self, reason: str) -> None:
         if reason != self.problem:

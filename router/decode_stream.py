@@ -15,7 +15,7 @@ from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
-from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, Submit
+from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.rpc import STREAM_PATH, decode_step_outputs
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,10 @@ class DecodeStream:
         message = ConnectPeers(tuple(addresses))
         if self.info is not None and self.info.role == "decode" and message.addresses:
             self._outgoing.put_nowait(encode(message))
+
+    async def stats(self) -> ServerStats | None:
+        """The server's figures; None if it is not connected or does not give them in time."""
+        return None if self.info is None else await self._connection.stats()
 
     async def _stay_connected(self) -> None:
         backoff_s = 0.05

@@ -39,8 +39,10 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         """Raises :class:`OverloadedError` if the router has all the requests it may have."""
-        self._exits.enter_context(self._services.admission.admit())
-        self._exits.enter_context(self._services.metrics.request())
+        with ExitStack() as exits:
+            exits.enter_context(self._services.metrics.request())
+            exits.enter_context(self._services.admission.admit())  # a 429 is counted as well
+            self._exits = exits.pop_all()
         self._started_s = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + self._services.config.request_timeout_s
         for index in range(len(self._choices)):

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from router.openai_errors import from_validation, shown
-from wire.errors import InvalidRequestError
+from wire.errors import CancelledRequestError, InvalidRequestError
 
 BODY_TIMEOUT_S = 60.0
 
@@ -17,7 +18,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_json(request: Request, model: type[Model]) -> Model:
-    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts."""
+    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts, and
+    :class:`CancelledRequestError` if the client goes away while it sends."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(
@@ -29,6 +31,8 @@ async def read_json(request: Request, model: type[Model]) -> Model:
             body = await request.body()
     except TimeoutError as error:
         raise InvalidRequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    except ClientDisconnect as error:
+        raise CancelledRequestError("the client went away while sending its request") from error
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from router.speculation_figures import SpeculationFigures
 from wire.errors import CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
@@ -87,25 +88,28 @@ class Metrics:
         self.servers = Gauge(
             "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
         )
+        self.speculation = SpeculationFigures()
+        registry.register(self.speculation)
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Counts an HTTP request that ends in the block, with an error; :meth:`request` counts the others."""
+        try:
+            yield
+        except BaseException as error:
+            self.requests.labels(_outcome_of(error)).inc()
+            raise
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Counts one HTTP request from here to the end of the block, under the outcome it has."""
-        started, outcome = time.monotonic(), "failed"
+        started, outcome = time.monotonic(), "completed"
         self.in_flight.inc()
         try:
             yield
-            outcome = "completed"
             self.request_duration.observe(time.monotonic() - started)
-        except TwinfangError as error:
-            if isinstance(error, CancelledRequestError):
-                outcome = "cancelled"
-            elif error.http_status < 500:
-                outcome = "refused"
-            raise
         except BaseException as error:
-            if not isinstance(error, Exception):  # cancelled, or the generator of a stream was closed
-                outcome = "cancelled"
+            outcome = _outcome_of(error)
             raise
         finally:
             self.in_flight.dec()
@@ -123,3 +127,12 @@ class Metrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _outcome_of(error: BaseException) -> str:
+    """How a request ended that this ended."""
+    if isinstance(error, TwinfangError) and not isinstance(error, CancelledRequestError):
+        return "refused" if error.http_status < 500 else "failed"
+    if isinstance(error, Exception) and not isinstance(error, CancelledRequestError):
+        return "failed"
+    return "cancelled"  # that error, a cancelled task, or the generator of a stream was closed

@@ -9,9 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
-from wire.errors import CancelledRequestError, InvalidRequestError, TwinfangError
+from wire.errors import InvalidRequestError, TwinfangError
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +77,6 @@ def install_error_handlers(app: FastAPI) -> None:
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         return JSONResponse({"error": body}, error.status_code, headers=error.headers)
 
-    async def on_disconnect(_request: Request, _error: Exception) -> JSONResponse:
-        return error_response(CancelledRequestError("the client went away while sending its request"))
-
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
         request_id = request_id_of(request)
         log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
@@ -91,7 +87,6 @@ def install_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(TwinfangError, on_twinfang_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_unexpected)
 
 

@@ -77,6 +77,7 @@ class SamplingFields(BaseModel):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    speculate: bool | None = None
 
     def check_extra_fields(self) -> None:
         """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
@@ -139,6 +140,7 @@ class SamplingFields(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            speculate=self.speculate is not False,
         )
         params.check_vocabulary(vocab_size)
         if params.seed is None:

@@ -13,7 +13,7 @@ from router.decode_stream import DecodeStream
 from router.policies.round_robin import RoundRobin
 from router.prefill_client import PrefillClient
 from wire.errors import UnavailableError
-from wire.generation import ServerInfo
+from wire.generation import ServerInfo, ServerStats
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,12 @@ class ServerPool:
             "prefill": sum(client.info is not None for client in self._prefill),
             "decode": sum(stream.info is not None for stream in self._decode),
         }
+
+    async def decode_stats(self) -> dict[str, ServerStats]:
+        """Figures of the decode servers that answer in time, by address."""
+        stats = await asyncio.gather(*(stream.stats() for stream in self._decode))
+        answers = zip(self._decode, stats, strict=True)
+        return {stream.address: answer for stream, answer in answers if answer is not None}
 
     def _is_usable(self, info: ServerInfo | None) -> bool:
         """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""

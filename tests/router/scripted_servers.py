@@ -6,6 +6,7 @@ The router's behaviour is what is tested with them: streams that break, servers 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from wire.generation import (
     RequestOutput,
     RequestStats,
     ServerInfo,
+    ServerStats,
     StepOutputs,
     Submit,
     TokenLogprobs,
@@ -33,6 +35,7 @@ from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
     DESCRIBE,
+    GET_STATS,
     PREFILL,
     PREFILL_SERVICE,
     SERVER_OPTIONS,
@@ -64,6 +67,12 @@ def server_info(role: str, **changes: Any) -> ServerInfo:
         "eos_token_ids": (2,),
     }
     return ServerInfo(**(fields | changes))
+
+
+def server_stats(**changes: Any) -> ServerStats:
+    """Of a server that has nothing, with ``changes``."""
+    figures: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(ServerStats)), 0)
+    return ServerStats(**(figures | {"drafted_by_position": (), "accepted_by_position": ()} | changes))
 
 
 def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
@@ -125,6 +134,8 @@ class Scripted:
 
     info: ServerInfo
     port: int = 0
+    stats: ServerStats | None = field(default_factory=server_stats)
+    """None: it never answers GetStats."""
     server: grpc.aio.Server | None = None
 
     @property
@@ -138,9 +149,16 @@ class Scripted:
         async def describe(_request: Any, _context: Any) -> ServerInfo:
             return self.info
 
-        self.server.add_generic_rpc_handlers(
-            (service(SERVER_SERVICE, {DESCRIBE.name: unary_handler(DESCRIBE, describe)}),)
-        )
+        async def get_stats(_request: Any, _context: Any) -> ServerStats:
+            if self.stats is None:
+                await asyncio.Event().wait()
+            return self.stats
+
+        methods = {
+            DESCRIBE.name: unary_handler(DESCRIBE, describe),
+            GET_STATS.name: unary_handler(GET_STATS, get_stats),
+        }
+        self.server.add_generic_rpc_handlers((service(SERVER_SERVICE, methods),))
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
 

@@ -37,7 +37,12 @@ BAD_FIELDS = [
     ({"prompt": [5] * 5000}, 400, "prompt", "shorten the prompt"),
     ({"prompt": "word " * 5000}, 400, "prompt", "shorten"),
     ({"prompt": "w" * 1_000_000}, 400, "prompt", "1000000 characters"),
-    ({"prompt": ["a"] * 513}, 400, "prompt", "limit is 512"),
+    (
+        {"prompt": ["a"] * 513},
+        400,
+        "prompt",
+        "limit is 512: send fewer at a time, or raise the router's --max-choices",
+    ),
     ({"prompt": ["a"] * 100, "n": 100}, 400, "prompt", "10000 choices"),
     ({"max_tokens": 0}, 400, "max_tokens", "at least 1, got 0"),
     ({"max_tokens": -5}, 400, "max_tokens", "got -5"),
@@ -92,6 +97,8 @@ BAD_FIELDS = [
     ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream: true"),
     ({"stream": True, "stream_options": {"include_usage": "x"}}, 400, "stream_options", "valid boolean"),
     ({"echo": 1}, 400, "echo", "valid boolean"),
+    ({"speculate": "no"}, 400, "speculate", "valid boolean"),
+    ({"speculate": 0}, 400, "speculate", "valid boolean"),
     ({"ignore_eos": "no"}, 400, "ignore_eos", "valid boolean"),
     ({"user": 5}, 400, "user", "valid string"),
     ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
@@ -204,6 +211,7 @@ async def test_a_chunked_body_is_refused_once_it_is_too_large(make_stack):
         "/v1/completions", content=endless(), headers={"Content-Type": "application/json"}
     )
     check_error(response, 413, None, "more than 100000 bytes")
+    assert "raise the router's --max-body-size" in response.json()["error"]["message"]
     assert (await stack.complete()).status_code == 200
 
 

@@ -294,6 +294,7 @@ async def test_sampling_fields_reach_the_server(make_stack):
         "logit_bias": {"7": 5, "8": -100},
         "stop_token_ids": [9],
         "ignore_eos": True,
+        "speculate": False,
         "min_tokens": 3,
         "max_tokens": 5,
         "seed": (1 << 63) - 1,
@@ -309,12 +310,14 @@ async def test_sampling_fields_reach_the_server(make_stack):
     assert params.logit_bias == ((7, 5.0), (8, -100.0))
     assert (params.stop_token_ids, params.ignore_eos) == ((9,), True)
     assert (params.min_tokens, params.max_tokens) == (3, 5)
+    assert params.speculate is False
     assert sorted(s.params.seed for s in stack.decode[0].submitted) == [-(1 << 63), (1 << 63) - 1]
     stack.decode[0].submitted.clear()
     nulls = dict.fromkeys(["temperature", "n", "stop", "seed", "max_tokens", "stream", "logprobs", "echo"])
-    assert (await stack.complete(**nulls)).status_code == 200
+    assert (await stack.complete(**nulls, speculate=None)).status_code == 200
     params = stack.decode[0].submitted[0].params
     assert (params.temperature, params.top_k, params.max_tokens, params.seed) == (0.5, 40, 16, None)
+    assert params.speculate is True
 
 
 async def test_request_ids_are_taken_and_returned(make_stack):

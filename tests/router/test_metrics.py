@@ -1,0 +1,165 @@
+"""What /metrics says of refused requests and of the decode servers' drafts."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router import connection
+from tests.router.conftest import until
+from tests.router.scripted_servers import hanging, saying, server_stats, silent
+
+
+async def samples_of(stack) -> dict[tuple[str, ...], float]:
+    """By name and label values."""
+    text = (await stack.client.get("/metrics")).text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def outcomes(stack) -> dict[str, float]:
+    found = await samples_of(stack)
+    return {key[1]: value for key, value in found.items() if key[0] == "twinfang_requests_total"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Servers of these tests give figures at once or never."""
+    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
+
+
+# --- refused requests ------------------------------------------------------------------------------
+
+
+async def endless():
+    for _ in range(1000):
+        yield b"x" * 10_000
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"max_tokens": 0}, 400),
+        ({"max_tokens": "16"}, 400),
+        ({"prompt": [5] * 500}, 400),
+        ({"model": "another"}, 404),
+        ({"prompt": "a" * 200_000}, 413),
+    ],
+    ids=str,
+)
+async def test_a_request_that_is_refused_is_counted_once(make_stack, body, status, stream):
+    stack = await make_stack(max_body_bytes=100_000)
+    stack.decode[0].script = saying([300])
+    assert (await stack.complete(stream=stream, **body)).status_code == status
+    assert await outcomes(stack) == {"refused": 1}
+    assert (await stack.complete(stream=stream)).status_code == 200
+    assert await outcomes(stack) == {"refused": 1, "completed": 1}
+
+
+@pytest.mark.parametrize("content", [b"{", endless()], ids=["no JSON", "too many chunks"])
+async def test_a_body_that_can_not_be_read_is_counted(make_stack, content):
+    stack = await make_stack(max_body_bytes=100_000)
+    headers = {"Content-Type": "application/json"}
+    response = await stack.client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code in (400, 413)
+    assert await outcomes(stack) == {"refused": 1}
+
+
+async def test_a_429_is_counted_and_those_in_flight_are_not_touched(make_stack):
+    stack = await make_stack(max_requests_in_flight=1)
+    decode = stack.decode[0]
+    decode.script = hanging
+    first = asyncio.create_task(stack.complete())
+    await until(lambda: decode.submitted)
+    for stream in (False, True):
+        assert (await stack.complete(stream=stream)).status_code == 429
+    assert await outcomes(stack) == {"refused": 2}
+    assert await stack.metric("twinfang_requests_in_flight") == 1
+    first.cancel()
+    await until(lambda: stack.services.admission.num_requests == 0)
+    assert await outcomes(stack) == {"refused": 2, "cancelled": 1}
+    assert await stack.metric("twinfang_requests_in_flight") == 0
+
+
+async def test_no_server_and_no_answer_in_time_are_failures(make_stack):
+    stack = await make_stack(request_timeout_s=0.2)
+    decode = stack.decode[0]
+    decode.script = silent
+    assert (await stack.complete()).status_code == 504
+    await decode.stop()
+    await until(lambda: stack.services.pool.not_ready_reason() is not None)
+    assert (await stack.complete()).status_code == 503
+    assert await outcomes(stack) == {"failed": 2}
+
+
+async def test_a_client_that_leaves_while_it_sends_counts_as_cancelled(make_stack):
+    stack = await make_stack()
+    host, port = stack.url.removeprefix("http://").split(":")
+    _reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: 100\r\n\r\n" + json.dumps({"prompt": "a"}).encode())
+    await writer.drain()
+    await asyncio.sleep(0)
+    writer.close()
+    await writer.wait_closed()
+    labels = {"outcome": "cancelled"}
+    registry = stack.services.metrics.registry
+    await until(lambda: registry.get_sample_value("twinfang_requests_total", labels) == 1)
+    assert await outcomes(stack) == {"cancelled": 1}
+
+
+async def test_probes_and_unknown_urls_are_no_requests_for_text(make_stack):
+    stack = await make_stack()
+    for path in ("/healthz", "/readyz", "/v1/models", "/v1/nothing"):
+        await stack.client.get(path)
+    assert await outcomes(stack) == {}
+
+
+# --- drafts ----------------------------------------------------------------------------------------
+
+
+async def test_drafts_are_shown_for_each_decode_server(make_stack):
+    stack = await make_stack(num_decode=2)
+    drafting, plain = stack.decode
+    drafting.stats = server_stats(drafted_by_position=(10, 8, 4), accepted_by_position=(7, 4, 1))
+    plain.stats = server_stats()
+    found = await samples_of(stack)
+    prefix, server = "twinfang_spec_decode", drafting.address
+    assert found[f"{prefix}_num_draft_tokens_total", server] == 22
+    assert found[f"{prefix}_num_accepted_tokens_total", server] == 12
+    for position, (tried, right) in enumerate([(10, 7), (8, 4), (4, 1)]):
+        assert found[f"{prefix}_num_draft_tokens_per_pos_total", str(position), server] == tried
+        assert found[f"{prefix}_num_accepted_tokens_per_pos_total", str(position), server] == right
+    assert found[f"{prefix}_mean_accepted_length", server] == pytest.approx(1 + 12 / 10)
+    assert found[f"{prefix}_num_draft_tokens_total", plain.address] == 0
+    assert (f"{prefix}_mean_accepted_length", plain.address) not in found
+
+
+async def test_a_server_that_gives_no_figures_does_not_hide_the_others(make_stack):
+    stack = await make_stack(num_decode=3)
+    answering, silent_one, gone = stack.decode
+    answering.stats = server_stats(drafted_by_position=(3,), accepted_by_position=(3,))
+    silent_one.stats = None
+    await gone.stop()
+    await until(lambda: stack.services.pool.num_connected()["decode"] == 2)
+    found = await samples_of(stack)
+    servers = {key[1] for key in found if key[0] == "twinfang_spec_decode_num_draft_tokens_total"}
+    assert servers == {answering.address}
+    assert silent_one.address not in servers
+    assert found["twinfang_servers_connected", "decode"] == 2
+
+
+async def test_labels_are_called_server_and_position(make_stack):
+    stack = await make_stack()
+    stack.decode[0].stats = server_stats(drafted_by_position=(3,), accepted_by_position=(2,))
+    response: httpx.Response = await stack.client.get("/metrics")
+    address = stack.decode[0].address
+    line = f'twinfang_spec_decode_num_accepted_tokens_per_pos_total{{position="0",server="{address}"}} 2.0'
+    assert line in response.text.splitlines()
