@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedTokenizerFast
 
@@ -63,12 +65,16 @@ class CheckpointShape:
     mlp_bias: bool = False
     use_conv_bias: bool = True
     dt_min: float = 0.0
+    mtp_pattern: str | None = None
+    """Sublayers of an MTP layer; None for a checkpoint without one."""
     extra_config: dict[str, object] = field(default_factory=dict)
     """Written into ``config.json`` over what transformers wrote."""
 
 
 DENSE = CheckpointShape(pattern="M*M-M*")
 WITH_MOE = CheckpointShape()
+DENSE_WITH_MTP = replace(DENSE, mtp_pattern="*-")
+MOE_WITH_MTP = replace(WITH_MOE, mtp_pattern="*E")
 LATENT_MOE = CheckpointShape(
     pattern="ME*EM-", n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=4, moe_latent_size=32
 )
@@ -87,18 +93,25 @@ def make_checkpoint(
 
     Weights are scaled so that a layer's output is as large as its input and logits are a few units apart:
     greedy decoding then has clear winners, and a wrong state or a swapped row shows.
-    ``published_names=False`` saves transformers' own tensor names with stacked experts.
+    ``published_names=False`` saves transformers' own tensor names with stacked experts. A checkpoint with
+    an MTP layer is always one file.
     """
     directory = Path(directory)
+    generator = torch.Generator().manual_seed(seed)
     model = NemotronHForCausalLM(_transformers_config(shape)).eval()
-    _randomize(model, torch.Generator().manual_seed(seed))
+    _randomize(model, generator)
     model.to(dtype).save_pretrained(
         directory, save_original_format=published_names, max_shard_size=max_shard_size
     )
     _write_tokenizer(directory, shape.vocab_size)
-    _update_json(
-        directory / "config.json", {"torch_dtype": str(dtype).removeprefix("torch.")} | shape.extra_config
-    )
+    added: dict[str, object] = {"torch_dtype": str(dtype).removeprefix("torch.")}
+    if shape.mtp_pattern is not None:
+        path = directory / "model.safetensors"
+        tensors = load_file(path) | _mtp_tensors(shape, shape.mtp_pattern, generator, dtype)
+        save_file(tensors, path, metadata={"format": "pt"})
+        mtp_layers = NemotronHConfig._pattern_to_list(shape.mtp_pattern)
+        added |= {"num_nextn_predict_layers": 1, "mtp_layers_block_type": mtp_layers}
+    _update_json(directory / "config.json", added | shape.extra_config)
     return directory
 
 
@@ -137,6 +150,13 @@ def transformers_logits(model_dir: str | Path, token_ids: list[int]) -> torch.Te
     return model(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
+@torch.inference_mode()
+def transformers_hidden(model_dir: str | Path, token_ids: list[int]) -> torch.Tensor:
+    """Hidden states ``[n, hidden]`` after the last norm, otherwise as :func:`transformers_logits`."""
+    model = _transformers_model(str(model_dir))
+    return model.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0]
+
+
 @lru_cache(maxsize=8)
 def _transformers_model(model_dir: str) -> NemotronHForCausalLM:
     config = NemotronHConfig.from_pretrained(model_dir)
@@ -151,7 +171,8 @@ def _transformers_model(model_dir: str) -> NemotronHForCausalLM:
 
 
 def _transformers_config(shape: CheckpointShape) -> NemotronHConfig:
-    fields = {name: value for name, value in vars(shape).items() if name not in ("dt_min", "extra_config")}
+    ours = ("dt_min", "mtp_pattern", "extra_config")
+    fields = {name: value for name, value in vars(shape).items() if name not in ours}
     pattern = fields.pop("pattern")
     return NemotronHConfig(
         **fields,
@@ -186,6 +207,28 @@ def _randomize(model: NemotronHForCausalLM, generator: torch.Generator) -> None:
         else:  # projections: unit gain, twice that where relu^2 or softmax flattens
             gain = 2.0 if ("down_proj" in name or "q_proj" in name or "k_proj" in name) else 1.0
             normal(parameter, gain / math.sqrt(parameter.shape[-1]))
+
+
+def _mtp_tensors(
+    shape: CheckpointShape, pattern: str, generator: torch.Generator, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """``mtp.*`` as published: the layers of a model of that pattern, and what comes before and after them."""
+    width, last = shape.hidden_size, len(pattern) - 1
+    model = NemotronHForCausalLM(_transformers_config(replace(shape, pattern=pattern)))
+    _randomize(model, generator)
+    with TemporaryDirectory() as saved:
+        model.save_pretrained(saved, save_original_format=True)
+        stored = load_file(Path(saved) / "model.safetensors")
+    tensors = {
+        name.replace("backbone.", "mtp."): tensor
+        for name, tensor in stored.items()
+        if name.startswith("backbone.layers.")
+    }
+    for name in ("0.enorm", "0.hnorm", f"{last}.final_layernorm"):
+        tensors[f"mtp.layers.{name}.weight"] = 1 + 0.2 * torch.randn(width, generator=generator)
+    projection = torch.randn(width, 2 * width, generator=generator) / math.sqrt(2 * width)
+    tensors["mtp.layers.0.eh_proj.weight"] = projection
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:

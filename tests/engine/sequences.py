@@ -41,7 +41,7 @@ class Driver:
     def __init__(self, model: NemotronH, num_sequences: int) -> None:
         self.model = model
         self.caches = Caches(
-            model.config.cache_spec(),
+            model.config.cache_spec(mtp=model.mtp is not None),
             num_blocks=1 + num_sequences * BLOCKS_EACH,
             num_slots=1 + num_sequences * SLOTS_EACH,
             block_size=BLOCK_SIZE,
@@ -94,6 +94,7 @@ class Driver:
     ) -> dict[int, Tensor]:
         """Padding rows stand between decode and prefill rows."""
         ids: list[int] = []
+        next_ids: list[int] = []
         positions: list[int] = []
         addresses: list[int] = []
         spans: dict[int, tuple[int, int]] = {}
@@ -101,12 +102,14 @@ class Driver:
         for number, (seq, n) in enumerate([*pieces, (None, 0)]):
             if number == num_decode:
                 ids += [0] * num_padding_rows
+                next_ids += [0] * num_padding_rows
                 positions += [0] * num_padding_rows
                 addresses += [0] * num_padding_rows
             if seq is not None:
                 begin, end = seq.num_computed, seq.num_computed + n
                 spans[id(seq)] = (len(ids), len(ids) + n)
                 ids += seq.token_ids[begin:end]
+                next_ids += [*seq.token_ids, 0][begin + 1 : end + 1]
                 positions += range(begin, end)
                 addresses += seq.addresses(begin, end)
         batch = Batch(
@@ -115,13 +118,17 @@ class Driver:
             torch.tensor(addresses),
             decode,
             prefill,
-            torch.arange(len(ids)),
+            logits_indices=None,
         )
         with torch.inference_mode():
-            hidden = self.model.forward(batch, self.caches.layers)
-            assert torch.isfinite(hidden).all()
-            logits = self.model.logits(hidden[batch.logits_indices])
-        return {key: logits[begin:end] for key, (begin, end) in spans.items()}
+            results = self.compute(batch, torch.tensor(next_ids))
+        return {key: results[begin:end] for key, (begin, end) in spans.items()}
+
+    def compute(self, batch: Batch, next_ids: Tensor) -> Tensor:
+        """A row for every token of the batch: its logits. ``next_ids[n]``: the tokens after them."""
+        hidden = self.model.forward(batch, self.caches.layers)
+        assert torch.isfinite(hidden).all()
+        return self.model.logits(hidden)
 
 
 def decode_rows(sequences: Items[Sequence], num_padding_rows: int) -> DecodeRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -135,6 +136,14 @@ def test_cache_spec_counts_layers_by_kind(directory):
     assert (spec.mamba_layers, spec.mamba_heads, spec.mamba_head_dim, spec.state_size) == (4, 64, 64, 128)
     assert (spec.conv_channels, spec.conv_width) == (6144, 4)
     assert (spec.kv_dtype, spec.conv_dtype, spec.ssm_dtype) == (torch.bfloat16,) * 3
+
+
+def test_the_mtp_layers_kv_counts_where_it_is_wanted(directory):
+    config = ModelConfig.from_directory(
+        directory(num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E*"), dtype="bfloat16"
+    )
+    plain, with_mtp = config.cache_spec(), config.cache_spec(mtp=True)
+    assert with_mtp == replace(plain, attn_layers=plain.attn_layers + 2)
 
 
 def test_state_is_float32_unless_the_checkpoint_says_otherwise(directory):

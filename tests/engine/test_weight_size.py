@@ -9,7 +9,7 @@ from engine.model_config import ModelConfig
 from engine.models.nemotron_h import NemotronH
 from engine.weight_size import weight_bytes
 from engine.weights import WeightFiles
-from tests.checkpoints import DENSE, LATENT_MOE, WITH_MOE, make_checkpoint
+from tests.checkpoints import DENSE, DENSE_WITH_MTP, LATENT_MOE, MOE_WITH_MTP, WITH_MOE, make_checkpoint
 
 BIASED = replace(WITH_MOE, use_bias=True, mlp_bias=True, use_conv_bias=False)
 
@@ -35,6 +35,17 @@ def test_the_size_by_configuration_is_what_the_loader_takes(tmp_path, shape, dty
     weights = CountedWeights(tmp_path, dtype=config.dtype)
     NemotronH(config, weights)
     assert weight_bytes(config) == weights.num_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [DENSE_WITH_MTP, MOE_WITH_MTP], ids=["dense", "moe"])
+def test_the_mtp_layer_counts_where_it_is_wanted(tmp_path, shape, dtype):
+    make_checkpoint(tmp_path, shape)
+    config = ModelConfig.from_directory(tmp_path, dtype)
+    for mtp in (False, True):
+        weights = CountedWeights(tmp_path, dtype=config.dtype)
+        NemotronH(config, weights, mtp=mtp)
+        assert weight_bytes(config, mtp=mtp) == weights.num_bytes
 
 
 def test_a_tied_output_head_counts_once(tmp_path):
