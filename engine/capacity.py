@@ -153,19 +153,29 @@ class Demand:
         return blocks_for(self.max_model_len, self.block_size)
 
     @property
-    def min_blocks(self) -> int:
-        """The null block, and either one sequence of full length or two blocks for each sequence.
+    def growth_blocks(self) -> int:
+        """Blocks that admission keeps free for each running sequence to grow into.
 
-        Two, since ``max_num_seqs`` of them would not run at once with one: admission keeps a block free for
-        each that runs to grow into, and a prefill server's leased sequence keeps its own.
+        A step writes the KV of up to ``1 + k`` tokens, and drafting that of k more behind them.
         """
-        return 1 + max(self.blocks_per_seq, 2 * self.max_num_seqs)
+        return blocks_for(1 + 2 * self.num_speculative, self.block_size)
+
+    @property
+    def min_blocks_per_seq(self) -> int:
+        """With one block, ``max_num_seqs`` sequences would not run at once: each has to have room to grow,
+        and a prefill server's leased sequence keeps its own."""
+        return 1 + self.growth_blocks
+
+    @property
+    def min_blocks(self) -> int:
+        """The null block, and either one sequence of full length or the least for each sequence."""
+        return 1 + max(self.blocks_per_seq, self.min_blocks_per_seq * self.max_num_seqs)
 
     @property
     def max_blocks(self) -> int:
         """Blocks that all sequences at full length can use; more are not allocated."""
-        per_seq = 2 * self.blocks_per_seq if self.role == "prefill" else self.blocks_per_seq + 1
-        return 1 + per_seq * self.max_num_seqs
+        more = max(self.growth_blocks, self.blocks_per_seq if self.role == "prefill" else 0)
+        return 1 + (self.blocks_per_seq + more) * self.max_num_seqs
 
     @property
     def min_bytes(self) -> int:
@@ -206,10 +216,10 @@ class Demand:
             )
             if number
         ]
-        if self.blocks_per_seq >= 2 * self.max_num_seqs:
+        if self.blocks_per_seq >= self.min_blocks_per_seq * self.max_num_seqs:
             blocks = f"one sequence of {self.max_model_len} tokens at {self.block_size} a block"
         else:
-            blocks = f"2 for each of {self.max_num_seqs} sequences"
+            blocks = f"{self.min_blocks_per_seq} for each of {self.max_num_seqs} sequences"
         fitting = [budget_flag(self.min_bytes), *self._fitting_flags(budget_bytes)]
         remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
         return (

@@ -46,7 +46,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Requests admitted at once."""
     max_batch_tokens: int = 2048
-    """Tokens a step computes at most, drafts aside; longer prompts run in chunks."""
+    """Tokens a step computes at most, drafts included; longer prompts run in chunks."""
     block_size: int = 16
     """Tokens a KV block holds."""
     cache_mode: CacheModeName = "all"
@@ -89,11 +89,16 @@ class EngineConfig:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
         self._check_state_block_size()
         self._check_speculation()
-        if self.max_batch_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}: "
-                "a step must hold one token of every running request; raise the first or lower the second"
-            )
+        self._check_batch_tokens()
+
+    def _check_batch_tokens(self) -> None:
+        if self.max_batch_tokens >= self.max_num_seqs * self.num_positions:
+            return
+        each = "" if self.num_positions == 1 else f" x (1 + --speculative {self.num_speculative})"
+        raise ConfigError(
+            f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}{each}: "
+            "a step must hold what every running request decodes; raise the first or lower the second"
+        )
 
     def _check_state_block_size(self) -> None:
         size = self.state_block_size
@@ -184,7 +189,12 @@ class EngineConfig:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def resolve_steps_ahead(self, device: torch.device) -> int:
-        """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain."""
+        """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain.
+
+        The sanitizer compares each step with what the one before it left, so it waits for that.
+        """
+        if self.sanitize:
+            return 0
         if self.steps_ahead is not None:
             return self.steps_ahead
         return 1 if device.type == "cuda" else 0

@@ -53,7 +53,7 @@ MAX_NUM_SEQS = Flag(
 )
 MAX_BATCH_TOKENS = Flag(
     *("--max-batch-tokens", "TOKENS", _at_least_one),
-    "most tokens of one step; longer prompts run in chunks",
+    "most tokens of one step, drafts included; longer prompts run in chunks",
     default=2048,
 )
 BLOCK_SIZE = Flag(

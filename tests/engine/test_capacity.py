@@ -91,7 +91,7 @@ def test_no_more_blocks_than_all_sequences_at_full_length_can_use():
 def test_a_block_table_has_columns_for_the_drafts_of_a_row_at_the_end_of_its_context(k):
     made = demand(max_model_len=30, block_size=BLOCK, num_speculative=k).within(1 << 30)
     assert made.table_columns == -(-(30 + k) // BLOCK)
-    assert (made.blocks_per_seq, made.num_blocks) == (8, 1 + 8 * (8 + 1))
+    assert made.blocks_per_seq == 8
 
 
 def test_a_state_of_a_30b_model_weighs_as_much_as_8000_tokens_of_its_kv():
@@ -118,6 +118,7 @@ def test_every_accepted_plan_fits_its_budget_and_holds_what_it_promises(asked, s
     assert made.num_slots >= 1 + asked.max_num_seqs * (1 + asked.num_speculative)
     assert made.num_full_seqs >= 1
     assert made.num_blocks - 1 >= 2 * asked.max_num_seqs
+    assert (made.num_blocks - 1) * asked.block_size >= asked.max_num_seqs * (2 + 2 * asked.num_speculative)
     assert made.num_tokens >= asked.max_model_len
     if made.num_blocks < asked.max_blocks:
         assert budget - made.num_bytes < made.block_bytes
@@ -177,6 +178,7 @@ def scheduler_of(plan, mode, max_num_seqs):
         make_cache_mode(mode, plan.block_size, 2 * plan.block_size),
         max_num_seqs=max_num_seqs,
         max_batch_tokens=10_000,
+        num_positions=1 + plan.num_speculative,
     )
 
 
@@ -189,17 +191,20 @@ def step(scheduler):
     compute(scheduler, scheduler.schedule())
 
 
-def compute(scheduler, plan):
-    """What the engine does to requests in a step."""
+def compute(scheduler, plan, num_right=lambda: 0):
+    """What the engine does to requests in a step; ``num_right`` drafts of each decode row are right."""
+    scheduler.launched(plan)
     for row in plan.rows:
-        samples, request = row.samples, row.request
-        scheduler.computed(row)
+        request, num_accepted = row.request, 1
+        if row.samples:
+            left = request.params.max_tokens - request.num_output
+            num_accepted = min(1 + (num_right() if row.is_decode else 0), left)
+            request.tokens += [0] * num_accepted
+        scheduler.landed(row, num_accepted)
         if request.prefill_only and request.num_computed == request.target:
             scheduler.hold(request)
-        elif samples:
-            request.tokens.append(0)
-            if request.num_output == request.params.max_tokens:
-                scheduler.finish(request)
+        elif row.samples and request.num_output == request.params.max_tokens:
+            scheduler.finish(request)
 
 
 def run_to_end(scheduler, *names):
@@ -210,11 +215,12 @@ def run_to_end(scheduler, *names):
     raise AssertionError(f"{names} never end")
 
 
+@pytest.mark.parametrize("k", [0, 1, 3, 15])
 @pytest.mark.parametrize("max_model_len", [4, 16, 64])
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 40])
-def test_the_smallest_plan_runs_max_num_seqs_short_sequences_at_once(max_num_seqs, max_model_len):
-    """With one block a sequence, half of them would wait: admission keeps a block for each to grow into."""
-    plan = smallest("decode", max_num_seqs, max_model_len=max_model_len)
+def test_the_smallest_plan_runs_max_num_seqs_short_sequences_at_once(max_num_seqs, max_model_len, k):
+    """With one block a sequence, half of them would wait: admission keeps room for each to grow into."""
+    plan = smallest("decode", max_num_seqs, max_model_len=max_model_len, num_speculative=k)
     scheduler = scheduler_of(plan, "none", max_num_seqs)
     for i in range(max_num_seqs):
         scheduler.add(Request(str(i), [i, i, i], SamplingParams(max_tokens=1)))
@@ -231,9 +237,10 @@ def test_the_smallest_prefill_plan_runs_as_many_sequences_as_it_leases(max_model
     assert len(scheduler.schedule().rows) == 8
 
 
+@pytest.mark.parametrize("k", [0, 1, 3, 15])
 @pytest.mark.parametrize("max_model_len", [2, 5, 16, 63, 64])
-def test_the_largest_plan_runs_max_num_seqs_sequences_of_full_length_at_once(max_model_len):
-    asked = demand(max_num_seqs=5, block_size=BLOCK, max_model_len=max_model_len)
+def test_the_largest_plan_runs_max_num_seqs_sequences_of_full_length_at_once(max_model_len, k):
+    asked = demand(max_num_seqs=5, block_size=BLOCK, max_model_len=max_model_len, num_speculative=k)
     scheduler = scheduler_of(asked.within(1 << 30), "none", 5)
     for i in range(5):
         scheduler.add(Request(str(i), [i] * (max_model_len - 1), SamplingParams(max_tokens=1)))
@@ -247,19 +254,22 @@ def test_the_largest_plan_runs_max_num_seqs_sequences_of_full_length_at_once(max
     mode=st.sampled_from(["align", "all"]),
     lengths=st.lists(st.integers(6, 40), min_size=12, max_size=12),
     families=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    k=st.integers(0, 2),
+    luck=st.randoms(use_true_random=False),
 )
 def test_slots_never_keep_a_sequence_waiting_whatever_is_cached(
-    max_num_seqs, num_cached, role, mode, lengths, families
+    max_num_seqs, num_cached, role, mode, lengths, families, k, luck
 ):
     """Every sequence may hold a cached state to read, and every leased one be such a state."""
+    k = 0 if role == "prefill" else k
     slots = count_slots(
         role=role,
         max_num_seqs=max_num_seqs,
-        num_speculative=0,
+        num_speculative=k,
         cache_mode=mode,
         num_cached_states=num_cached,
     )
-    scheduler = scheduler_of(CapacityPlan(2000, slots.total, BLOCK, 1, 1, 256), mode, max_num_seqs)
+    scheduler = scheduler_of(CapacityPlan(2000, slots.total, BLOCK, 1, 1, 256, k), mode, max_num_seqs)
     for i, (length, family) in enumerate(zip(lengths, families, strict=True)):
         params = None if role == "prefill" else SamplingParams(max_tokens=20)
         scheduler.add(Request(str(i), [family] * length, params))
@@ -267,7 +277,7 @@ def test_slots_never_keep_a_sequence_waiting_whatever_is_cached(
         plan = scheduler.schedule()
         if scheduler.waiting and len(scheduler.held) <= max_num_seqs and not plan.prefilled:
             assert scheduler.owned.num_free_rows == 0, "a row is free, yet a request waits"
-        compute(scheduler, plan)
+        compute(scheduler, plan, lambda: luck.randint(0, k))
         for name in list(scheduler.held)[: max(0, len(scheduler.held) - max_num_seqs)]:
             scheduler.release(name)
     assert not scheduler.waiting
@@ -299,7 +309,7 @@ def test_a_leased_state_that_is_the_prefix_caches_costs_no_second_slot():
     for name in ("computed", "found in the cache"):
         scheduler.add(Request(name, [1] * 9, None))
         step(scheduler)
-        assert scheduler.held[name].slot == 0
+        assert scheduler.held[name].slots == []
         assert scheduler.held[name].state_slot != 0
     assert scheduler.owned.slots.capacity - scheduler.owned.slots.num_free == 1
     scheduler.release("computed")

@@ -37,6 +37,10 @@ def configure(bundled_model):
         ({"ngram_min": 0}, "--ngram-min must be at least 1, got 0"),
         ({"ngram_min": 5}, "--ngram-max 4 is below --ngram-min 5"),
         ({"steps_ahead": 2}, "--steps-ahead must be 0 or 1, got 2"),
+        (
+            {"max_num_seqs": 8, "max_batch_tokens": 31, "num_speculative": 3},
+            "--max-batch-tokens 31 is below --max-num-seqs 8 x (1 + --speculative 3)",
+        ),
     ],
     ids=str,
 )
@@ -44,6 +48,12 @@ def test_values_that_can_not_work_are_refused_by_their_flag(configure, settings,
     with pytest.raises(ConfigError) as refusal:
         configure(**settings)
     assert message in refusal.value.message
+
+
+def test_a_step_has_to_hold_the_drafts_of_a_decode_server_alone(configure):
+    limits = {"max_num_seqs": 8, "num_speculative": 3}
+    assert configure("decode", max_batch_tokens=32, **limits).num_positions == 4
+    assert configure("prefill", max_batch_tokens=8, **limits).num_positions == 1
 
 
 def test_without_speculation_nobody_drafts_and_a_row_has_one_position(configure, plain, with_mtp):
@@ -97,3 +107,4 @@ def test_only_a_gpu_runs_a_step_ahead_unless_told(configure):
     assert configure().resolve_steps_ahead(torch.device("cpu")) == 0
     assert configure(steps_ahead=0).resolve_steps_ahead(torch.device("cuda")) == 0
     assert configure(steps_ahead=1).resolve_steps_ahead(torch.device("cpu")) == 1
+    assert configure(steps_ahead=1, sanitize=True).resolve_steps_ahead(torch.device("cpu")) == 0
