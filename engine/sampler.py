@@ -18,6 +18,8 @@ from engine.logits_processors import count_tokens, process_logits
 from engine.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
 from engine.uniform import uniform
 
+_LARGEST_INT32 = (1 << 31) - 1
+
 
 class Sampler:
     """Samples for rows whose parameters stand in ``table``."""
@@ -131,7 +133,7 @@ def _draw_filtered(
     A head of the running sum needs no second one: its total is the sum at its last entry.
     """
     vocab_size = probs.shape[-1]
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    ordered, order = _sort_descending(probs)
     running = ordered.cumsum(dim=-1, dtype=torch.float64)
     most = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)[:, None, None]
     last = most.expand(*running.shape[:2], 1) - 1
@@ -140,3 +142,16 @@ def _draw_filtered(
     goal = targets[..., None] * running.gather(2, last)
     drawn = torch.minimum(torch.searchsorted(running, goal, right=True), last)
     return order.gather(2, drawn)[..., 0]
+
+
+def _sort_descending(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and their tokens along the last axis, best first, the lower token first among equals."""
+    if probs.device.type != "cpu":
+        return probs.sort(dim=-1, descending=True, stable=True)
+    # NumPy sorts integers in vector registers, ten times as fast as PyTorch. Bits of floats that are not
+    # negative are ordered as the floats are; the token in the low half makes every key different.
+    bits = probs.view(torch.int32).to(torch.int64)
+    keys = ((_LARGEST_INT32 - bits) << 32) | torch.arange(probs.shape[-1])
+    keys.numpy().sort(axis=-1)
+    order = keys & _LARGEST_INT32
+    return probs.gather(-1, order), order
