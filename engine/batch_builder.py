@@ -1,95 +1,112 @@
-"""Turns a step's plan and the row table into tensors. Host arithmetic only: no device is waited for."""
+"""Turns a step's plan into tensors: what the host decides about rows. No device is waited for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import Batch, DecodeRows, PrefillRows
+from engine.batch import Batch, PrefillRows
 from engine.capacity import blocks_for
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
+from engine.sampling_table import SamplingNeeds
 from engine.scheduler import StepPlan
 from engine.step_buffers import StepBuffers
+from engine.step_program import PrefillEnds, Step
 from kernels.boundaries import Boundaries
 
 
 class BatchBuilder:
-    """Builds :class:`Batch` on one device; blocks hold ``block_size`` tokens.
+    """Builds steps: decode rows out of the step buffers, prefill rows ragged, made anew each time."""
 
-    Batches of decode rows alone come in persistent buffers, padded to a captured size; those with prefill
-    rows are ragged and made anew.
-    """
-
-    def __init__(self, rows: RowTable, *, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: RowTable, buffers: StepBuffers, *, block_size: int, device: torch.device
+    ) -> None:
         self._rows = rows
-        num_rows, num_columns = rows.block_table.shape
-        self._buffers = StepBuffers(
-            max_rows=num_rows,
-            num_positions=1,
-            num_columns=num_columns,
-            block_size=block_size,
-            device=device,
-        )
+        self._buffers = buffers
         self._block_size = block_size
         self._device = device
 
-    def build(self, plan: StepPlan) -> Batch:
-        """The plan's batch. Logits are asked for the last token of every row that samples."""
-        planned = plan.rows
-        for row in planned:
-            if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
-                self._rows.extend(row.request)
-        if not plan.prefill_rows:
-            return self._buffers.load(plan.decode_rows, self._rows)
+    def decode_step(self, num_rows: int, needs: SamplingNeeds, *, max_seq_len: int, samples: bool) -> Step:
+        """The step of the ``num_rows`` decode rows, padding included, that are loaded in the buffers."""
+        batch = self._buffers.prepare(num_rows, max_seq_len=max_seq_len)
+        views = self._buffers.views(num_rows)
+        return Step(
+            batch=batch,
+            rows=views.rows,
+            forced=views.forced,
+            write_slots=_write_slots(batch),
+            block_table=views.block_table,
+            accepted=views.accepted,
+            results=views.results,
+            samples=samples,
+            needs=needs,
+            ends=None,
+        )
+
+    def mixed_step(self, plan: StepPlan, needs: SamplingNeeds, *, max_seq_len: int) -> Step:
+        """The plan's step: decode rows, which are loaded in the buffers, and prefill rows behind them."""
+        num_decode = len(plan.decode_rows)
+        decode = self._buffers.prepare(num_decode, max_seq_len=max_seq_len) if num_decode else None
+        prefill = self._prefill_batch(plan.prefill_rows)
+        views = self._buffers.views(num_decode)
+        planned = plan.prefill_rows
+        rows = np.array([row.request.row for row in planned], dtype=np.int64)
+        write_slots = np.zeros((len(planned), self._rows.slots.shape[1]), dtype=np.int32)
+        write_slots[:, 0] = [row.write_slot for row in planned]
+        forced = np.array([row.next_token for row in planned], dtype=np.int64)
+        num_rows = num_decode + len(planned)
+        return Step(
+            batch=prefill if decode is None else _join(decode, prefill),
+            rows=torch.cat([views.rows, self._upload(rows)]),
+            forced=torch.cat([views.forced, self._upload(forced)]),
+            write_slots=torch.cat([self._decode_slots(decode), self._upload(write_slots)]),
+            block_table=torch.cat([views.block_table, self._upload(self._rows.block_table[rows])]),
+            accepted=torch.zeros(num_rows, dtype=torch.int32, device=self._device),
+            results=torch.zeros((num_rows, views.results.shape[1]), dtype=torch.int64, device=self._device),
+            samples=any(row.samples for row in plan.rows),
+            needs=needs,
+            ends=self._prefill_ends(planned, 0 if decode is None else decode.num_decode_tokens),
+        )
+
+    def _prefill_ends(self, planned: list[PlannedRow], num_decode_tokens: int) -> PrefillEnds:
+        ends = np.cumsum([row.num_new for row in planned]) - 1 + num_decode_tokens
+        return PrefillEnds(
+            last_tokens=self._upload(ends),
+            sampling=self._upload(np.flatnonzero([row.samples for row in planned])),
+            next_ids=self._upload(_tokens(planned, 1)),
+        )
+
+    def _prefill_batch(self, planned: list[PlannedRow]) -> Batch:
         num_new = np.array([row.num_new for row in planned], dtype=np.int64)
-        starts = np.concatenate(([0], np.cumsum(num_new)))
         positions = _ranges(np.array([row.num_before for row in planned], dtype=np.int64), num_new)
-        table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
-        blocks = self._rows.block_table[np.repeat(table_rows, num_new), positions // self._block_size]
-        input_ids = np.empty(starts[-1], dtype=np.int64)
-        for row, start in zip(planned, starts, strict=False):
-            tokens = row.request.tokens
-            if row.num_new == 1:
-                input_ids[start] = tokens[row.num_before]
-            else:
-                input_ids[start : start + row.num_new] = tokens[row.num_before : row.num_before + row.num_new]
-        samples = np.array([row.samples for row in planned], dtype=bool)
+        rows = np.array([row.request.row for row in planned], dtype=np.int64)
+        blocks = self._rows.block_table[np.repeat(rows, num_new), positions // self._block_size]
+        places = blocks.astype(np.int64) * self._block_size + positions % self._block_size
         return Batch(
-            input_ids=self._upload(input_ids),
+            input_ids=self._upload(_tokens(planned, 0)),
             positions=self._upload(positions),
-            slot_mapping=self._upload(
-                blocks.astype(np.int64) * self._block_size + positions % self._block_size
-            ),
-            decode=self._decode_rows(plan.decode_rows) if plan.decode_rows else None,
-            prefill=self._prefill_rows(plan.prefill_rows) if plan.prefill_rows else None,
-            logits_indices=self._upload(starts[1:][samples] - 1),
+            slot_mapping=self._upload(places),
+            decode=None,
+            prefill=self._prefill_rows(planned),
         )
 
-    def dummy(self, num_rows: int) -> Batch:
-        """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
-        return self._buffers.padding(num_rows)
-
-    def _decode_rows(self, planned: list[PlannedRow]) -> DecodeRows:
-        table_rows, seq_lens = self._gather(planned)
-        read_slots, write_slots = _slots(planned)
-        return DecodeRows(
-            num_rows=len(planned),
-            num_positions=1,
-            seq_lens=self._upload(seq_lens),
-            block_table=self._upload(self._block_table(table_rows, seq_lens)),
-            read_slots=self._upload(read_slots),
-            write_slots=self._upload(write_slots[:, None]),
-            max_seq_len=int(seq_lens.max()),
-        )
+    def _decode_slots(self, decode: Batch | None) -> torch.Tensor:
+        if decode is None:
+            return torch.zeros((0, self._rows.slots.shape[1]), dtype=torch.int32, device=self._device)
+        return _write_slots(decode)
 
     def _prefill_rows(self, planned: list[PlannedRow]) -> PrefillRows:
-        table_rows, seq_lens = self._gather(planned)
+        table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
+        seq_lens = np.array([row.end for row in planned], dtype=np.int32)
         num_new = np.array([row.num_new for row in planned], dtype=np.int32)
         cu_seqlens = np.zeros(len(planned) + 1, dtype=np.int32)
         np.cumsum(num_new, out=cu_seqlens[1:])
-        read_slots, write_slots = _slots(planned)
+        read_slots = np.array([row.request.next_state_slot for row in planned], dtype=np.int32)
+        write_slots = np.array([row.write_slot for row in planned], dtype=np.int32)
         has_initial = np.array([row.num_before > 0 for row in planned], dtype=bool)
         boundaries = _boundaries(
             planned,
@@ -112,12 +129,6 @@ class BatchBuilder:
             max_seq_len=int(seq_lens.max()),
         )
 
-    def _gather(self, planned: list[PlannedRow]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Row indices and sequence lengths, the new tokens included."""
-        table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
-        seq_lens = np.array([row.num_before + row.num_new for row in planned], dtype=np.int32)
-        return table_rows, seq_lens
-
     def _block_table(self, table_rows: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> NDArray[np.int32]:
         """As many columns as the longest row uses."""
         columns = blocks_for(int(seq_lens.max()), self._block_size)
@@ -132,11 +143,30 @@ class BatchBuilder:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _slots(planned: list[PlannedRow]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each row's state is, and where the step leaves it."""
-    read_slots = np.array([row.request.state_slot for row in planned], dtype=np.int32)
-    write_slots = np.array([row.request.slot for row in planned], dtype=np.int32)
-    return read_slots, write_slots
+def _write_slots(batch: Batch) -> torch.Tensor:
+    assert batch.decode is not None
+    return batch.decode.write_slots
+
+
+def _join(decode: Batch, prefill: Batch) -> Batch:
+    """One batch of both: decode tokens stand first."""
+    return replace(
+        prefill,
+        input_ids=torch.cat([decode.input_ids, prefill.input_ids]),
+        positions=torch.cat([decode.positions, prefill.positions]),
+        slot_mapping=torch.cat([decode.slot_mapping, prefill.slot_mapping]),
+        decode=decode.decode,
+    )
+
+
+def _tokens(planned: list[PlannedRow], ahead: int) -> NDArray[np.int64]:
+    """The rows' new tokens, or those that stand ``ahead`` of them; 0 for one that is not known yet."""
+    tokens: list[int] = []
+    for row in planned:
+        part = row.request.tokens[row.num_before + ahead : row.end + ahead]
+        tokens += part
+        tokens += [0] * (row.num_new - len(part))
+    return np.array(tokens, dtype=np.int64)
 
 
 def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries | None:
@@ -145,6 +175,7 @@ def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries |
         (i, boundary.length - row.num_before, boundary.slot)
         for i, row in enumerate(planned)
         for boundary in row.boundaries
+        if boundary.length < row.end  # the state at the end is written there as the row's last
     ]
     if not entries:
         return None

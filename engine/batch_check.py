@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.capacity import blocks_for
-from engine.rows import PlannedRow
+from engine.rows import PlannedRow, decode_slots
 from engine.scheduler import StepPlan
 from wire.errors import SanitizerError
 
@@ -34,43 +34,59 @@ class BatchCheck:
                 f"the plan has {len(plan.decode_rows)} decode and {len(plan.prefill_rows)} prefill rows; "
                 f"found a batch of {num_decode} and {num_prefill}"
             )
-        self._check_tokens(plan, batch)
         if decode is not None:
-            self._check_rows("decode", decode, plan.decode_rows)
+            self._check_decode(decode, batch, plan.decode_rows)
         if prefill is not None:
-            self._check_rows("prefill", prefill, plan.prefill_rows)
-            _check_prefill(prefill, plan.prefill_rows)
+            self._check_prefill(prefill, batch, plan.prefill_rows)
 
-    def _check_tokens(self, plan: StepPlan, batch: Batch) -> None:
+    def _check_decode(self, part: DecodeRows, batch: Batch, planned: list[PlannedRow]) -> None:
+        """Drafts are the drafter's business; their places, and all else, are known here."""
+        width, size, split = part.num_positions, self._block_size, batch.num_decode_tokens
+        padding = part.num_rows - len(planned)
+        positions: list[int] = []
+        places: list[int] = []
+        written: list[int] = []
+        for row in planned:
+            own = range(row.num_before, row.num_before + width)
+            blocks = row.request.block_ids
+            positions += own
+            places += [blocks[at // size] * size + at % size if at // size < len(blocks) else 0 for at in own]
+            written += decode_slots(row, width)
+        newest = [row.request.tokens[row.num_before] for row in planned]
+        _compare("newest tokens", batch.input_ids[:split:width], newest + [0] * padding)
+        _compare("positions", batch.positions[:split], positions + [0] * padding * width)
+        _compare("slot_mapping", batch.slot_mapping[:split], places + [0] * padding * width)
+        _compare("decode write_slots", part.write_slots.reshape(-1), written + [0] * padding * width)
+        self._check_rows("decode", part, planned, [row.num_before + width for row in planned])
+
+    def _check_prefill(self, part: PrefillRows, batch: Batch, planned: list[PlannedRow]) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         places: list[int] = []
-        for row in plan.rows:
-            if row is next(iter(plan.prefill_rows), None):
-                _pad((tokens, positions, places), batch.num_decode_tokens)
-            block_ids, size = row.request.block_ids, self._block_size
-            own = range(row.num_before, row.num_before + row.num_new)
+        for row in planned:
+            block_ids, size, own = row.request.block_ids, self._block_size, range(row.num_before, row.end)
             tokens += row.request.tokens[own.start : own.stop]
             positions += own
-            places += [block_ids[position // size] * size + position % size for position in own]
-        if not plan.prefill_rows:
-            _pad((tokens, positions, places), batch.num_decode_tokens)
-        _compare("input_ids", batch.input_ids, tokens)
-        _compare("positions", batch.positions, positions)
-        _compare("slot_mapping", batch.slot_mapping, places)
+            places += [block_ids[at // size] * size + at % size for at in own]
+        split = batch.num_decode_tokens
+        _compare("input_ids", batch.input_ids[split:], tokens)
+        _compare("positions", batch.positions[split:], positions)
+        _compare("slot_mapping", batch.slot_mapping[split:], places)
+        _compare("prefill write_slots", part.write_slots, [row.write_slot for row in planned])
+        self._check_rows("prefill", part, planned, [row.end for row in planned])
+        _check_prefill(part, planned)
 
-    def _check_rows(self, kind: str, part: DecodeRows | PrefillRows, planned: list[PlannedRow]) -> None:
+    def _check_rows(
+        self, kind: str, part: DecodeRows | PrefillRows, planned: list[PlannedRow], lengths: list[int]
+    ) -> None:
         padding = [0] * (part.num_rows - len(planned))
-        written = [row.request.slot for row in planned]
-        _compare(f"{kind} write_slots", part.write_slots.view(-1), written + padding)
         _compare(f"{kind} read_slots", part.read_slots, [row.request.state_slot for row in planned] + padding)
-        lengths = [row.num_before + row.num_new for row in planned]
         _compare(f"{kind} seq_lens", part.seq_lens, lengths + padding)
         table = part.block_table.cpu()
         for i, row in enumerate(planned):
-            num_blocks = blocks_for(lengths[i], self._block_size)
+            block_ids = row.request.block_ids[: blocks_for(lengths[i], self._block_size)]
             name = f"block table of {row.request.request_id!r}"
-            _compare(name, table[i, :num_blocks], row.request.block_ids[:num_blocks])
+            _compare(name, table[i, : len(block_ids)], block_ids)
         rest = table[len(planned) :]
         _compare(f"{kind} block table of padding", rest.reshape(-1), [0] * rest.numel())
 
@@ -80,7 +96,10 @@ def _check_prefill(part: PrefillRows, planned: list[PlannedRow]) -> None:
     _compare("cu_seqlens", part.cu_seqlens, ends)
     _compare("has_initial", part.has_initial, [row.num_before > 0 for row in planned])
     boundaries = [
-        (i, row.num_before, boundary) for i, row in enumerate(planned) for boundary in row.boundaries
+        (i, row.num_before, boundary)
+        for i, row in enumerate(planned)
+        for boundary in row.boundaries
+        if boundary.length < row.end
     ]
     if part.boundaries is None:
         if boundaries:
@@ -90,11 +109,6 @@ def _check_prefill(part: PrefillRows, planned: list[PlannedRow]) -> None:
     offsets = [boundary.length - num_before for _, num_before, boundary in boundaries]
     _compare("boundary offsets", part.boundaries.offsets, offsets)
     _compare("boundary slots", part.boundaries.slots, [boundary.slot for _, _, boundary in boundaries])
-
-
-def _pad(columns: tuple[list[int], ...], length: int) -> None:
-    for column in columns:
-        column += [0] * (length - len(column))
 
 
 def _compare(name: str, found: Tensor, expected: Sequence[int] | NDArray[np.int64]) -> None:

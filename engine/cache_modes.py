@@ -35,7 +35,11 @@ class CacheMode(Protocol):
         ...
 
     def keeps(self, request: Request, length: int) -> bool:
-        """Whether the state at ``length``, where a step ended, is to be kept."""
+        """Whether the state at ``length``, where a chunk ends, is to be kept."""
+        ...
+
+    def next_kept(self, request: Request, length: int) -> int | None:
+        """The first length beyond ``length`` at which a decode row's state is to be kept, if there is one."""
         ...
 
 
@@ -52,6 +56,9 @@ class NoCaching:
 
     def keeps(self, request: Request, length: int) -> bool:
         return False
+
+    def next_kept(self, request: Request, length: int) -> int | None:
+        return None
 
 
 class AlignedChunks:
@@ -76,6 +83,11 @@ class AlignedChunks:
     def keeps(self, request: Request, length: int) -> bool:
         return length % self._block_size == 0 and length < request.num_prompt
 
+    def next_kept(self, request: Request, length: int) -> int | None:
+        """A chunk of one token, which is a decode row, may end at a block boundary of the prompt."""
+        following = length + 1
+        return following if self.keeps(request, following) else None
+
 
 class StateBlocks:
     """States at every multiple of ``state_block``; chunks run as they come."""
@@ -97,6 +109,12 @@ class StateBlocks:
 
     def keeps(self, request: Request, length: int) -> bool:
         return length % self._state_block == 0 or length in _marks(request, self._block_size)
+
+    def next_kept(self, request: Request, length: int) -> int | None:
+        regular = length + self._state_block - length % self._state_block
+        if length >= request.num_prompt:
+            return regular
+        return min([regular, *(mark for mark in _marks(request, self._block_size) if mark > length)])
 
 
 def _marks(request: Request, block_size: int) -> tuple[int, ...]:

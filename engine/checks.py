@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.batch import Batch
+from engine.launched_step import RowResult
 from engine.request import Request
 from engine.scheduler import StepPlan
 from wire.errors import SanitizerError
@@ -29,8 +31,8 @@ class Checks(Protocol):
         """The batch was made of the plan."""
         ...
 
-    def computed(self, plan: StepPlan) -> None:
-        """The plan's rows have been computed; requests have not moved on yet."""
+    def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
+        """The plan's rows have been read back: tokens have joined, but requests have not moved on yet."""
         ...
 
     def received(self, request: Request) -> SanitizerError | None:
@@ -54,7 +56,7 @@ class NoChecks:
     def compare(self, plan: StepPlan, batch: Batch) -> None:
         pass
 
-    def computed(self, plan: StepPlan) -> None:
+    def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         pass
 
     def received(self, request: Request) -> SanitizerError | None:

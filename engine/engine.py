@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch_builder import BatchBuilder
 from engine.cache_modes import make_cache_mode
 from engine.caches import Caches
 from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
+from engine.draft_counts import DraftCounts
 from engine.fingerprint import fingerprint
 from engine.host_store import HostStore
+from engine.launched_step import LaunchedStep, RowResult
+from engine.model_config import ModelConfig
 from engine.models import load_model
-from engine.prompt_logprobs import prompt_logprobs
 from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
-from engine.sampler import Sampled, Sampler
 from engine.sanitizer import Sanitizer
 from engine.scheduler import Scheduler, StepPlan
+from engine.step_runner import StepRunner
 from wire.errors import InvalidRequestError, TwinfangError
-from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats, TokenLogprobs
+from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
 from wire.sampling_params import SamplingParams
 
@@ -58,9 +60,14 @@ class Engine:
         config.apply_threads()
         self.config = config
         self.device = config.resolve_device()
-        self.model = load_model(config.model_dir, dtype=config.dtype, device=self.device)
-        model_config = self.model.config
-        demand = config.demand(model_config, num_speculative=0)
+        model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
+        self.model = load_model(
+            config.model_dir,
+            dtype=config.dtype,
+            device=self.device,
+            mtp=config.loads_mtp(model_config),
+        )
+        demand = config.demand(model_config)
         self.max_model_len = demand.max_model_len
         self.capacity = demand.within(config.cache_budget(self.device))
         self.caches = Caches(
@@ -76,27 +83,35 @@ class Engine:
             make_cache_mode(config.cache_mode, config.block_size, config.state_block),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
+            num_positions=config.num_positions,
             fingerprint=self.fingerprint,
         )
         self._store = HostStore(self.caches)
-        self._rows = RowTable(config.max_num_seqs, self.capacity.blocks_per_seq)
-        self._builder = BatchBuilder(self._rows, block_size=config.block_size, device=self.device)
-        self._sampler = Sampler(self._rows)
+        self._rows = RowTable(config.max_num_seqs, self.capacity.table_columns, config.num_positions)
         self._checks: Checks = NoChecks()
         if config.sanitize:
             self._checks = Sanitizer(self.caches, self.scheduler, self._rows)
+        self._runner = StepRunner(config, self.model, self.caches, self._rows, self.capacity, self._checks)
+        self._steps_ahead = config.resolve_steps_ahead(self.device)
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._landed: list[RequestOutput] = []
+        self._landed_prefilled: list[Request] = []
+        self._landed_kept: list[Request] = []
         self._kept: dict[str, Request] = {}
         self._num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
+        self._drafts = DraftCounts(config.num_positions - 1)
         self.warm_up()
         log.info(
-            "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d",
+            "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
             config.role,
             self.device,
             self.capacity.num_blocks - 1,
             self.capacity.num_slots - 1,
             self.capacity.num_bytes,
+            config.num_speculative,
+            config.resolve_drafter(model_config),
         )
 
     def warm_up(self) -> None:
@@ -109,6 +124,7 @@ class Engine:
             self.release("warm-up")
         self.scheduler.owned.cache.clear()
         self._num_steps = self._prefill_tokens = self._decode_tokens = 0
+        self._drafts = DraftCounts(self.config.num_positions - 1)
 
     # --- events, between steps -------------------------------------------------------------------
 
@@ -126,7 +142,9 @@ class Engine:
         """Ends a request wherever it is and returns it; None if it has ended already.
 
         Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
+        A step in flight lands first: what it writes must not be anyone else's by then.
         """
+        self._land_all()
         request = self.scheduler.find_active(request_id)
         if request is None:
             return None
@@ -152,6 +170,7 @@ class Engine:
         if error is None:
             assert request.ticket is not None
             self.scheduler.transferred(request, request.ticket.num_tokens)
+            self._runner.begin(request)
             return []
         self.scheduler.quarantine(request)
         if settled:
@@ -171,51 +190,44 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> StepResult:
-        """Admits, computes one batch, samples."""
+        """Admits, launches one batch, and reads back the step that so is no longer needed in flight."""
+        if self.scheduler.must_preempt:
+            self._land_all()
         plan = self.scheduler.schedule()
         self._move(plan)
         plan, failed = self._inspect(plan)
-        if plan.is_empty:
-            idle = not (plan.admitted or plan.swap_out or plan.prefilled or failed)
-            return StepResult(
-                failed,
-                plan.prefilled,
-                plan.to_transfer,
-                to_give_up=self._to_give_up(plan),
-                did_nothing=idle,
-            )
-        batch = self._builder.build(plan)
-        self._checks.compare(plan, batch)
-        hidden = self.model.forward(batch, self.caches.layers)
-        self._checks.computed(plan)
-        sampling = [row.request for row in plan.rows if row.samples]
-        sampled = None
-        if sampling:
-            logits = self.model.logits(hidden[batch.logits_indices])
-            sampled = self._sampler.sample(logits, sampling)
-        self._score_prompts(plan, hidden)
-        if sampled is None and self.device.type == "cuda":
-            # Nothing was read back: kernels may still write what is about to be leased or handed out again.
-            torch.cuda.current_stream(self.device).synchronize()
-        self._num_steps += 1
-        return self._advance(plan, sampling, sampled, failed)
+        self._landed += failed
+        if not plan.is_empty:
+            self._in_flight.append(self._runner.launch(plan))
+            self.scheduler.launched(plan)
+            self._num_steps += 1
+        did_nothing = not (
+            self._in_flight or self._landed or plan.admitted or plan.swap_out or plan.prefilled
+        )
+        self._land_all(but=0 if plan.is_empty else self._steps_ahead)
+        prefilled = plan.prefilled + self._landed_prefilled
+        outputs, kept = self._landed, self._landed_kept
+        self._landed, self._landed_prefilled, self._landed_kept = [], [], []
+        return StepResult(
+            outputs, prefilled, plan.to_transfer, kept, self._to_give_up(plan), did_nothing=did_nothing
+        )
 
     @torch.inference_mode()
     def dummy_step(self, num_rows: int) -> None:
-        """The forward pass of an idle data-parallel rank: it touches nothing but the null entries."""
-        self.model.forward(self._builder.dummy(num_rows), self.caches.layers)
+        """The step of an idle data-parallel rank: it touches nothing but the null entries."""
+        self._runner.launch_padding(num_rows)
 
     def _move(self, plan: StepPlan) -> None:
         """Brings row table and pools to where the plan has them, before anything is computed."""
         for row in plan.left_rows:
-            self._rows.clear(row)
+            self._runner.end(row)
         for swap in plan.swap_out:
             self._store.save(swap)
         self._checks.vacated(plan)
         for request in plan.admitted:
             request.admitted_s = request.admitted_s or time.monotonic()
             if request.row >= 0:
-                self._rows.fill(request)
+                self._runner.begin(request)
         for swap in plan.swap_in:
             self._store.restore(swap)
 
@@ -227,39 +239,38 @@ class Engine:
         plan = self.scheduler.discard(plan, [request for request, _ in faults])
         return plan, [self._failed(request, error) for request, error in faults]
 
-    def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> None:
-        """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
-        start = 0
-        for row in plan.rows:
-            request = row.request
-            if request.prompt_logprobs_wanted is not None and row.num_before < request.num_prompt - 1:
-                targets = request.tokens[row.num_before + 1 : row.num_before + row.num_new + 1]
-                targets = targets[: request.num_prompt - 1 - row.num_before]
-                request.prompt_logprobs += prompt_logprobs(
-                    self.model, hidden[start : start + len(targets)], targets, request.prompt_logprobs_wanted
-                )
-            start += row.num_new
+    def _land_all(self, *, but: int = 0) -> None:
+        """Reads back what is in flight, oldest first, all but the newest ``but`` steps."""
+        while len(self._in_flight) > but:
+            launched = self._in_flight.popleft()
+            results = launched.read()
+            for row, result in zip(launched.plan.rows, results, strict=True):
+                if row.request.finish_reason is None:  # else it ended in the step before
+                    self._extend(row, result)
+            self._checks.computed(launched.plan, results)
+            for row, result in zip(launched.plan.rows, results, strict=True):
+                if row.request.finish_reason is None:
+                    self._land(row, result)
 
-    def _advance(
-        self,
-        plan: StepPlan,
-        sampling: list[Request],
-        sampled: Sampled | None,
-        outputs: list[RequestOutput],
-    ) -> StepResult:
-        prefilled = list(plan.prefilled)
-        for row in plan.rows:
-            self.scheduler.computed(row)
-            self._count(row)
-            if row.request.prefill_only and row.request.num_computed == row.request.target:
-                self.scheduler.hold(row.request)
-                prefilled.append(row.request)
-        if sampled is not None:
-            chosen = zip(sampling, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
-            outputs = [*outputs, *(self._accept(*one) for one in chosen)]
-        kept = [r for r in sampling if r.keeps_state and r.finish_reason in ("stop", "length")]
-        self._kept.update({request.request_id: request for request in kept})
-        return StepResult(outputs, prefilled, plan.to_transfer, kept, self._to_give_up(plan))
+    def _extend(self, row: PlannedRow, result: RowResult) -> None:
+        """Gained tokens join the answer; a forced one is the prompt's own."""
+        if row.samples and result.is_finite:
+            row.request.tokens += result.tokens
+
+    def _land(self, row: PlannedRow, result: RowResult) -> None:
+        request = row.request
+        self._count(row, result)
+        if not result.is_finite:
+            fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
+            self._landed.append(self._failed(request, fault))
+            self._leave(request)
+            return
+        self.scheduler.landed(row, result.accepted)
+        if row.samples:
+            self._landed.append(self._accept(request, result))
+        elif request.prefill_only and request.num_computed == request.target:
+            self.scheduler.hold(request)
+            self._landed_prefilled.append(request)
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
@@ -270,24 +281,21 @@ class Engine:
             del self._kept[name]
         return names
 
-    def _count(self, row: PlannedRow) -> None:
+    def _count(self, row: PlannedRow, result: RowResult) -> None:
         if row.num_before < row.request.num_prompt:
             self._prefill_tokens += row.num_new
         if row.samples:
-            self._decode_tokens += 1
+            self._decode_tokens += result.accepted
+            self._drafts.count(result.num_tried, result.accepted - 1)
+            row.request.num_drafted += result.num_tried
+            row.request.num_accepted += result.accepted - 1
 
-    def _accept(
-        self, request: Request, token_id: int, logprobs: TokenLogprobs | None, is_finite: bool
-    ) -> RequestOutput:
-        if not is_finite:
-            self._leave(request)
-            fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
-            return self._failed(request, fault)
+    def _accept(self, request: Request, result: RowResult) -> RequestOutput:
         params = request.params
         assert params is not None
-        is_first = request.num_output == 0
-        request.tokens.append(token_id)
-        if token_id in request.stop_token_ids:
+        last = result.tokens[-1]
+        is_first = request.num_output == len(result.tokens)
+        if last in request.stop_token_ids:
             request.finish_reason = "stop"
         elif request.num_output >= params.max_tokens:
             request.finish_reason = "length"
@@ -296,15 +304,17 @@ class Engine:
             if request.keeps_state:
                 self._store.drop(request.request_id)
                 self.scheduler.hold(request)
+                self._landed_kept.append(request)
+                self._kept[request.request_id] = request
             else:
                 self._leave(request)
         return RequestOutput(
             request_id=request.request_id,
-            token_ids=(token_id,),
-            logprobs=None if logprobs is None else (logprobs,),
+            token_ids=result.tokens,
+            logprobs=result.logprobs,
             prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
             finish_reason=request.finish_reason,
-            stop_token_id=token_id if request.finish_reason == "stop" else None,
+            stop_token_id=last if request.finish_reason == "stop" else None,
             stats=None if request.finish_reason is None else _stats_of(request),
         )
 
@@ -343,6 +353,8 @@ class Engine:
             num_steps=self._num_steps,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
+            drafted_by_position=tuple(self._drafts.drafted),
+            accepted_by_position=tuple(self._drafts.accepted),
             transfer_bytes=transfer_bytes,
         )
 
@@ -354,4 +366,6 @@ def _stats_of(request: Request) -> RequestStats:
         transfer_bytes=request.transfer_bytes,
         transfer_descriptors=request.transfer_descriptors,
         cached_tokens=request.num_cached,
+        drafted_tokens=request.num_drafted,
+        accepted_tokens=request.num_accepted,
     )

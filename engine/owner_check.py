@@ -34,7 +34,7 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
                 raise _error(
                     request, f"slot {slot}", "a slot that it owns", f"it free: {tags.describe(slot)}"
                 )
-            if slot not in carried_on and tags.current(slot) is not None:
+            if slot not in carried_on and not _is_rewritable(slot, request, tags):
                 raise _error(request, f"slot {slot}", "nothing before its first use", tags.describe(slot))
 
 
@@ -46,7 +46,9 @@ def check_block_owners(rows: Sequence[PlannedRow], tags: BlockTags, block_size: 
     block_ids, counts = np.unique(np.concatenate(tables), return_counts=True)
     shared = block_ids[counts > 1]
     for row, table in zip(rows, tables, strict=True):
-        request, last = row.request, blocks_for(row.num_before + row.num_new, block_size)
+        request = row.request
+        end = row.num_before + len(request.slots) if row.is_decode else row.end
+        last = blocks_for(end, block_size)
         written = table[row.num_before // block_size : last]
         begun = table[blocks_for(row.num_before, block_size) : last]
         for block_id in table[(table == NULL_INDEX) | (tags.epochs.is_free[table] == 1)]:
@@ -63,8 +65,17 @@ def check_block_owners(rows: Sequence[PlannedRow], tags: BlockTags, block_size: 
             )
 
 
+def _is_rewritable(slot: int, request: Request, tags: SlotTags) -> bool:
+    """Nothing is there yet, or what this request's own steps left there while it decoded."""
+    tag = tags.current(slot)
+    return tag is None or tag.writer == request.request_id
+
+
 def _written_slots(row: PlannedRow) -> Iterator[int]:
-    yield row.request.slot
+    if row.is_decode:
+        yield from row.request.slots
+    elif row.write_slot not in [boundary.slot for boundary in row.boundaries]:
+        yield row.write_slot
     for boundary in row.boundaries:
         yield boundary.slot
 

@@ -8,19 +8,28 @@ from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
 from engine.index_pool import NULL_INDEX, IndexPool
 from engine.prefix_cache import Match, PrefixCache
-from engine.request import Request
-from engine.rows import PlannedRow, StateBoundary
+from engine.request import Request, StateBoundary
+from engine.rows import PlannedRow
 
 
 class Ownership:
     """Gives requests memory and takes it back; the pools and the prefix cache belong to it."""
 
-    def __init__(self, plan: CapacityPlan, mode: CacheMode, *, max_num_seqs: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        mode: CacheMode,
+        *,
+        max_num_seqs: int,
+        num_positions: int = 1,
+        fingerprint: str = "",
+    ) -> None:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
         self.cache = PrefixCache(self.blocks, self.slots, block_size=plan.block_size, fingerprint=fingerprint)
         self._mode = mode
         self._block_size = plan.block_size
+        self._num_positions = num_positions
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -35,7 +44,7 @@ class Ownership:
     # --- taking ----------------------------------------------------------------------------------
 
     def admit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a waiting request a row, a slot, cached blocks and new ones for its prompt, or nothing.
+        """Gives a waiting request a row, slots, cached blocks and new ones for its prompt, or nothing.
 
         ``spare_blocks`` have to remain available for those that run already.
         """
@@ -44,7 +53,7 @@ class Ownership:
         num_new = blocks_for(request.target, self._block_size) - len(match.nodes)
         if (
             not self._rows
-            or self.cache.num_available_slots < 1
+            or self.cache.num_available_slots < self._num_positions
             or self.cache.num_available_blocks < num_new + spare_blocks
         ):
             self._let_go(match)
@@ -52,27 +61,32 @@ class Ownership:
         request.row = self._rows.pop()
         request.nodes = match.nodes
         request.block_ids = [node.block_id for node in match.nodes] + self.cache.allocate_blocks(num_new)
-        request.slot = self.cache.allocate_slot()
-        request.read_state = match.state
+        self._give_slots(request)
         if match.state is not None:
+            request.read_state, request.read_slot = match.state, match.state.slot
             request.num_computed = request.num_cached = len(match.nodes) * self._block_size
+            request.num_planned = request.num_computed
         if request.ticket is None and match.num_matched_blocks > len(match.nodes):
             request.branch = match.num_matched_blocks * self._block_size
         return True
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a preempted request a row, a slot and the blocks of all its tokens so far, or nothing."""
+        """Gives a preempted request a row, slots and the blocks of all its tokens so far, or nothing."""
         num_blocks = blocks_for(request.target, self._block_size)
         if (
             not self._rows
-            or self.cache.num_available_slots < 1
+            or self.cache.num_available_slots < self._num_positions
             or self.cache.num_available_blocks < num_blocks + spare_blocks
         ):
             return False
         request.row = self._rows.pop()
         request.block_ids = self.cache.allocate_blocks(num_blocks)
-        request.slot = self.cache.allocate_slot()
+        self._give_slots(request)
         return True
+
+    def _give_slots(self, request: Request) -> None:
+        request.slots = [self.cache.allocate_slot() for _ in range(self._num_positions)]
+        request.state_index = 0
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a request lacks to hold ``num_tokens`` tokens."""
@@ -83,25 +97,46 @@ class Ownership:
         request.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
 
     def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
-        """Slots for the states inside a chunk that are to be kept, as far as there is room for them."""
+        """Slots for a chunk's states that are to be kept, its end's included, as far as there are any."""
         lengths = self._mode.inner_boundaries(request, start, end)
+        if self._mode.keeps(request, end):
+            lengths.append(end)
         fitting = lengths[: self.cache.num_available_slots]
         return tuple(StateBoundary(length, self.cache.allocate_slot()) for length in fitting)
 
+    def decode_boundary(self, request: Request, most_computed: int) -> tuple[StateBoundary, ...]:
+        """The boundary that a decode row may pass in this step, if there is one and a slot for it.
+
+        ``most_computed`` is the most that may be computed before the step. The slot is written when the
+        row passes the boundary, in this step or in a later one: a draft that is rejected leaves there
+        what the next try overwrites.
+        """
+        if request.boundary is None:
+            length = self._mode.next_kept(request, most_computed)
+            within_reach = length is not None and length <= most_computed + self._num_positions
+            if length is not None and within_reach and self.cache.num_available_slots:
+                request.boundary = StateBoundary(length, self.cache.allocate_slot())
+        return () if request.boundary is None else (request.boundary,)
+
     # --- after a step ----------------------------------------------------------------------------
 
-    def computed(self, row: PlannedRow) -> None:
-        """Takes note of a computed row: full blocks and wanted states enter the prefix cache."""
+    def computed(self, row: PlannedRow, num_accepted: int) -> None:
+        """Takes note of a computed row: full blocks and wanted states enter the prefix cache.
+
+        ``num_accepted`` of a decode row's positions hold true tokens; a prefill row has computed all.
+        """
         request = row.request
-        request.num_computed += row.num_new
         self._release_read_state(request)
+        request.num_computed += num_accepted if row.is_decode else row.num_new
+        request.state_index = num_accepted - 1 if row.is_decode else 0
         if not self._mode.caches:
             return
         self.enter(request)
         for boundary in row.boundaries:
-            self._put(request, boundary.length, boundary.slot)
-        if self._mode.keeps(request, request.num_computed) and self.cache.num_available_slots:
-            self._donate(request)
+            # A decode row may have passed it in the step before, which this one was launched behind.
+            is_ahead = not row.is_decode or boundary is request.boundary
+            if is_ahead and boundary.length <= request.num_computed:
+                self._put(request, boundary)
 
     def enter(self, request: Request) -> None:
         """Enters a request's full blocks into the prefix cache."""
@@ -112,23 +147,23 @@ class Ownership:
 
     def give_up(self, row: PlannedRow) -> None:
         """Takes back what a planned row was given for its boundaries: it will not be computed."""
-        self.slots.free([boundary.slot for boundary in row.boundaries])
+        if not row.is_decode:
+            self.slots.free([boundary.slot for boundary in row.boundaries])
 
-    def _put(self, request: Request, length: int, slot: int) -> None:
-        """A state written by the scan: the cache's, if it has none there yet."""
-        state = self.cache.put_state(request.nodes[length // self._block_size - 1], slot)
-        if state is None:
-            self.slots.free([slot])
+    def _put(self, request: Request, boundary: StateBoundary) -> None:
+        """A state that a step wrote: the cache's, if it has none there yet.
+
+        Where it is the newest one the next step reads it, whoever owns it.
+        """
+        if boundary is request.boundary:
+            request.boundary = None
+        state = self.cache.put_state(request.nodes[boundary.length // self._block_size - 1], boundary.slot)
+        if boundary.length == request.num_computed:
+            request.read_state, request.read_slot = state, boundary.slot
+        elif state is None:
+            self.slots.free([boundary.slot])
         else:
             self.cache.release_state(state)
-
-    def _donate(self, request: Request) -> None:
-        """The newest state becomes the cache's; the next step reads it there and writes to a fresh slot."""
-        node = request.nodes[request.num_computed // self._block_size - 1]
-        if node.state is None:
-            fresh = self.cache.allocate_slot()
-            request.read_state = self.cache.put_state(node, request.slot)
-            request.slot = fresh
 
     # --- giving back -----------------------------------------------------------------------------
 
@@ -137,11 +172,18 @@ class Ownership:
             self._rows.append(request.row)
             request.row = -1
 
-    def keep_one_slot(self, request: Request) -> None:
-        """For a request that computes no more: where its state is the cache's, its own slot is free again."""
-        if request.read_state is not None:
-            self.slots.free([request.slot])
-            request.slot = NULL_INDEX
+    def keep_state_alone(self, request: Request) -> None:
+        """For a request that computes no more: all its slots are free again but the one with its state."""
+        kept = [] if request.read_state is not None else [request.state_slot]
+        own = [*request.slots, *([request.read_slot] if request.read_slot else [])]
+        if request.boundary is not None:
+            own.append(request.boundary.slot)
+            request.boundary = None
+        cached = request.read_state.slot if request.read_state is not None else NULL_INDEX
+        self.slots.free([slot for slot in own if slot not in (*kept, cached)])
+        request.slots, request.state_index = kept, 0
+        if request.read_state is None:
+            request.read_slot = NULL_INDEX
 
     def free_memory(self, request: Request) -> None:
         """Blocks that are the cache's stay there; all others, and the slot, are free again."""
@@ -155,9 +197,11 @@ class Ownership:
         self.blocks.free(own)
         self.cache.release(reversed(nodes))
         request.block_ids, request.nodes = [], []
-        if request.slot != NULL_INDEX:
-            self.slots.free([request.slot])
-            request.slot = NULL_INDEX
+        self.slots.free(request.slots)
+        request.slots, request.state_index = [], 0
+        if request.boundary is not None:
+            self.slots.free([request.boundary.slot])
+            request.boundary = None
 
     def _match(self, request: Request) -> Match:
         """What is cached of the tokens before the last; with a ticket the state comes from elsewhere."""
@@ -183,4 +227,6 @@ class Ownership:
     def _release_read_state(self, request: Request) -> None:
         if request.read_state is not None:
             self.cache.release_state(request.read_state)
-            request.read_state = None
+        elif request.read_slot != NULL_INDEX:
+            self.slots.free([request.read_slot])
+        request.read_state, request.read_slot = None, NULL_INDEX

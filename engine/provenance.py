@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from engine.index_pool import IndexPool
 from engine.request import Request
 
+_REJECTED = -1
+"""Length in the tag of a slot whose state followed a rejected draft."""
+
 
 class PrefixDigest:
     """Running 64-bit digest of one request's tokens; remembers it at each block's end."""
@@ -124,6 +127,10 @@ class SlotTags:
 
     def write(self, slot: int, request: Request, digest: int, num_tokens: int) -> None:
         self._tags[slot] = SlotTag(request.request_id, digest, num_tokens, int(self.epochs.now[slot]))
+
+    def spoil(self, slot: int, request: Request) -> None:
+        """The state behind a rejected draft is in ``slot``: nobody may read it."""
+        self.write(slot, request, 0, _REJECTED)
 
     def move(self, tag: SlotTag, slot: int) -> None:
         """What ``tag`` says is in ``slot`` now."""

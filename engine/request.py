@@ -5,10 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, TokenLogprobs
 from wire.handoff import Ticket
 from wire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StateBoundary:
+    """The state after ``length`` tokens is to be written to ``slot``, to be kept there."""
+
+    length: int
+    slot: int
 
 
 @dataclass(eq=False)
@@ -16,7 +25,8 @@ class Request:
     """State of one request. The scheduler moves it, the engine fills in tokens.
 
     ``tokens`` holds prompt and answer. ``num_computed`` of them have their KV in ``block_ids`` and their
-    Mamba state, h(num_computed), in ``state_slot``.
+    Mamba state, h(num_computed), in ``state_slot``: as far as steps have been read back. Steps that are
+    launched but not read back (``num_in_flight``) will bring it to ``num_planned`` at least.
     """
 
     request_id: str
@@ -35,15 +45,25 @@ class Request:
 
     num_prompt: int = field(init=False)
     num_computed: int = field(init=False, default=0)
+    num_planned: int = field(init=False, default=0)
+    num_in_flight: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
     """Tokens that were not computed because the prefix cache had them."""
     block_ids: list[int] = field(init=False, default_factory=list)
     nodes: list[CachedBlock] = field(init=False, default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
-    slot: int = field(init=False, default=0)
-    """Where the next step leaves the state."""
+    slots: list[int] = field(init=False, default_factory=list)
+    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions."""
+    state_index: int = field(init=False, default=0)
+    """Which of ``slots`` holds the newest state, unless ``read_slot`` does."""
+    read_slot: int = field(init=False, default=NULL_INDEX)
+    """Holds the newest state, h(num_computed), where that is none of ``slots``; null otherwise."""
     read_state: CachedState | None = field(init=False, default=None)
-    """Held while the newest state, h(num_computed), is one of the prefix cache's and not in ``slot``."""
+    """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
+    planned_slot: int = field(init=False, default=NULL_INDEX)
+    """Where the step in flight leaves a prompt's newest state; a decoding row's is chosen on the device."""
+    boundary: StateBoundary | None = field(init=False, default=None)
+    """Where decoding will next pass a state that is to be kept, and the slot it is written to."""
     branch: int = field(init=False, default=0)
     """Tokens up to where cached KV reached beyond every cached state; 0 if it did not."""
     row: int = field(init=False, default=-1)
@@ -54,6 +74,9 @@ class Request:
     transfer_s: float = field(init=False, default=0.0)
     transfer_bytes: int = field(init=False, default=0)
     transfer_descriptors: int = field(init=False, default=0)
+    num_drafted: int = field(init=False, default=0)
+    num_accepted: int = field(init=False, default=0)
+    """Drafts that became tokens of the answer."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
@@ -68,13 +91,23 @@ class Request:
         return self.num_prompt - 1 if self.prefill_only else len(self.tokens)
 
     @property
+    def is_prompt_planned(self) -> bool:
+        """Whether all of the prompt is computed or in flight: what follows is decoding."""
+        return self.num_planned >= self.num_prompt
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     @property
     def state_slot(self) -> int:
         """Slot that holds h(num_computed)."""
-        return self.slot if self.read_state is None else self.read_state.slot
+        return self.read_slot or self.slots[self.state_index]
+
+    @property
+    def next_state_slot(self) -> int:
+        """Slot that the next chunk of the prompt starts from, once all that is in flight has landed."""
+        return self.planned_slot if self.num_in_flight else self.state_slot
 
     @property
     def max_total_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 | row | new tokens | tokens before | becomes |
 |---|---|---|---|
-| decode | 1 | > 0 | decode row |
+| decode | 1, and up to k drafts | > 0 | decode row |
 | recompute of token N, or a last chunk of one token | 1 | > 0 | decode row, prompt finished or not |
 | first token of a prompt | 1 | 0 | prefill row, zero state |
 | chunk | > 1 | any | prefill row |
@@ -15,26 +15,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class StateBoundary:
-    """The state after ``length`` tokens of a prompt is to be written to ``slot``."""
-
-    length: int
-    slot: int
+from engine.request import Request, StateBoundary
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """One request's share of a step: compute ``num_new`` tokens behind ``num_before``."""
+    """One request's share of a step: compute ``num_new`` tokens behind ``num_before``.
+
+    A decode row counts as one new token; drafts that turn out right come on top. Where an earlier step is
+    still in flight, ``num_before`` of a decoding row is the least it can be: the device knows.
+    """
 
     request: Request
     num_before: int
     num_new: int
     boundaries: tuple[StateBoundary, ...] = ()
-    """States that the scan writes on its way through a prefill row."""
+    """States that are kept, in slots of their own: of a decode row at most one, and it may pass it later."""
 
     @property
     def is_decode(self) -> bool:
@@ -44,7 +40,32 @@ class PlannedRow:
     def samples(self) -> bool:
         """Whether the row's last token is the newest known one, so that its logits choose the next."""
         request = self.request
-        return not request.prefill_only and self.num_before + self.num_new == len(request.tokens)
+        return not request.prefill_only and self.num_before + self.num_new >= request.num_prompt
+
+    @property
+    def end(self) -> int:
+        """Tokens before and new ones."""
+        return self.num_before + self.num_new
+
+    @property
+    def write_slot(self) -> int:
+        """Where the state after the row's last token goes: a slot of its own if that is kept."""
+        last = self.boundaries[-1] if self.boundaries else None
+        return last.slot if last is not None and last.length == self.end else self.request.slots[0]
+
+    @property
+    def next_token(self) -> int:
+        """The prompt's token behind the row's last, or -1 where the row samples it."""
+        return -1 if self.samples else self.request.tokens[self.end]
+
+
+def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
+    """Where a decode row leaves the state after each position: a kept one in its boundary's slot."""
+    slots = list(row.request.slots[:num_positions])
+    for boundary in row.boundaries:
+        if 0 < boundary.length - row.num_before <= num_positions:
+            slots[boundary.length - row.num_before - 1] = boundary.slot
+    return slots
 
 
 def is_decode_row(*, num_new: int, num_before: int) -> bool:

@@ -31,11 +31,13 @@ from engine.caches import Caches
 from engine.capacity import blocks_for
 from engine.checksum import Checksums
 from engine.index_pool import NULL_INDEX
+from engine.launched_step import RowResult
 from engine.owner_check import check_block_owners, check_slot_owners
 from engine.poison import Poison
 from engine.provenance import BlockTags, PrefixDigest, SlotTag, SlotTags
 from engine.request import Request
 from engine.row_table import RowTable
+from engine.rows import PlannedRow, decode_slots
 from engine.scheduler import Scheduler, StepPlan, Swap
 from wire.errors import SanitizerError
 from wire.handoff import Digests
@@ -102,7 +104,7 @@ class Sanitizer:
         ticket = request.ticket
         assert ticket is not None
         first, num_tokens = len(request.nodes), ticket.num_tokens
-        slot = request.slot
+        slot = request.state_slot
         if self._slots.epochs.is_free[slot] or self._slots.current(slot) is not None:
             raise _error(
                 request, f"slot {slot}", "nothing there before the transfer", self._slots.describe(slot)
@@ -163,16 +165,31 @@ class Sanitizer:
     def compare(self, plan: StepPlan, batch: Batch) -> None:
         self._batch_check.check(plan, batch)
 
-    def computed(self, plan: StepPlan) -> None:
+    def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         written: list[int] = []
-        for row in plan.rows:
-            request, end = row.request, row.num_before + row.num_new
-            self._tag_blocks(request, row.num_before, end)
-            prefix = self._prefix_of(request)
-            for length, slot in [(b.length, b.slot) for b in row.boundaries] + [(end, request.slot)]:
+        for row, result in zip(plan.rows, results, strict=True):
+            if row.request.finish_reason is None and result.accepted:
+                end = row.num_before + (result.accepted if row.is_decode else row.num_new)
+                self._tag_blocks(row.request, row.num_before, end)
+                written += self._tag_states(row, end)
+        self._sum_states(written)
+
+    def _tag_states(self, row: PlannedRow, end: int) -> list[int]:
+        """Slots that hold true states now, up to h(end); those behind rejected drafts hold none."""
+        request = row.request
+        if row.is_decode:
+            slots = decode_slots(row, len(request.slots))
+            states = list(enumerate(slots, row.num_before + 1))
+        else:
+            states = [(b.length, b.slot) for b in row.boundaries if b.length < end] + [(end, row.write_slot)]
+        prefix, written = self._prefix_of(request), []
+        for length, slot in states:
+            if length <= end:
                 self._slots.write(slot, request, prefix.at(request.tokens, length), length)
                 written.append(slot)
-        self._sum_states(written)
+            else:
+                self._slots.spoil(slot, request)
+        return written
 
     def _check_free_rows(self) -> None:
         free = np.array(self._scheduler.owned.free_rows, dtype=np.int64)

@@ -1,6 +1,8 @@
 """Decides on the host who is admitted, preempted and resumed, and what each step computes.
 
-No tensors, no clocks, no I/O. Requests are admitted first come, first served, with the blocks of their
+No tensors, no clocks, no I/O. Steps may be planned while the last one is still in flight: a prompt's progress
+is known when it is planned, a decoding request's only within bounds, and memory is given for the most that
+it can be. Requests are admitted first come, first served, with the blocks of their
 prompt; they grow block by block as they decode. When blocks run out the youngest running request is
 preempted: its blocks and state move to host memory and come back, exactly as they were, when there is
 room. The oldest is never preempted for another, so everything admitted runs to its end.
@@ -73,13 +75,17 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_batch_tokens: int,
+        num_positions: int = 1,
         fingerprint: str = "",
     ) -> None:
         self._capacity = plan
+        self._num_positions = num_positions
         self._mode = mode
         self._max_batch_tokens = max_batch_tokens
         self._max_held = plan.num_slots - 1
-        self.owned = Ownership(plan, mode, max_num_seqs=max_num_seqs, fingerprint=fingerprint)
+        self.owned = Ownership(
+            plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
+        )
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -107,15 +113,25 @@ class Scheduler:
     def transferred(self, request: Request, num_tokens: int) -> None:
         """Handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
         del self.transferring[request.request_id]
-        request.num_computed = num_tokens
+        request.num_computed = request.num_planned = num_tokens
         if request.prefill_only:
             request.num_cached = num_tokens
         self.owned.enter(request)
         self.running[request.request_id] = request
 
-    def computed(self, row: PlannedRow) -> None:
-        """A planned row has been computed."""
-        self.owned.computed(row)
+    def launched(self, plan: StepPlan) -> None:
+        """The plan's rows are being computed; steps may be planned on top of them."""
+        for row in plan.rows:
+            row.request.num_planned += row.num_new
+            row.request.num_in_flight += 1
+            row.request.planned_slot = row.write_slot
+
+    def landed(self, row: PlannedRow, num_accepted: int) -> None:
+        """A launched row has been read back; ``num_accepted`` of a decode row's positions were right."""
+        row.request.num_in_flight -= 1
+        if row.is_decode:
+            row.request.num_planned += num_accepted - 1
+        self.owned.computed(row, num_accepted)
 
     def discard(self, plan: StepPlan, requests: Collection[Request]) -> StepPlan:
         """Requests leave before their planned rows are computed; the plan without those."""
@@ -134,7 +150,7 @@ class Scheduler:
         """The request has ended; its row is free, its blocks and state are leased until released."""
         del self.running[request.request_id]
         self._leave_row(request)
-        self.owned.keep_one_slot(request)
+        self.owned.keep_state_alone(request)
         self.held[request.request_id] = request
 
     def release(self, request_id: str) -> None:
@@ -183,34 +199,61 @@ class Scheduler:
             self.hold(request)
         for request in admitted:
             if request.request_id in self.running and self._decodes(request):
-                decode_rows.append(PlannedRow(request, request.num_computed, 1))
-        budget = self._max_batch_tokens - len(decode_rows)
+                decode_rows.append(self._decode_row(request))
+        budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._plan_chunks(budget, decode_rows)
         left_rows, self._left_rows = self._left_rows, []
         return StepPlan(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled)
 
+    @property
+    def must_preempt(self) -> bool:
+        """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
+        missing = sum(self._num_missing(r) for r in self.running.values() if self._decodes(r))
+        return missing > self.owned.cache.num_available_blocks
+
     def _decodes(self, request: Request) -> bool:
-        num_new = request.target - request.num_computed
-        return is_decode_row(num_new=num_new, num_before=request.num_computed)
+        """Whether its next row is a decode row; one that surely reaches its end in flight has none."""
+        if request.is_prompt_planned and not request.prefill_only:
+            return request.num_planned < request.max_total_tokens
+        num_new = request.target - request.num_planned
+        return is_decode_row(num_new=num_new, num_before=request.num_planned)
+
+    def _most_computed(self, request: Request) -> int:
+        """Upper bound of what is computed when all that is in flight has landed."""
+        return request.num_planned + request.num_in_flight * (self._num_positions - 1)
+
+    def _num_missing(self, request: Request) -> int:
+        return self.owned.num_missing_blocks(request, self._reach(request))
+
+    def _reach(self, request: Request) -> int:
+        """Tokens whose KV the next step may write: all drafts right, and drafting beyond them."""
+        reach = self._most_computed(request) + 2 * self._num_positions - 1
+        return min(reach, request.max_total_tokens)
+
+    def _decode_row(self, request: Request) -> PlannedRow:
+        boundary = self.owned.decode_boundary(request, self._most_computed(request))
+        return PlannedRow(request, request.num_planned, 1, boundary)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
         """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""
-        rows: list[PlannedRow] = []
+        decoding: list[Request] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
             if request.request_id not in self.running or not self._decodes(request):
                 continue
-            missing = self.owned.num_missing_blocks(request, request.num_computed + 1)
+            missing = self._num_missing(request)
             while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
                 swap_out.append(self._preempt_youngest())
             if request.request_id in self.running:
-                self.owned.grow(request, request.num_computed + 1)
-                rows.append(PlannedRow(request, request.num_computed, 1))
-        return [row for row in rows if row.request.request_id in self.running], swap_out
+                self.owned.grow(request, self._reach(request))
+                decoding.append(request)
+        rows = [self._decode_row(request) for request in decoding if request.request_id in self.running]
+        return rows, swap_out
 
     def _preempt_youngest(self) -> Swap:
         """Takes row, blocks and slot from the request that was admitted last."""
         request_id, request = self.running.popitem(last=True)
+        assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
         self.preempted[request_id] = request
         self.preempted.move_to_end(request_id, last=False)
         self.num_preemptions += 1
@@ -264,24 +307,27 @@ class Scheduler:
         return len(self.held) < self._max_held
 
     def _spare_blocks(self) -> int:
-        """A block for each request that may soon need one, so that admission does not cause preemption."""
+        """Room for each request that may soon grow, so that admission does not cause preemption."""
         if all(request.prefill_only for request in self.running.values()):
             return 0
-        return len(self.running) + len(self.transferring)
+        each = blocks_for(2 * self._num_positions - 1, self._capacity.block_size)
+        return each * (len(self.running) + len(self.transferring))
 
     def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:
         """What is left of the budget goes to prompts, oldest first; a chunk of one token is a decode row."""
         planned = {row.request.request_id for row in decode_rows}
         prefill_rows: list[PlannedRow] = []
         for request in self.running.values():
-            if request.request_id in planned:
+            start = request.num_planned
+            if request.request_id in planned or start >= request.target:
                 continue
-            if budget == 0:
+            if budget <= 0:
                 break
-            start = request.num_computed
             end = self._mode.chunk_end(request, start, min(request.target, start + budget))
-            boundaries = self.owned.take_boundaries(request, start, end)
-            row = PlannedRow(request, start, end - start, boundaries)
-            (decode_rows if row.is_decode else prefill_rows).append(row)
-            budget -= row.num_new
+            if is_decode_row(num_new=end - start, num_before=start):
+                decode_rows.append(self._decode_row(request))
+            else:
+                boundaries = self.owned.take_boundaries(request, start, end)
+                prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
+            budget -= end - start
         return prefill_rows

@@ -1,10 +1,23 @@
-"""The persistent tensors that a decode step reads, padded per request to a captured batch size.
+"""The persistent tensors of a step of decode rows, padded per request to a captured batch size.
 
 A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
 graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
 buffer sized for tokens is wrong once each row has several (vllm 39809). Every row up to the captured size
 is written in every step, real or padding, on host and device: no row of an earlier step survives, and a
 dummy step, padding alone, can touch nothing but the null entries (vllm 37728).
+
+| buffer | shape | written by | in a padding row |
+|---|---|---|---|
+| rows | ``[R]`` | host | the null row |
+| block table | ``[R, columns]`` | host | 0, the null block |
+| slots | ``[R, T]`` | host | 0, the null slot |
+| boundary: length, slot | ``[R]`` each | host | 0 |
+| forced | ``[R]`` | host | -1 |
+| input ids, positions, slot mapping | ``[R, T]`` | the step | 0 |
+| sequence lengths, slots to read | ``[R]`` | the step | 0 |
+| slots to write | ``[R, T]`` | the step | 0 |
+| accepted | ``[R]`` | the step | 0 |
+| results | ``[R, T + 3]`` | the step | 0 |
 
 Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.
 """
@@ -16,12 +29,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from kernels.prepare_rows import prepare_rows
 from numpy.typing import NDArray
 
 from engine.batch import Batch, DecodeRows
 from engine.index_pool import NULL_INDEX
+from engine.row_state import RowState
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
+
+NO_TOKEN = -1
+STAGES = 2
+"""Host copies of each buffer: one is filled while the copy of the step in flight may still be under way."""
 
 
 def capture_sizes(max_rows: int) -> list[int]:
@@ -34,106 +53,162 @@ def capture_sizes(max_rows: int) -> list[int]:
 class _Buffer:
     """One tensor and the host memory it is filled from; on a CPU both are the same bytes."""
 
-    host: NDArray[Any]
+    hosts: tuple[NDArray[Any], ...]
     device: torch.Tensor
 
     @classmethod
     def make(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> _Buffer:
-        staging = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        target = staging if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        return cls(staging.numpy(), target)
+        if device.type == "cpu":
+            tensor = torch.zeros(shape, dtype=dtype)
+            return cls((tensor.numpy(),) * STAGES, tensor)
+        stages = [torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(STAGES)]
+        return cls(tuple(stage.numpy() for stage in stages), torch.zeros(shape, dtype=dtype, device=device))
 
-    def upload(self, num_rows: int) -> torch.Tensor:
-        """The first ``num_rows`` rows on the device, at the address where they always are."""
-        view = self.device[:num_rows]
+    def upload(self, num_rows: int, stage: int) -> None:
+        """The first ``num_rows`` rows to the device, at the address where they always are."""
         if self.device.device.type != "cpu":
-            view.copy_(torch.from_numpy(self.host[:num_rows]), non_blocking=True)
-        return view
+            staged = torch.from_numpy(self.hosts[stage][:num_rows])
+            self.device[:num_rows].copy_(staged, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class StepViews:
+    """The first ``R`` rows of what the host writes, and of what the step leaves."""
+
+    num_rows: int
+    rows: torch.Tensor
+    forced: torch.Tensor
+    block_table: torch.Tensor
+    accepted: torch.Tensor
+    results: torch.Tensor
 
 
 class StepBuffers:
-    """Decode rows of up to ``max_rows`` requests with ``T`` positions each.
+    """Decode rows of up to ``rows.num_rows`` requests."""
 
-    | buffer | shape | in a padding row |
-    |---|---|---|
-    | input ids, positions, slot mapping | ``[R, T]`` | 0 |
-    | sequence lengths, slots to read | ``[R]`` | 0 |
-    | slots to write | ``[R, T]`` | 0, the null slot |
-    | block table | ``[R, columns]`` | 0, the null block |
-    """
-
-    def __init__(
-        self, *, max_rows: int, num_positions: int, num_columns: int, block_size: int, device: torch.device
-    ) -> None:
-        self._sizes = capture_sizes(max_rows)
+    def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
+        num_positions, num_columns = rows.slots.shape[1], rows.block_table.shape[1]
+        self._table = rows
+        self._state = state
+        self._sizes = capture_sizes(rows.num_rows)
         self._num_positions = num_positions
         self._block_size = block_size
-        self._device = device
+        self._stage = 0
 
-        def make(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
-            return _Buffer.make((max_rows, *shape), dtype, device)
+        def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
+            return _Buffer.make((rows.num_rows, *shape), dtype, device)
 
-        self.input_ids = make(num_positions, dtype=torch.int64)
-        self.positions = make(num_positions, dtype=torch.int64)
-        self.slot_mapping = make(num_positions, dtype=torch.int64)
-        self.seq_lens = make()
-        self.read_slots = make()
-        self.write_slots = make(num_positions)
-        self.block_table = make(num_columns)
+        def made(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros((rows.num_rows, *shape), dtype=dtype, device=device)
 
-    def load(self, planned: list[PlannedRow], rows: RowTable) -> Batch:
-        """The batch of these rows, padded to the next captured size. Samples are taken where rows sample."""
-        num_real = len(planned)
-        num_rows = self._captured(num_real)
-        self._fill(planned, rows)
-        self._clear(num_real, num_rows)
-        samples = np.flatnonzero([row.samples for row in planned]) * self._num_positions
-        return self._batch(num_rows, samples)
+        self.rows = staged(dtype=torch.int64)
+        self.block_table = staged(num_columns)
+        self.slots = staged(num_positions)
+        self.boundary_len = staged()
+        self.boundary_slot = staged()
+        self.forced = staged(dtype=torch.int64)
+        self.input_ids = made(num_positions, dtype=torch.int64)
+        self.positions = made(num_positions, dtype=torch.int64)
+        self.slot_mapping = made(num_positions, dtype=torch.int64)
+        self.seq_lens = made()
+        self.read_slots = made()
+        self.write_slots = made(num_positions)
+        self.accepted = made()
+        self.results = made(num_positions + 3, dtype=torch.int64)
 
-    def padding(self, num_rows: int) -> Batch:
-        """A batch of padding rows alone: it writes nothing but the null entries."""
-        num_rows = self._captured(num_rows)
-        self._clear(0, num_rows)
-        return self._batch(num_rows, np.empty(0))
+    @property
+    def sizes(self) -> list[int]:
+        """Captured batch sizes."""
+        return self._sizes
 
-    def _captured(self, num_rows: int) -> int:
+    def captured(self, num_rows: int) -> int:
+        """The size that so many rows are padded to."""
         return next(size for size in self._sizes if size >= num_rows)
 
-    def _batch(self, num_rows: int, samples: NDArray[Any]) -> Batch:
+    def load(self, planned: list[PlannedRow], num_rows: int) -> None:
+        """Writes what the host knows of these rows, and padding up to ``num_rows``."""
+        self._stage = (self._stage + 1) % STAGES
+        self._fill(planned)
+        self._clear(len(planned), num_rows)
+        for buffer in (self.rows, self.block_table, self.slots):
+            buffer.upload(num_rows, self._stage)
+        for buffer in (self.boundary_len, self.boundary_slot, self.forced):
+            buffer.upload(num_rows, self._stage)
+
+    def views(self, num_rows: int) -> StepViews:
+        return StepViews(
+            num_rows,
+            self.rows.device[:num_rows],
+            self.forced.device[:num_rows],
+            self.block_table.device[:num_rows],
+            self.accepted[:num_rows],
+            self.results[:num_rows],
+        )
+
+    def prepare(self, num_rows: int, *, max_seq_len: int) -> Batch:
+        """The loaded rows' batch: indices and inputs are made on the device, from what the last step left.
+
+        Logits are asked for at every position.
+        """
+        state = self._state
+        prepare_rows(
+            self.rows.device[:num_rows],
+            tokens=state.tokens,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            block_table=self.block_table.device[:num_rows],
+            slots=self.slots.device[:num_rows],
+            boundary_len=self.boundary_len.device[:num_rows],
+            boundary_slot=self.boundary_slot.device[:num_rows],
+            input_ids=self.input_ids[:num_rows],
+            positions=self.positions[:num_rows],
+            slot_mapping=self.slot_mapping[:num_rows],
+            seq_lens=self.seq_lens[:num_rows],
+            read_slots=self.read_slots[:num_rows],
+            write_slots=self.write_slots[:num_rows],
+            block_size=self._block_size,
+        )
         return Batch(
-            input_ids=self.input_ids.upload(num_rows).view(-1),
-            positions=self.positions.upload(num_rows).view(-1),
-            slot_mapping=self.slot_mapping.upload(num_rows).view(-1),
+            input_ids=self.input_ids[:num_rows].view(-1),
+            positions=self.positions[:num_rows].view(-1),
+            slot_mapping=self.slot_mapping[:num_rows].view(-1),
             decode=DecodeRows(
                 num_rows=num_rows,
                 num_positions=self._num_positions,
-                seq_lens=self.seq_lens.upload(num_rows),
-                block_table=self.block_table.upload(num_rows),
-                read_slots=self.read_slots.upload(num_rows),
-                write_slots=self.write_slots.upload(num_rows),
-                max_seq_len=int(self.seq_lens.host[:num_rows].max()),
+                seq_lens=self.seq_lens[:num_rows],
+                block_table=self.block_table.device[:num_rows],
+                read_slots=self.read_slots[:num_rows],
+                write_slots=self.write_slots[:num_rows],
+                max_seq_len=max_seq_len,
             ),
             prefill=None,
-            logits_indices=torch.from_numpy(samples.astype(np.int64)).to(self._device),
+            logits_indices=None,
         )
 
-    def _fill(self, planned: list[PlannedRow], rows: RowTable) -> None:
+    def _fill(self, planned: list[PlannedRow]) -> None:
+        if not planned:
+            return
         num = len(planned)
         table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
-        before = np.array([row.num_before for row in planned], dtype=np.int64)
-        table = rows.block_table[table_rows]
-        blocks = table[np.arange(num), before // self._block_size].astype(np.int64)
-        self.input_ids.host[:num, 0] = [row.request.tokens[row.num_before] for row in planned]
-        self.positions.host[:num, 0] = before
-        self.slot_mapping.host[:num, 0] = blocks * self._block_size + before % self._block_size
-        self.seq_lens.host[:num] = before + 1
-        self.read_slots.host[:num] = [row.request.state_slot for row in planned]
-        self.write_slots.host[:num, 0] = [row.request.slot for row in planned]
-        self.block_table.host[:num] = table
+        self._host(self.rows)[:num] = table_rows
+        self._host(self.block_table)[:num] = self._table.block_table[table_rows]
+        self._host(self.slots)[:num] = self._table.slots[table_rows]
+        self._host(self.forced)[:num] = [row.next_token for row in planned]
+        lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
+        lengths[:num] = 0
+        slots[:num] = NULL_INDEX
+        for i, row in enumerate(planned):
+            if row.boundaries:
+                lengths[i], slots[i] = row.boundaries[0].length, row.boundaries[0].slot
 
     def _clear(self, first: int, end: int) -> None:
         """Turns rows ``first`` … ``end - 1`` into padding."""
-        for buffer in (self.input_ids, self.positions, self.slot_mapping, self.seq_lens):
-            buffer.host[first:end] = 0
-        for buffer in (self.read_slots, self.write_slots, self.block_table):
-            buffer.host[first:end] = NULL_INDEX
+        self._host(self.rows)[first:end] = self._table.null_row
+        self._host(self.boundary_len)[first:end] = 0
+        self._host(self.forced)[first:end] = NO_TOKEN
+        for buffer in (self.slots, self.block_table, self.boundary_slot):
+            self._host(buffer)[first:end] = NULL_INDEX
+
+    def _host(self, buffer: _Buffer) -> NDArray[Any]:
+        return buffer.hosts[self._stage]

@@ -196,7 +196,7 @@ class PrefillService:
             ticket,
             block_ids=request.block_ids[len(request.nodes) : len(ticket.block_ids)],
             first_block=len(request.nodes),
-            state_slot=request.slot,
+            state_slot=request.state_slot,
             deadline_s=self._config.transfer_deadline_s,
             on_done=on_done,
         )

@@ -1,0 +1,105 @@
+"""A step on its way: launched, its results copied to the host behind it, read when they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.async_copy import Download
+from engine.logprobs import LogprobCopy, LogprobTensors
+from engine.prompt_logprobs import ComputesLogits, PromptLogprobs, prompt_logprobs
+from engine.request import Request
+from engine.rows import PlannedRow
+from engine.scheduler import StepPlan
+from engine.step_program import Step, StepTensors
+from wire.generation import TokenLogprobs
+
+RESULT_COLUMNS = 3
+"""Accepted, finite, drafts tried; the tokens gained stand behind them."""
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What one row brought."""
+
+    accepted: int
+    """Positions that hold true tokens; 0: the row had reached its end before."""
+    is_finite: bool
+    num_tried: int
+    """Drafts that were tried."""
+    tokens: tuple[int, ...]
+    """The ``accepted`` tokens gained."""
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """Reading it is the only wait for the device, and it is for a step behind which others may be queued."""
+
+    plan: StepPlan
+    _results: Download
+    _logprobs: dict[int, LogprobCopy]
+    """By the row's place in the plan."""
+    _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
+
+    @classmethod
+    def follow(cls, plan: StepPlan, step: Step, tensors: StepTensors, model: ComputesLogits) -> LaunchedStep:
+        """Queues the copy to the host behind the step."""
+        return cls(
+            plan,
+            Download(step.results[: len(plan.rows)].clone()),  # the next step writes there anew
+            _logprobs(plan, step, tensors),
+            _score_prompts(plan.rows, step, tensors.hidden, model),
+        )
+
+    def read(self) -> list[RowResult]:
+        """One result for each of the plan's rows; waits until the device is there."""
+        rows = self._results.wait().tolist()
+        for request, scored in self._prompt_logprobs:
+            request.prompt_logprobs += scored.read()
+        return [self._row(i, *row) for i, row in enumerate(rows)]
+
+    def _row(self, i: int, accepted: int, is_finite: int, num_tried: int, *gained: int) -> RowResult:
+        logprobs = None
+        if i in self._logprobs and accepted and is_finite:
+            logprobs = tuple(self._logprobs[i].read()[:accepted])
+        return RowResult(accepted, bool(is_finite), num_tried, gained[:accepted], logprobs)
+
+
+def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> dict[int, LogprobCopy]:
+    """Of the rows that report them, at all positions: which of these count is not known yet."""
+    found: dict[int, LogprobCopy] = {}
+    num_sampling = 0
+    for i, row in enumerate(plan.rows):
+        if not row.samples:
+            continue
+        params = row.request.params
+        assert params is not None
+        if row.is_decode:
+            logits = None if tensors.decode_logits is None else tensors.decode_logits[i]
+        else:
+            logits = None if tensors.prefill_logits is None else tensors.prefill_logits[num_sampling]
+            num_sampling += 1
+        if params.logprobs is not None and logits is not None:
+            token_ids = step.results[i, RESULT_COLUMNS : RESULT_COLUMNS + len(logits)]
+            found[i] = LogprobTensors.compute(logits, token_ids, params.logprobs).start_copy()
+    return found
+
+
+def _score_prompts(
+    rows: Sequence[PlannedRow], step: Step, hidden: Tensor, model: ComputesLogits
+) -> list[tuple[Request, PromptLogprobs]]:
+    """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
+    scored: list[tuple[Request, PromptLogprobs]] = []
+    start = 0
+    for row in rows:
+        request = row.request
+        if request.prompt_logprobs_wanted is not None and row.num_before < request.num_prompt - 1:
+            targets = request.tokens[row.num_before + 1 : row.end + 1]
+            targets = targets[: request.num_prompt - 1 - row.num_before]
+            part = hidden[start : start + len(targets)]
+            scored.append((request, prompt_logprobs(model, part, targets, request.prompt_logprobs_wanted)))
+        start += step.write_slots.shape[1] if row.is_decode else row.num_new
+    return scored

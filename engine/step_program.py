@@ -1,0 +1,195 @@
+"""What one step computes, from indices to the next step's drafts, all of it on the device.
+
+    prepare   decode rows: inputs and indices from what the last step left (kernels/prepare_rows.py)
+    forward   the model over all tokens; KV and states are brought up to date
+    sample    the target's own choice behind every position
+    accept    drafts that equal it are kept, the row moves on (kernels/accept_drafts.py)
+    draft     inputs of the next step
+
+Nothing waits for the device and no shape depends on what it holds, so that the whole can be captured as a
+graph (:mod:`engine.step_graph`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from kernels.accept_drafts import accept_drafts
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.caches import LayerCaches
+from engine.models.nemotron_h import NemotronH
+from engine.request import Request
+from engine.row_state import RowState
+from engine.sampler import Sampler
+from engine.sampling_table import SamplingNeeds
+
+
+@dataclass(frozen=True)
+class PrefillEnds:
+    """Where the ``S`` prefill rows of a step end, and what follows them. Integers are int64."""
+
+    last_tokens: Tensor
+    """``[S]`` each row's last token, as an index among the step's tokens."""
+    sampling: Tensor
+    """``[s]`` which of the rows sample."""
+    next_ids: Tensor
+    """``[tokens]`` the prompt's token behind each; behind a row's last one 0 where it is sampled."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``M`` rows: ``R`` decode rows with ``T`` positions each, then ``S`` prefill rows."""
+
+    batch: Batch
+    rows: Tensor
+    """``[M]`` int64 rows of the tables; the null row in padding."""
+    forced: Tensor
+    """``[M]`` int64 prompt token behind the row's last; -1 where it is sampled."""
+    write_slots: Tensor
+    """``[M, T]``; of a prefill row the first counts."""
+    block_table: Tensor
+    """``[M, columns]``"""
+    accepted: Tensor
+    """``[M]`` int32, written"""
+    results: Tensor
+    """``[M, T + 3]`` int64, written: accepted, finite, drafts tried, tokens gained"""
+    samples: bool
+    """Whether any row samples."""
+    needs: SamplingNeeds
+    ends: PrefillEnds | None
+    """None where all rows are decode rows."""
+
+    @property
+    def num_decode(self) -> int:
+        return 0 if self.batch.decode is None else self.batch.decode.num_rows
+
+
+class Drafter(Protocol):
+    """Guesses tokens behind the newest known one; a wrong guess costs time and nothing else."""
+
+    def fill(self, request: Request) -> None:
+        """A request begins to run in its row."""
+        ...
+
+    def draft(self, step: Step, hidden: Tensor) -> None:
+        """Writes ``RowState.tokens[:, 1:]``, may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
+        ...
+
+
+class NoDrafter:
+    """One token a step."""
+
+    def fill(self, request: Request) -> None:
+        pass
+
+    def draft(self, step: Step, hidden: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What stays of a step on the device for those who report on it."""
+
+    hidden: Tensor
+    """``[n, H]``"""
+    decode_logits: Tensor | None
+    """``[R, T, V]``"""
+    prefill_logits: Tensor | None
+    """``[s, 1, V]`` of the prefill rows that sample"""
+
+
+class StepProgram:
+    """Runs steps on the model, the caches and the row tables that it is made with."""
+
+    def __init__(
+        self,
+        model: NemotronH,
+        caches: LayerCaches,
+        state: RowState,
+        sampler: Sampler,
+        stop_ids: Tensor,
+        drafter: Drafter,
+    ) -> None:
+        self._stop_ids = stop_ids
+        self._model = model
+        self._caches = caches
+        self._state = state
+        self._sampler = sampler
+        self._drafter = drafter
+
+    def run(self, step: Step) -> StepTensors:
+        """Everything behind ``prepare``."""
+        hidden = self._model.forward(step.batch, self._caches)
+        token_ids = torch.zeros_like(step.write_slots, dtype=torch.int64)
+        is_finite = torch.ones_like(step.write_slots, dtype=torch.bool)
+        decode_logits = prefill_logits = None
+        if step.samples and step.num_decode:
+            decode_logits, token_ids, is_finite = self._sample_decode(step, hidden, token_ids, is_finite)
+        if step.ends is not None:
+            prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
+            self._place_prefill(step, step.ends)
+        self._accept(step, token_ids, is_finite)
+        self._sampler.commit(step.rows, step.results, step.accepted, step.needs, forced=step.forced)
+        self._drafter.draft(step, hidden)
+        return StepTensors(hidden, decode_logits, prefill_logits)
+
+    def _sample_decode(
+        self, step: Step, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_rows, num_tokens = step.num_decode, step.batch.num_decode_tokens
+        shape = (num_rows, num_tokens // num_rows)
+        logits = self._model.logits(hidden[:num_tokens]).view(*shape, -1)
+        positions = step.batch.positions[:num_tokens].view(shape)
+        inputs = step.batch.input_ids[:num_tokens].view(shape)
+        sampled, finite = self._sampler.sample(logits, step.rows[:num_rows], positions, inputs, step.needs)
+        if step.ends is None:
+            return logits, sampled, finite
+        token_ids[:num_rows] = sampled
+        is_finite[:num_rows] = finite
+        return logits, token_ids, is_finite
+
+    def _sample_prefill(
+        self, step: Step, ends: PrefillEnds, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
+    ) -> Tensor | None:
+        if len(ends.sampling) == 0:
+            return None
+        tokens = ends.last_tokens[ends.sampling]
+        logits = self._model.logits(hidden[tokens])[:, None]
+        which = step.num_decode + ends.sampling
+        positions, inputs = step.batch.positions[tokens], step.batch.input_ids[tokens]
+        sampled, finite = self._sampler.sample(
+            logits, step.rows[which], positions[:, None], inputs[:, None], step.needs
+        )
+        token_ids[which, 0] = sampled[:, 0]
+        is_finite[which, 0] = finite[:, 0]
+        return logits
+
+    def _place_prefill(self, step: Step, ends: PrefillEnds) -> None:
+        """Prefill rows move on like decode rows of one position: from one token before their end."""
+        rows = step.rows[step.num_decode :]
+        self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
+        self._state.num_drafts[rows] = 0
+
+    def _accept(self, step: Step, token_ids: Tensor, is_finite: Tensor) -> None:
+        state = self._state
+        accept_drafts(
+            step.rows,
+            sampled=token_ids,
+            is_finite=is_finite,
+            write_slots=step.write_slots,
+            forced=step.forced,
+            tokens=state.tokens,
+            num_drafts=state.num_drafts,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            limit=state.limit,
+            max_drafts=state.max_drafts,
+            stop_ids=self._stop_ids,
+            accepted=step.accepted,
+            results=step.results,
+        )

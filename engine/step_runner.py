@@ -1,0 +1,146 @@
+"""Launches steps: row tables, step buffers, program and graphs of one engine, wired together."""
+
+from __future__ import annotations
+
+from engine.batch_builder import BatchBuilder
+from engine.caches import Caches
+from engine.capacity import CapacityPlan
+from engine.checks import Checks
+from engine.config import EngineConfig
+from engine.drafters import MtpDrafter, NgramDrafter
+from engine.launched_step import LaunchedStep
+from engine.models.nemotron_h import NemotronH
+from engine.request import Request
+from engine.row_state import RowState
+from engine.row_table import RowTable
+from engine.sampler import Sampler
+from engine.sampling_table import SamplingNeeds, SamplingTable
+from engine.scheduler import StepPlan
+from engine.step_buffers import StepBuffers
+from engine.step_graph import StepGraphs
+from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
+from wire.sampling_params import MAX_STOP_TOKEN_IDS
+
+GREEDY = SamplingNeeds()
+
+
+class StepRunner:
+    """Turns plans into launched steps; owns what rows keep on the device."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: NemotronH,
+        caches: Caches,
+        rows: RowTable,
+        capacity: CapacityPlan,
+        checks: Checks,
+    ) -> None:
+        device, num_rows = caches.state.device, config.max_num_seqs
+        self._model = model
+        self._rows = rows
+        self._checks = checks
+        self._capacity = capacity
+        self._num_positions = config.num_positions
+        self.state = RowState(num_rows, config.num_positions, device)
+        self._sampling = SamplingTable(
+            num_rows,
+            model.config.vocab_size,
+            device,
+            max_stop_ids=MAX_STOP_TOKEN_IDS + len(model.config.eos_token_ids),
+        )
+        sampler = Sampler(self._sampling)
+        self._drafter = self._make_drafter(config, caches, sampler)
+        self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
+        self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
+        self._program = StepProgram(
+            model, caches.layers, self.state, sampler, self._sampling.stop_ids, self._drafter
+        )
+        self._graphs = StepGraphs(
+            self._program,
+            self._builder,
+            self._buffers,
+            max_seq_len=capacity.max_model_len + config.num_positions,
+            device=device,
+            captures=config.role != "prefill" and not config.sanitize,
+        )
+
+    def _make_drafter(self, config: EngineConfig, caches: Caches, sampler: Sampler) -> Drafter:
+        name = config.resolve_drafter(self._model.config)
+        if name == "mtp":
+            return MtpDrafter(
+                self._model,
+                caches.layers,
+                self.state,
+                sampler,
+                num_drafts=config.num_positions - 1,
+                block_size=config.block_size,
+            )
+        if name == "ngram" and config.num_positions > 1:
+            return NgramDrafter(
+                self.state,
+                num_rows=config.max_num_seqs,
+                max_model_len=self._capacity.max_model_len,
+                min_n=config.ngram_min,
+                max_n=config.ngram_max,
+            )
+        return NoDrafter()
+
+    def capture(self) -> None:
+        """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
+        self._graphs.capture_all([GREEDY, SamplingNeeds(random=True, filtered=True)])
+
+    def begin(self, request: Request) -> None:
+        """A request got its row, or its state got there: the next step may name the row."""
+        self._rows.fill(request)
+        self.state.fill(request)
+        if request.params is not None:
+            self._sampling.fill(request)
+        self._drafter.fill(request)
+
+    def end(self, row: int) -> None:
+        """Nobody is in the row any more; no step finds a trace of who was."""
+        self._rows.clear(row)
+        self.state.clear(row)
+        self._sampling.clear(row)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts the plan's step; returns while the device computes."""
+        for row in plan.rows:
+            if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
+                self._rows.extend(row.request)
+        sampling = [row.request for row in plan.rows if row.samples]
+        needs = self._sampling.needs(sampling)
+        max_seq_len = max((self._most_tokens(row.request) for row in plan.decode_rows), default=0)
+        if plan.prefill_rows:
+            self._buffers.load(plan.decode_rows, len(plan.decode_rows))
+            step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
+            self._checks.compare(plan, step.batch)
+            tensors = self._program.run(step)
+        else:
+            step, tensors = self._launch_decode(plan, needs, max_seq_len, samples=bool(sampling))
+        return LaunchedStep.follow(plan, step, tensors, self._model)
+
+    def _most_tokens(self, request: Request) -> int:
+        """Upper bound of a decode row's length, its new positions included."""
+        return request.num_planned + (1 + request.num_in_flight) * self._num_positions
+
+    def _launch_decode(
+        self, plan: StepPlan, needs: SamplingNeeds, max_seq_len: int, *, samples: bool
+    ) -> tuple[Step, StepTensors]:
+        num_rows = self._buffers.captured(len(plan.decode_rows))
+        self._buffers.load(plan.decode_rows, num_rows)
+        replayed = self._graphs.replay(num_rows, needs) if samples else None
+        if replayed is not None:
+            return replayed
+        step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
+        self._checks.compare(plan, step.batch)
+        return step, self._program.run(step)
+
+    def launch_padding(self, num_rows: int) -> None:
+        """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
+        num_rows = self._buffers.captured(num_rows)
+        self._buffers.load([], num_rows)
+        if self._graphs.replay(num_rows, GREEDY) is None:
+            step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
+            self._program.run(step)
