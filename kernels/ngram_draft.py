@@ -219,11 +219,11 @@ def _match_length(history, n, end, max_n):
 
 
 @cpu_jit
-def _occurs(token, history, start, stop):
+def _occurs(token, stretch):
     """Without an exit from the loop, which therefore runs in vectors."""
     count = np.int32(0)
-    for i in range(start, stop):
-        count += np.int32(history[i] == token)
+    for i in range(stretch.shape[0]):
+        count += np.int32(stretch[i] == token)
     return count > 0
 
 
@@ -233,7 +233,7 @@ def _find_end(history, n, min_n, max_n):
     best_end, best_length, stop = 0, min_n - 1, n - 1
     while stop > 0 and best_length < max_n:
         start = max(0, stop - 256)
-        if _occurs(history[n - 1], history, start, stop):  # most stretches lack the newest token
+        if _occurs(history[n - 1], history[start:stop]):  # most stretches lack the newest token
             for end in range(stop, start, -1):
                 length = _match_length(history, n, end, max_n)
                 if length > best_length:
