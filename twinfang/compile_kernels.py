@@ -7,21 +7,21 @@ For set-up steps and container images. On a machine with another processor the k
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from twinfang.flag_table import BUNDLED_MODEL
 
 
 def main() -> None:
-    """An engine runs every kind of row as it starts; an engine of each role compiles every kernel."""
+    """An engine runs every kind of row as it starts; one of each role, and one that drafts, compile all."""
     from engine.config import EngineConfig
     from engine.engine import Engine
 
     started = time.monotonic()
-    for role in ("prefill", "both"):
-        Engine(
-            EngineConfig(BUNDLED_MODEL, role, device="cpu", cache_memory_bytes=64 << 20, max_model_len=256)
-        )
+    whole = EngineConfig(BUNDLED_MODEL, "both", device="cpu", cache_memory_bytes=64 << 20, max_model_len=256)
+    for changes in ({"role": "prefill"}, {}, {"num_speculative": 2, "drafter": "ngram"}):
+        Engine(dataclasses.replace(whole, **changes))
     print(f"CPU kernels compiled in {time.monotonic() - started:.0f} s")
 
 
