@@ -66,8 +66,6 @@ class Batch:
     """``[n]`` int64: ``block id * block_size + offset`` where each token's KV goes."""
     decode: DecodeRows | None
     prefill: PrefillRows | None
-    logits_indices: Tensor | None = None
-    """``[m]`` int64: tokens whose logits are wanted; None for all of them."""
 
     @property
     def num_decode_tokens(self) -> int:

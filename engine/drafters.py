@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from kernels.ngram_draft import ngram_draft
 from torch import Tensor
 
 from engine.batch import Batch, DecodeRows
@@ -13,7 +14,9 @@ from engine.models.nemotron_h import NemotronH
 from engine.request import Request
 from engine.row_state import RowState
 from engine.sampler import Sampler
+from engine.step_buffers import StepBuffers
 from engine.step_program import Step
+from kernels.ngram_draft import NgramDraft
 
 
 class MtpDrafter:
@@ -87,12 +90,23 @@ class MtpDrafter:
 class NgramDrafter:
     """Drafts what followed the last tokens where they stood before, in the prompt or in the answer."""
 
-    def __init__(self, state: RowState, *, num_rows: int, max_model_len: int, min_n: int, max_n: int) -> None:
-        self._state = state
-        self._min_n = min_n
-        self._max_n = max_n
-        device = state.tokens.device
-        self._history = torch.zeros((num_rows + 1, max_model_len), dtype=torch.int32, device=device)
+    def __init__(
+        self, state: RowState, buffers: StepBuffers, *, max_model_len: int, min_n: int, max_n: int
+    ) -> None:
+        num_rows, device = len(state.active), state.active.device
+        self._history = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self._draft_buffered = NgramDraft(
+            rows=buffers.rows.device,
+            accepted=buffers.accepted,
+            results=buffers.results,
+            history=self._history,
+            tokens=state.tokens,
+            num_drafts=state.num_drafts,
+            num_computed=state.num_computed,
+            active=state.active,
+            min_n=min_n,
+            max_n=max_n,
+        )
 
     def fill(self, request: Request) -> None:
         tokens = torch.tensor(request.tokens, dtype=torch.int32)
@@ -101,19 +115,10 @@ class NgramDrafter:
         self._history[request.row, : len(tokens)].copy_(tokens, non_blocking=True)
 
     def draft(self, step: Step, hidden: Tensor) -> None:
-        state = self._state
-        ngram_draft(
-            step.rows,
-            accepted=step.accepted,
-            results=step.results,
-            history=self._history,
-            tokens=state.tokens,
-            num_drafts=state.num_drafts,
-            num_computed=state.num_computed,
-            active=state.active,
-            min_n=self._min_n,
-            max_n=self._max_n,
-        )
+        draft = self._draft_buffered
+        if step.ends is not None:
+            draft = replace(draft, rows=step.rows, accepted=step.accepted, results=step.results)
+        draft(len(step.rows))
 
 
 def _next_ids(step: Step) -> Tensor:

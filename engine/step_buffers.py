@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernels.prepare_rows import prepare_rows
 from numpy.typing import NDArray
 
 from engine.batch import Batch, DecodeRows
@@ -37,6 +36,8 @@ from engine.index_pool import NULL_INDEX
 from engine.row_state import RowState
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
+from kernels.accept_drafts import AcceptDrafts
+from kernels.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
 STAGES = 2
@@ -89,10 +90,8 @@ class StepBuffers:
     def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
         num_positions, num_columns = rows.slots.shape[1], rows.block_table.shape[1]
         self._table = rows
-        self._state = state
         self._sizes = capture_sizes(rows.num_rows)
         self._num_positions = num_positions
-        self._block_size = block_size
         self._stage = 0
 
         def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
@@ -115,6 +114,24 @@ class StepBuffers:
         self.write_slots = made(num_positions)
         self.accepted = made()
         self.results = made(num_positions + 3, dtype=torch.int64)
+        self._prepare_rows = PrepareRows(
+            rows=self.rows.device,
+            tokens=state.tokens,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            block_table=self.block_table.device,
+            slots=self.slots.device,
+            boundary_len=self.boundary_len.device,
+            boundary_slot=self.boundary_slot.device,
+            input_ids=self.input_ids,
+            positions=self.positions,
+            slot_mapping=self.slot_mapping,
+            seq_lens=self.seq_lens,
+            read_slots=self.read_slots,
+            write_slots=self.write_slots,
+            block_size=block_size,
+        )
 
     @property
     def sizes(self) -> list[int]:
@@ -150,25 +167,7 @@ class StepBuffers:
 
         Logits are asked for at every position.
         """
-        state = self._state
-        prepare_rows(
-            self.rows.device[:num_rows],
-            tokens=state.tokens,
-            num_computed=state.num_computed,
-            state_slot=state.state_slot,
-            active=state.active,
-            block_table=self.block_table.device[:num_rows],
-            slots=self.slots.device[:num_rows],
-            boundary_len=self.boundary_len.device[:num_rows],
-            boundary_slot=self.boundary_slot.device[:num_rows],
-            input_ids=self.input_ids[:num_rows],
-            positions=self.positions[:num_rows],
-            slot_mapping=self.slot_mapping[:num_rows],
-            seq_lens=self.seq_lens[:num_rows],
-            read_slots=self.read_slots[:num_rows],
-            write_slots=self.write_slots[:num_rows],
-            block_size=self._block_size,
-        )
+        self._prepare_rows(num_rows)
         return Batch(
             input_ids=self.input_ids[:num_rows].view(-1),
             positions=self.positions[:num_rows].view(-1),
@@ -183,7 +182,24 @@ class StepBuffers:
                 max_seq_len=max_seq_len,
             ),
             prefill=None,
-            logits_indices=None,
+        )
+
+    def accept_drafts(self, state: RowState, stop_ids: torch.Tensor) -> AcceptDrafts:
+        """The acceptance of drafts, bound to these buffers."""
+        return AcceptDrafts(
+            rows=self.rows.device,
+            write_slots=self.write_slots,
+            forced=self.forced.device,
+            tokens=state.tokens,
+            num_drafts=state.num_drafts,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            limit=state.limit,
+            max_drafts=state.max_drafts,
+            stop_ids=stop_ids,
+            accepted=self.accepted,
+            results=self.results,
         )
 
     def _fill(self, planned: list[PlannedRow]) -> None:

@@ -12,11 +12,10 @@ graph (:mod:`engine.step_graph`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from kernels.accept_drafts import accept_drafts
 from torch import Tensor
 
 from engine.batch import Batch
@@ -26,6 +25,7 @@ from engine.request import Request
 from engine.row_state import RowState
 from engine.sampler import Sampler
 from engine.sampling_table import SamplingNeeds
+from kernels.accept_drafts import AcceptDrafts
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ class StepTensors:
 
 
 class StepProgram:
-    """Runs steps on the model, the caches and the row tables that it is made with."""
+    """Runs steps on the model, the caches and the row tables that it is made with.
+
+    ``accept`` is bound to the step buffers, which hold the rows of decode-only steps.
+    """
 
     def __init__(
         self,
@@ -111,10 +114,10 @@ class StepProgram:
         caches: LayerCaches,
         state: RowState,
         sampler: Sampler,
-        stop_ids: Tensor,
+        accept: AcceptDrafts,
         drafter: Drafter,
     ) -> None:
-        self._stop_ids = stop_ids
+        self._accept_buffered = accept
         self._model = model
         self._caches = caches
         self._state = state
@@ -175,21 +178,14 @@ class StepProgram:
         self._state.num_drafts[rows] = 0
 
     def _accept(self, step: Step, token_ids: Tensor, is_finite: Tensor) -> None:
-        state = self._state
-        accept_drafts(
-            step.rows,
-            sampled=token_ids,
-            is_finite=is_finite,
-            write_slots=step.write_slots,
-            forced=step.forced,
-            tokens=state.tokens,
-            num_drafts=state.num_drafts,
-            num_computed=state.num_computed,
-            state_slot=state.state_slot,
-            active=state.active,
-            limit=state.limit,
-            max_drafts=state.max_drafts,
-            stop_ids=self._stop_ids,
-            accepted=step.accepted,
-            results=step.results,
-        )
+        accept = self._accept_buffered
+        if step.ends is not None:
+            accept = replace(
+                accept,
+                rows=step.rows,
+                write_slots=step.write_slots,
+                forced=step.forced,
+                accepted=step.accepted,
+                results=step.results,
+            )
+        accept(len(step.rows), sampled=token_ids, is_finite=is_finite)

@@ -50,12 +50,11 @@ class StepRunner:
             max_stop_ids=MAX_STOP_TOKEN_IDS + len(model.config.eos_token_ids),
         )
         sampler = Sampler(self._sampling)
-        self._drafter = self._make_drafter(config, caches, sampler)
         self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
+        self._drafter = self._make_drafter(config, caches, sampler)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
-        self._program = StepProgram(
-            model, caches.layers, self.state, sampler, self._sampling.stop_ids, self._drafter
-        )
+        accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
+        self._program = StepProgram(model, caches.layers, self.state, sampler, accept, self._drafter)
         self._graphs = StepGraphs(
             self._program,
             self._builder,
@@ -79,7 +78,7 @@ class StepRunner:
         if name == "ngram" and config.num_positions > 1:
             return NgramDrafter(
                 self.state,
-                num_rows=config.max_num_seqs,
+                self._buffers,
                 max_model_len=self._capacity.max_model_len,
                 min_n=config.ngram_min,
                 max_n=config.ngram_max,
