@@ -186,4 +186,5 @@ def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np
     """``[s, s + 1, …, s + length - 1]`` of each row, one behind the other."""
     ends = np.cumsum(lengths)
     within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    return np.repeat(starts, lengths) + within
+    ranges: NDArray[np.int64] = np.repeat(starts, lengths) + within
+    return ranges

@@ -103,6 +103,7 @@ class Engine:
         self._decode_tokens = 0
         self._drafts = DraftCounts(config.num_positions - 1)
         self.warm_up()
+        self._runner.capture()
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
             config.role,
@@ -263,6 +264,7 @@ class Engine:
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
             self._landed.append(self._failed(request, fault))
+            self.scheduler.owned.give_up(row)
             self._leave(request)
             return
         self.scheduler.landed(row, result.accepted)

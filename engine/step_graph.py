@@ -51,7 +51,8 @@ class StepGraphs:
         self._max_seq_len = max_seq_len
         self._captures = captures and device.type == "cuda"
         self._captured: dict[tuple[int, SamplingNeeds], _Captured] = {}
-        self._pool: object | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        """The last one captured: all share its memory pool."""
 
     def capture_all(self, needs: list[SamplingNeeds]) -> None:
         """Captures every batch size, largest first, so that the smaller ones reuse its memory.
@@ -80,14 +81,15 @@ class StepGraphs:
             step = self._builder.decode_step(num_rows, needs, max_seq_len=self._max_seq_len, samples=True)
             return step, self._program.run(step)
 
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        pool = None if self._graph is None else self._graph.pool()
+        with torch.cuda.graph(graph, pool=pool):
             step, tensors = run()
-        self._pool = graph.pool()
+        self._graph = graph
         return _Captured(graph, step, tensors)

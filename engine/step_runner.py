@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.batch_builder import BatchBuilder
 from engine.caches import Caches
 from engine.capacity import CapacityPlan
@@ -85,6 +87,7 @@ class StepRunner:
             )
         return NoDrafter()
 
+    @torch.inference_mode()
     def capture(self) -> None:
         """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
         self._graphs.capture_all([GREEDY, SamplingNeeds(random=True, filtered=True)])

@@ -77,7 +77,8 @@ def _padded(num_rows: int) -> int:
 @functools.cache
 def _has_onednn() -> bool:
     """Looked up once; where it is missing that is said once."""
-    found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    found = bool(available) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not found:
         logger.info("this torch has no oneDNN: all CPU GEMMs by torch, up to twice slower from batch 4 on")
     return found
