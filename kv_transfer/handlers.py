@@ -1,4 +1,4 @@
-"""The gRPC calls of a server whose memory others read: handshake and the early end of a lease."""
+"""The gRPC calls of a server whose memory others read: handshake, renewal and early end of leases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import grpc
 
 from kv_transfer.source import TransferSource
 from wire.generation import Empty
-from wire.handoff import EndLease, HandshakeReply, HandshakeRequest
-from wire.rpc import END_LEASE, HANDSHAKE, unary_handler
+from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, RenewedLeases, RenewLeases
+from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, unary_handler
 
 
 def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -23,7 +23,11 @@ def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler
         source.end(message)
         return Empty()
 
+    async def renew_leases(message: RenewLeases, _context: Any) -> RenewedLeases:
+        return source.renew(message)
+
     return {
         HANDSHAKE.name: unary_handler(HANDSHAKE, handshake),
         END_LEASE.name: unary_handler(END_LEASE, end_lease),
+        RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
     }

@@ -8,7 +8,7 @@ another request's and is thrown away (a seqlock with one writer). A late read ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class LeaseTable:
         self._ttl_s = ttl_s
         self._clock = clock
         self._free = list(range(len(epochs) - 1, -1, -1))
-        self._leases: dict[int, Lease] = {}  # oldest first, hence also soonest to expire
+        self._leases: dict[int, Lease] = {}  # soonest to expire first
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -55,6 +55,15 @@ class LeaseTable:
         del self._leases[lease_id]
         self._free.append(lease_id)
         return lease
+
+    def renew(self, lease_id: int, epoch: int) -> bool:
+        """Starts a lease's time to live anew; False if it has ended already."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.epoch != epoch:
+            return False
+        del self._leases[lease_id]  # it joins the end: all live equally long
+        self._leases[lease_id] = replace(lease, expires_at=self._clock() + self._ttl_s)
+        return True
 
     def end_expired(self) -> list[Lease]:
         """Ends all leases whose time to live is over."""

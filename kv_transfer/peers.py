@@ -9,8 +9,8 @@ import grpc.aio
 
 from kv_transfer.sink import TransferSink
 from wire.errors import HandshakeError, TwinfangError
-from wire.handoff import EndLease, HandshakeReply, Ticket
-from wire.rpc import END_LEASE, HANDSHAKE, call, open_channel
+from wire.handoff import EndLease, HandshakeReply, RenewedLeases, RenewLeases, Ticket
+from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, call, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ class Peers:
     def end_lease_soon(self, ticket: Ticket) -> None:
         """Tells the server that nobody will read; its time to live covers a message that is lost."""
         self._spawn(self._end_lease(ticket))
+
+    async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
+        """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
+        reply: RenewedLeases = await call(self._channel(address), RENEW_LEASES, leases, timeout_s=timeout_s)
+        return reply
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._handshakes.values()]

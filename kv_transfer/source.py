@@ -19,7 +19,16 @@ from kv_transfer.lease_table import Lease, LeaseTable
 from kv_transfer.poll_thread import PollThread
 from wire.codec import decode
 from wire.errors import WireError
-from wire.handoff import Digests, Done, EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.handoff import (
+    Digests,
+    Done,
+    EndLease,
+    HandshakeReply,
+    HandshakeRequest,
+    RenewedLeases,
+    RenewLeases,
+    Ticket,
+)
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +132,12 @@ class TransferSource:
     def end(self, message: EndLease) -> None:
         """Ends a lease before it was read; one that has ended already is left alone."""
         self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
+
+    def renew(self, message: RenewLeases) -> RenewedLeases:
+        """Starts the time to live of leases anew whose reader still waits for room."""
+        with self._lock:
+            ended = [one for one, epoch in message.leases if not self._leases.renew(one, epoch)]
+        return RenewedLeases(tuple(ended))
 
     def close(self) -> None:
         self._thread.stop()

@@ -110,6 +110,20 @@ class EndLease:
 
 
 @message
+class RenewLeases:
+    """Whoever is to read these leases is alive and waits for room: their time to live starts anew."""
+
+    leases: tuple[tuple[int, int], ...]
+    """``(lease id, epoch)`` of each."""
+
+
+@message
+class RenewedLeases:
+    ended: tuple[int, ...]
+    """Ids of those that were over already: there is nothing left to read under them."""
+
+
+@message
 class Abandon:
     """Ends one prefill wherever it stands: queued, computing, or leased with the ticket on its way.
 

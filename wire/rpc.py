@@ -32,7 +32,14 @@ from wire.generation import (
     StepOutputs,
     Submit,
 )
-from wire.handoff import Abandon, EndLease, HandshakeReply, HandshakeRequest
+from wire.handoff import (
+    Abandon,
+    EndLease,
+    HandshakeReply,
+    HandshakeRequest,
+    RenewedLeases,
+    RenewLeases,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +89,7 @@ SERVER_SERVICE = "twinfang.Server"
 
 PREFILL = Method(PREFILL_SERVICE, "Prefill", PrefillRequest, PrefillReply)
 END_LEASE = Method(TRANSFER_SERVICE, "EndLease", EndLease, Empty)
+RENEW_LEASES = Method(TRANSFER_SERVICE, "RenewLeases", RenewLeases, RenewedLeases)
 ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
 HANDSHAKE = Method(TRANSFER_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)

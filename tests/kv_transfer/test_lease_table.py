@@ -51,6 +51,29 @@ def test_a_late_message_does_not_end_the_cell_s_next_lease():
     assert len(table) == 1
 
 
+def test_a_renewed_lease_lives_as_long_again_and_outlives_younger_ones():
+    table, _, clock = make_table()
+    first, second = table.grant("a"), table.grant("b")
+    clock.now += TTL_S - 1
+    assert table.renew(first.lease_id, first.epoch)
+    clock.now += 1
+    assert [lease.request_id for lease in table.end_expired()] == ["b"]
+    assert not table.renew(second.lease_id, second.epoch)
+    clock.now += TTL_S - 1
+    assert [lease.request_id for lease in table.end_expired()] == ["a"]
+
+
+def test_a_late_renewal_does_not_lengthen_the_cell_s_next_lease():
+    table, _, clock = make_table(num_cells=1)
+    first = table.grant("a")
+    table.end(first.lease_id, first.epoch)
+    table.grant("b")
+    clock.now += TTL_S / 2
+    assert not table.renew(first.lease_id, first.epoch)
+    clock.now += TTL_S / 2
+    assert [lease.request_id for lease in table.end_expired()] == ["b"]
+
+
 @pytest.mark.parametrize("lease_id", [-1, 1, NUM_CELLS, 1 << 40])
 def test_a_cell_that_is_not_leased_can_t_be_ended(lease_id):
     table, epochs, _ = make_table()

@@ -1,0 +1,95 @@
+"""Keeps the leases of requests alive that wait for room here.
+
+A lease's time to live measures whether its reader lives, not how long the reader's queue is: a burst of
+requests on a small server must not lose its prompts to a deadline (tokenspeed PR 1427). While a request
+waits, its lease is renewed several times a lifetime, all leases of one server in one call. A process that
+dies renews nothing, so what it held comes free by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kv_transfer.peers import Peers
+from wire.errors import TwinfangError
+from wire.handoff import RenewLeases, Ticket
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_LIFETIME = 3
+"""Two may be lost before a lease is."""
+
+
+@dataclass
+class _Held:
+    ticket: Ticket
+    due: float
+    """When it has to be renewed next, in the event loop's time."""
+
+    @property
+    def interval_s(self) -> float:
+        return self.ticket.ttl_s / RENEWALS_PER_LIFETIME
+
+
+class LeaseKeeper:
+    """Tickets whose read has not ended, by request id. Lives on the event loop."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._held: dict[str, _Held] = {}
+        self._joined = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, request_id: str, ticket: Ticket) -> None:
+        """From now on the ticket's lease is renewed, until :meth:`let_go`."""
+        held = _Held(ticket, 0.0)
+        held.due = asyncio.get_running_loop().time() + held.interval_s
+        self._held[request_id] = held
+        self._joined.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._renew_while_any())
+
+    def let_go(self, request_id: str) -> None:
+        """The read has ended, or will never begin."""
+        self._held.pop(request_id, None)
+
+    async def close(self) -> None:
+        self._held.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _renew_while_any(self) -> None:
+        """Ends when nothing waits any more: an idle server has no timer."""
+        loop = asyncio.get_running_loop()
+        while self._held:
+            self._joined.clear()
+            pause_s = max(0.0, min(held.due for held in self._held.values()) - loop.time())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._joined.wait(), pause_s)
+            due = [held for held in self._held.values() if held.due <= loop.time()]
+            for held in due:
+                held.due = loop.time() + held.interval_s
+            by_address: dict[str, list[Ticket]] = defaultdict(list)
+            for held in due:
+                by_address[held.ticket.address].append(held.ticket)
+            calls = (self._renew(address, tickets) for address, tickets in by_address.items())
+            await asyncio.gather(*calls)
+
+    async def _renew(self, address: str, held: list[Ticket]) -> None:
+        timeout_s = min(ticket.ttl_s for ticket in held) / RENEWALS_PER_LIFETIME
+        message = RenewLeases(tuple((ticket.lease_id, ticket.epoch) for ticket in held))
+        try:
+            reply = await self._peers.renew(address, message, timeout_s=timeout_s)
+        except TwinfangError as error:
+            log.warning("%d leases of %s were not renewed: %s", len(held), address, error)
+            return
+        if reply.ended:
+            log.warning("%d of %d leases of %s had ended before", len(reply.ended), len(held), address)
