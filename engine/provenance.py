@@ -99,6 +99,8 @@ class SlotTag:
     epoch: int
 
     def __str__(self) -> str:
+        if self.num_tokens == _REJECTED:
+            return f"the state behind a rejected draft of {self.writer!r}, epoch {self.epoch}"
         return f"h({self.num_tokens}) of {self.writer!r}, prefix {self.digest:016x}, epoch {self.epoch}"
 
 

@@ -6,7 +6,7 @@
 | before a step | blocks and slots have one owner; each holds the prefix that its reader expects |
 | before a step | the bytes of each state are those that were written; rows that nobody owns are clear |
 | before a step | the batch's tensors say what the plan says |
-| after a step | what was written is tagged and summed |
+| after a step | what was written is tagged and summed; a state behind a rejected draft is nobody's to read |
 | preemption, hand-over | blocks and state are compared by checksum on arrival |
 
 A fault in what only one request uses (its state, its row of the table, its copy) ends that request. Where two

@@ -112,14 +112,7 @@ class Driver:
                 next_ids += [*seq.token_ids, 0][begin + 1 : end + 1]
                 positions += range(begin, end)
                 addresses += seq.addresses(begin, end)
-        batch = Batch(
-            torch.tensor(ids),
-            torch.tensor(positions),
-            torch.tensor(addresses),
-            decode,
-            prefill,
-            logits_indices=None,
-        )
+        batch = Batch(torch.tensor(ids), torch.tensor(positions), torch.tensor(addresses), decode, prefill)
         with torch.inference_mode():
             results = self.compute(batch, torch.tensor(next_ids))
         return {key: results[begin:end] for key, (begin, end) in spans.items()}

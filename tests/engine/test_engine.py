@@ -66,7 +66,7 @@ def copy(source, sink, request):
     blocks = list(zip(ticket.block_ids, request.block_ids, strict=False))
     for theirs, ours in blocks[len(request.nodes) :]:
         sink.caches.kv[ours] = source.caches.kv[theirs]
-    sink.caches.state[request.slot] = source.caches.state[ticket.state_slot]
+    sink.caches.state[request.state_slot] = source.caches.state[ticket.state_slot]
 
 
 def hand_over(source, sink, tokens, name="handed"):
@@ -158,7 +158,7 @@ def test_a_damaged_request_ends_with_an_error_and_no_other_does(bundled_model, a
     outputs = list(engine.step().outputs)
     for views in (engine.caches.layers.ssm, engine.caches.layers.conv):
         for view in views:
-            view[requests[1].slot] = float("nan")
+            view[requests[1].state_slot] = float("nan")
     while not (result := engine.step()).did_nothing:
         outputs += result.outputs
     ended = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}

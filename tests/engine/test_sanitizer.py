@@ -22,6 +22,13 @@ def alone(bundled_model):
     return {name: run(engine, [greedy(name, tokens)])[name] for name, tokens in three().items()}
 
 
+@pytest.fixture(params=["mtp", "ngram"])
+def speculating(bundled_model, request):
+    """Four positions a row, and a state kept every 8 tokens."""
+    settings = {"num_speculative": 3, "drafter": request.param, "block_size": 4, "state_block_size": 8}
+    return make_engine(bundled_model, "both", sanitize=True, **settings)
+
+
 def three():
     return {
         name: prompts(1, seed=i, low=n, high=n)[0]
@@ -73,17 +80,17 @@ def assert_only_one_ends(engine, requests, victim, alone, *, says):
 
 def test_a_wrong_slot_is_found(engine):
     a, b, _ = start(engine)
-    a.slot, b.slot = b.slot, a.slot
+    a.slots, b.slots = b.slots, a.slots
     with pytest.raises(
-        SanitizerError, match=rf"'a': slot {a.slot}: expected h\(5\d\).*found h\(\d+\) of 'b'"
+        SanitizerError, match=rf"'a': slot {a.state_slot}: expected h\(5\d\).*found h\(\d+\) of 'b'"
     ):
         engine.step()
 
 
 def test_a_slot_that_two_rows_write_is_found(engine):
     a, b, _ = start(engine)
-    a.slot = b.slot
-    with pytest.raises(SanitizerError, match=rf"slot {b.slot}: expected one row to write it.*'a', 'b'"):
+    a.slots = b.slots
+    with pytest.raises(SanitizerError, match=rf"slot {b.state_slot}: expected one row to write it.*'a', 'b'"):
         engine.step()
 
 
@@ -96,25 +103,26 @@ def test_a_stale_row_of_the_block_table_is_found(engine, alone):
 
 def test_a_batch_with_a_stale_row_is_found(engine):
     start(engine)
-    build = engine._builder.build
+    buffers = engine._runner._buffers
+    prepare = buffers.prepare
 
-    def stale(plan):
-        batch = build(plan)
+    def stale(num_rows, **sizes):
+        batch = prepare(num_rows, **sizes)
         batch.decode.block_table[1, 0] += 1
         return batch
 
-    engine._builder.build = stale
+    buffers.prepare = stale
     with pytest.raises(SanitizerError, match=r"block table of 'b'\[0\]: expected \d+; found \d+"):
         engine.step()
 
 
 def test_a_state_of_one_token_less_is_found(engine, alone):
     requests = a, _, _ = start(engine)
-    before = engine.caches.state[a.slot].clone()
+    before = engine.caches.state[a.state_slot].clone()
     engine.step()
-    engine.caches.state[a.slot] = before
+    engine.caches.state[a.state_slot] = before
     assert_only_one_ends(
-        engine, requests, a, alone, says=[f"slot {a.slot}", "conv.0", f"h({a.num_computed})"]
+        engine, requests, a, alone, says=[f"slot {a.state_slot}", "conv.0", f"h({a.num_computed})"]
     )
 
 
@@ -124,14 +132,15 @@ def test_a_count_that_is_off_by_one_is_found(engine, alone, off):
     right = a.num_computed
     a.tokens.append(7)  # so that there is a token to compute either way
     a.num_computed += off
-    says = [f"slot {a.slot}", f"expected h({right + off})", f"found h({right}) of 'a'"]
+    a.num_planned += off
+    says = [f"slot {a.state_slot}", f"expected h({right + off})", f"found h({right}) of 'a'"]
     assert_only_one_ends(engine, requests, a, alone, says=says)
 
 
 def test_swapped_conv_and_ssm_bytes_are_found(engine, alone):
     requests = _, b, _ = start(engine)
-    swap_conv_and_ssm(engine, b.slot)
-    assert_only_one_ends(engine, requests, b, alone, says=[f"slot {b.slot}", "conv.0"])
+    swap_conv_and_ssm(engine, b.state_slot)
+    assert_only_one_ends(engine, requests, b, alone, says=[f"slot {b.state_slot}", "conv.0"])
 
 
 def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
@@ -140,8 +149,8 @@ def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
     tokens = three()["a"]
     request = admit(sink, tokens, prefill(source, tokens, "a"))
     copy(source, sink, request)
-    swap_conv_and_ssm(sink, request.slot)
-    slot = request.slot
+    slot = request.state_slot
+    swap_conv_and_ssm(sink, slot)
     (failed,) = sink.transferred(request, error=None, settled=True)
     assert failed.error.code == "state_corrupted"
     assert f"slot {slot}, conv.0 as received" in failed.error.message
@@ -152,7 +161,7 @@ def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
 @pytest.mark.parametrize("kind", ["block", "slot"])
 def test_memory_freed_while_it_is_used_is_found(engine, kind):
     a, _, _ = start(engine)
-    index = a.block_ids[0] if kind == "block" else a.slot
+    index = a.block_ids[0] if kind == "block" else a.state_slot
     pool = engine.scheduler.owned.blocks if kind == "block" else engine.scheduler.owned.slots
     pool.free([index])
     with pytest.raises(SanitizerError, match=rf"'a': {kind} {index}: expected .* it owns; found it free"):
@@ -162,7 +171,7 @@ def test_memory_freed_while_it_is_used_is_found(engine, kind):
 @pytest.mark.parametrize("kind", ["block", "slot"])
 def test_memory_freed_early_and_handed_out_again_is_found(engine, kind):
     a, _, _ = start(engine)
-    index = a.block_ids[0] if kind == "block" else a.slot
+    index = a.block_ids[0] if kind == "block" else a.state_slot
     pool = engine.scheduler.owned.blocks if kind == "block" else engine.scheduler.owned.slots
     pool.free([index])
     engine.add(greedy("d", three()["c"]))
@@ -181,12 +190,110 @@ def test_a_row_that_was_not_cleared_is_found(engine):
         engine.step()
 
 
+# --- with speculation ----------------------------------------------------------------------------
+
+
+def start_until(engine, holds):
+    """Three requests that decode, the first with its newest state in a spec slot; and ``holds(first)``."""
+    requests = start(engine)
+    while requests[0].read_slot or not holds(requests[0]):
+        assert not engine.step().did_nothing, "it never came to that"
+    return requests
+
+
+def after_a_rejection(engine):
+    """The first request has just had a draft, or a dummy, rejected, whose state went to a spec slot."""
+    return start_until(engine, lambda r: r.state_index < 3 and (r.num_computed + 1) % 8)
+
+
+def after_an_acceptance(engine):
+    """The first request has just had a draft accepted; the state before that is in a spec slot, too."""
+    return start_until(engine, lambda r: r.state_index > 0 and (r.num_computed - 1) % 8)
+
+
+def test_the_slot_of_a_rejected_position_is_found(speculating, alone):
+    requests = a, _, _ = after_a_rejection(speculating)
+    right = a.num_computed
+    a.state_index += 1
+    says = [f"slot {a.state_slot}", f"expected h({right})", "found the state behind a rejected draft of 'a'"]
+    assert_only_one_ends(speculating, requests, a, alone, says=says)
+
+
+def test_the_slot_of_an_earlier_position_is_found(speculating, alone):
+    requests = a, _, _ = after_an_acceptance(speculating)
+    right = a.num_computed
+    a.state_index -= 1
+    says = [f"slot {a.state_slot}", f"expected h({right})", f"found h({right - 1}) of 'a'"]
+    assert_only_one_ends(speculating, requests, a, alone, says=says)
+
+
+def test_a_device_that_reads_the_slot_of_a_rejected_position_is_found(speculating):
+    """The tables on the host are right; the batch is not."""
+    a, _, _ = after_a_rejection(speculating)
+    right, wrong = a.state_slot, a.slots[a.state_index + 1]
+    speculating._runner.state.state_slot[a.row] = wrong
+    with pytest.raises(SanitizerError, match=rf"read_slots\[\d\]: expected {right}; found {wrong}"):
+        speculating.step()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_spec_slot_that_two_rows_share_is_found(speculating, at):
+    a, b, _ = start(speculating)
+    a.slots[at] = b.slots[3]
+    with pytest.raises(SanitizerError, match=rf"slot {b.slots[3]}: expected one row to write it.*'a', 'b'"):
+        speculating.step()
+
+
+def test_a_spec_slot_that_is_a_cached_state_is_found(speculating):
+    """It would be written over what later requests start from."""
+    a, _, _ = start(speculating)
+    tags = speculating._checks._slots
+    states = speculating.scheduler.owned.cache._states
+    slot = next(state.slot for state in states if tags.current(state.slot).writer == "b")
+    a.slots[3] = slot
+    found = rf"'a': slot {slot}: expected nothing before its first use; found h\(\d+\) of 'b'"
+    with pytest.raises(SanitizerError, match=found):
+        speculating.step()
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_boundary_slot_that_is_read_before_it_was_passed_is_found(speculating, alone, is_written):
+    """Either only a rejected draft has reached it, or nothing has been written there yet."""
+    requests = a, _, _ = start_until(speculating, lambda request: request.boundary is not None)
+    slot, right = a.boundary.slot, a.num_computed
+    if not is_written:
+        slots = speculating.scheduler.owned.slots
+        slots.free([slot])
+        (slot,) = slots.allocate(1)
+    a.boundary, a.read_slot = None, slot  # as when it counts as passed
+    if is_written:
+        says = [f"slot {slot}", f"expected h({right})", "found the state behind a rejected draft of 'a'"]
+        assert_only_one_ends(speculating, requests, a, alone, says=says)
+        return
+    with pytest.raises(SanitizerError, match=rf"'a': slot {slot}: expected h\({right}\).*; found"):
+        speculating.step()
+
+
+def test_bytes_of_a_spec_slot_that_changed_are_found(speculating, alone):
+    requests = a, _, _ = after_an_acceptance(speculating)
+    swap_conv_and_ssm(speculating, a.state_slot)
+    says = [f"slot {a.state_slot}", "conv.0", f"h({a.num_computed})"]
+    assert_only_one_ends(speculating, requests, a, alone, says=says)
+
+
+def test_what_a_rejected_position_left_in_its_slot_is_nobodys_business(speculating, alone):
+    requests = a, _, _ = after_a_rejection(speculating)
+    swap_conv_and_ssm(speculating, a.slots[a.state_index + 1])
+    run(speculating)
+    assert all(r.tokens[r.num_prompt :] == alone[r.request_id] for r in requests)
+
+
 # --- what else it promises -----------------------------------------------------------------------
 
 
 def test_freed_memory_is_nan_before_anyone_may_use_it(engine):
     a, _, _ = start(engine)
-    slot, block_ids = a.slot, list(a.block_ids)
+    slot, block_ids = a.state_slot, list(a.block_ids)
     engine.cancel("a")
     engine.step()
     assert engine.caches.kv[block_ids].isnan().all()
