@@ -104,16 +104,18 @@ class Ownership:
         fitting = lengths[: self.cache.num_available_slots]
         return tuple(StateBoundary(length, self.cache.allocate_slot()) for length in fitting)
 
-    def decode_boundary(self, request: Request, most_computed: int) -> tuple[StateBoundary, ...]:
+    def decode_boundary(
+        self, request: Request, most_computed: int, num_new: int
+    ) -> tuple[StateBoundary, ...]:
         """The boundary that a decode row may pass in this step, if there is one and a slot for it.
 
-        ``most_computed`` is the most that may be computed before the step. The slot is written when the
-        row passes the boundary, in this step or in a later one: a draft that is rejected leaves there
-        what the next try overwrites.
+        ``most_computed`` is the most that may be computed before the step, ``num_new`` the most in it. The
+        slot is written when the row passes the boundary, in this step or in a later one: a draft that is
+        rejected leaves there what the next try overwrites.
         """
         if request.boundary is None:
             length = self._mode.next_kept(request, most_computed)
-            within_reach = length is not None and length <= most_computed + self._num_positions
+            within_reach = length is not None and length <= most_computed + num_new
             if length is not None and within_reach and self.cache.num_available_slots:
                 request.boundary = StateBoundary(length, self.cache.allocate_slot())
         return () if request.boundary is None else (request.boundary,)

@@ -144,7 +144,8 @@ class Scheduler:
             [row for row in part if row.request not in requests]
             for part in (plan.decode_rows, plan.prefill_rows)
         )
-        return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows)
+        prefilled = [request for request in plan.prefilled if request not in requests]
+        return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows, prefilled=prefilled)
 
     def hold(self, request: Request) -> None:
         """The request has ended; its row is free, its blocks and state are leased until released."""
@@ -161,7 +162,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The request leaves, whatever queue it is in; everything it owns is free again."""
-        for queue in (self.waiting, self.transferring, self.running, self.preempted):
+        for queue in (self.waiting, self.transferring, self.running, self.preempted, self.held):
             if queue.pop(request.request_id, None) is not None:
                 break
         self._leave_row(request)
@@ -219,8 +220,9 @@ class Scheduler:
         return is_decode_row(num_new=num_new, num_before=request.num_planned)
 
     def _most_computed(self, request: Request) -> int:
-        """Upper bound of what is computed when all that is in flight has landed."""
-        return request.num_planned + request.num_in_flight * (self._num_positions - 1)
+        """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
+        num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_prompt))
+        return request.num_planned + num_uncertain * (self._num_positions - 1)
 
     def _num_missing(self, request: Request) -> int:
         return self.owned.num_missing_blocks(request, self._reach(request))
@@ -231,7 +233,9 @@ class Scheduler:
         return min(reach, request.max_total_tokens)
 
     def _decode_row(self, request: Request) -> PlannedRow:
-        boundary = self.owned.decode_boundary(request, self._most_computed(request))
+        # Within the prompt it computes one token; the chunk that may follow would not pass its boundary.
+        num_new = self._num_positions if request.is_prompt_planned else 1
+        boundary = self.owned.decode_boundary(request, self._most_computed(request), num_new)
         return PlannedRow(request, request.num_planned, 1, boundary)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
@@ -325,9 +329,12 @@ class Scheduler:
                 break
             end = self._mode.chunk_end(request, start, min(request.target, start + budget))
             if is_decode_row(num_new=end - start, num_before=start):
+                if budget < self._num_positions:
+                    break
                 decode_rows.append(self._decode_row(request))
+                budget -= self._num_positions
             else:
                 boundaries = self.owned.take_boundaries(request, start, end)
                 prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
-            budget -= end - start
+                budget -= end - start
         return prefill_rows
