@@ -28,7 +28,7 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
         if not mine.same_unit(other):
             raise HandshakeError(
                 f"{who} lays out a {other.unit} as {describe(other)}, this server as {describe(mine)}; "
-                "start both with the same --block-size and --dtype"
+                f"{_remedy(mine, other)}"
             )
 
 
@@ -49,6 +49,21 @@ def check_regions(reply: HandshakeReply) -> None:
             raise HandshakeError(
                 f"the peer's {region.num_bytes} bytes at {region.address} end past the last address"
             )
+
+
+def _remedy(mine: Layout, other: Layout) -> str:
+    """What makes the layouts equal. One checkpoint has other attention layers only where one side drafts with
+    its MTP layers: their KV stands in the blocks."""
+    if _num_attention_layers(mine) == _num_attention_layers(other):
+        return "start both with the same --block-size and --dtype"
+    return (
+        "one drafts with the checkpoint's MTP layers and keeps their KV, the other does not: "
+        "start the prefill server with the same --speculative and --drafter as the decode server"
+    )
+
+
+def _num_attention_layers(layout: Layout) -> list[int]:
+    return [axis.size for segment in layout.segments for axis in segment.axes if axis.name == "attn_layers"]
 
 
 def describe(layout: Layout) -> str:

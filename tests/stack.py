@@ -17,6 +17,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -30,6 +32,7 @@ import psutil
 import pytest
 
 from twinfang.launch import LaunchedStack, launch
+from twinfang.ports import LOOPBACK, free_ports
 from wire.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel
 
@@ -76,12 +79,7 @@ class Stack(LaunchedStack):
 
     def is_ready(self) -> bool:
         """All processes run and take requests, and the router can reach them."""
-        if not self.status().get("ready"):
-            return False
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=CALL_TIMEOUT_S).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz")
 
     def is_idle(self) -> bool:
         """No request, lease or transfer is anywhere, and every block and slot is free."""
@@ -152,6 +150,31 @@ def start_stack(folder: Path, command: str, *flags: str, environment: dict[str, 
     return Stack(launch(folder, command, *flags, environment=environment).supervisor, folder)
 
 
+@contextlib.contextmanager
+def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterator[str]:
+    """``twinfang router FLAGS`` before servers that run already, ready; yields its URL."""
+    (port,) = free_ports(1)
+    url = f"http://{LOOPBACK}:{port}"
+    router = subprocess.Popen([sys.executable, "-m", "twinfang", "router", *flags, "--port", str(port)])
+    try:
+        limit = time.monotonic() + deadline_s
+        while not _is_ok(f"{url}/readyz"):
+            if router.poll() is not None or time.monotonic() > limit:
+                raise TimeoutError(f"the router is not ready; exit code {router.poll()}")
+            time.sleep(POLL_INTERVAL_S)
+        yield url
+    finally:
+        router.terminate()
+        router.wait(STOP_DEADLINE_S)
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=CALL_TIMEOUT_S).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 class Stacks:
     """Stacks that the tests of a session share, by command and flags."""
 
@@ -177,16 +200,30 @@ class Stacks:
         ]
 
 
-_session: list[Stacks] = []
+_shared: list[Stacks] = []
 
 
 @pytest.fixture(scope="session")
 def stacks() -> Iterator[Stacks]:
     """``stacks("up", "--decode", "2")`` is a stack that this session's tests share."""
+    with _sharing() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def module_stacks() -> Iterator[Stacks]:
+    """As ``stacks``, for stacks of unusual flags: they end with the module's tests."""
+    with _sharing() as shared:
+        yield shared
+
+
+@contextlib.contextmanager
+def _sharing() -> Iterator[Stacks]:
     with contextlib.ExitStack() as exits:
-        _session.append(Stacks(exits))
-        yield _session[-1]
-        _session.clear()
+        shared = Stacks(exits)
+        _shared.append(shared)
+        yield shared
+        _shared.remove(shared)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -196,6 +233,6 @@ def pytest_runtest_makereport(
     """Adds to a failed test's report the logs of the shared stacks it used."""
     report = yield
     if report.failed:
-        for shared in _session:
+        for shared in _shared:
             report.sections += shared.logs_for(item.nodeid)
     return report
