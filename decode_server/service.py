@@ -22,51 +22,37 @@ from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
-from kv_transfer.handlers import transfer_handlers
-from kv_transfer.peers import Peers
-from kv_transfer.sink import TransferResult, TransferSink
-from kv_transfer.source import EndedLease, TransferSource
+from kv_transfer.exchange import NO_TRANSFERS, StateExchange
+from kv_transfer.sink import TransferResult
 from wire.errors import InvalidRequestError, TwinfangError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
-from wire.handoff import EndLease, Ticket
-from wire.rpc import DECODE_SERVICE, TRANSFER_SERVICE, decode_stream_request, stream_handler
+from wire.handoff import Ticket
+from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
 
 
 class DecodeService:
-    """Ties engine, transfer sink and the routers' streams together."""
+    """Ties engine, state exchange and the routers' streams together."""
 
     def __init__(self, config: DecodeConfig, server: GrpcServer, *, incarnation: str) -> None:
         self._config = config
         self._incarnation = incarnation
         self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
         self._engine = self._host.engine
-        self._sink: TransferSink | None = None
-        self._source: TransferSource | None = None
-        self._peers: Peers | None = None
-        self._kept: dict[str, Ticket] = {}  # the engine's thread alone
+        self._exchange: StateExchange | None = None
         if config.engine.role == "decode":
-            self._sink = TransferSink(
-                self._engine.caches,
-                incarnation=incarnation,
-                fingerprint=self._engine.fingerprint,
-                on_settled=self._on_settled,
-                on_fatal=server.fail,
-            )
-            self._source = TransferSource(
-                self._engine.caches,
+            self._exchange = StateExchange(
+                self._host,
+                server,
                 address=f"{config.advertise_host or config.host}:{server.port}",
                 incarnation=incarnation,
-                fingerprint=self._engine.fingerprint,
                 lease_ttl_s=config.keep_ttl_s,
-                max_leases=self._engine.capacity.num_slots,
-                on_lease_ended=self._on_lease_ended,
-                on_fatal=server.fail,
+                transfer_deadline_s=config.transfer_deadline_s,
+                handshake_timeout_s=config.handshake_timeout_s,
+                on_read=self._on_read,
             )
-            self._peers = Peers(self._sink, timeout_s=config.handshake_timeout_s)
-            server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._open_streams: set[RouterStream] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
@@ -80,13 +66,10 @@ class DecodeService:
         self.close_streams()
         for introduction in list(self._introductions.values()):
             introduction.cancel()
-        if self._peers is not None:
-            await self._peers.close()
-        await asyncio.to_thread(self._host.stop)
-        if self._sink is not None:
-            await asyncio.to_thread(self._sink.close)
-        if self._source is not None:
-            await asyncio.to_thread(self._source.close)
+        if self._exchange is None:
+            await asyncio.to_thread(self._host.stop)
+        else:
+            await self._exchange.close()
 
     def close_streams(self) -> None:
         """Ends the routers' calls so that the gRPC server can stop at once."""
@@ -121,9 +104,9 @@ class DecodeService:
                     self._accept(message, stream)
                 elif isinstance(message, Cancel):
                     self._cancel(message.request_id)
-                elif self._peers is not None:
+                elif self._exchange is not None:
                     for address in message.addresses:
-                        self._peers.connect_soon(address)
+                        self._exchange.peers.connect_soon(address)
         finally:
             stream.close()
 
@@ -140,7 +123,7 @@ class DecodeService:
         except TwinfangError as error:
             self._refuse(request_id, message.ticket, error)
             return
-        if self._sink is None or message.ticket is None or self._sink.knows(message.ticket.incarnation):
+        if self._exchange is None or message.ticket is None or self._exchange.knows(message.ticket):
             self._host.post(lambda: self._add(request))
         else:
             task = asyncio.create_task(self._add_after_handshake(request, message.ticket))
@@ -149,9 +132,9 @@ class DecodeService:
 
     async def _add_after_handshake(self, request: Request, ticket: Ticket) -> None:
         """The ticket is of a server never met before, or of one that has restarted."""
-        assert self._peers is not None
+        assert self._exchange is not None
         try:
-            await self._peers.ensure(ticket)
+            await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
             self._refuse(request.request_id, ticket, error)
         except Exception as error:
@@ -193,11 +176,11 @@ class DecodeService:
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             cache_salt=message.cache_salt,
-            keeps_state=message.keeps_state and self._source is not None,
+            keeps_state=message.keeps_state and self._exchange is not None,
         )
 
     def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
-        if self._sink is None:
+        if self._exchange is None:
             raise InvalidRequestError("this server runs prompts itself and takes no tickets")
         block_size = self._config.engine.block_size
         num_blocks = blocks_for(ticket.num_tokens, block_size)
@@ -224,13 +207,9 @@ class DecodeService:
         )
 
     async def stats(self) -> ServerStats:
-        sink = self._sink
+        exchange = self._exchange
         return await self._host.ask(
-            lambda: self._engine.stats(
-                leases_held=0 if self._source is None else self._source.num_leases,
-                transfers_in_flight=0 if sink is None else sink.num_in_flight,
-                transfer_bytes=0 if sink is None else sink.bytes_read,
-            )
+            lambda: self._engine.stats(**(NO_TRANSFERS if exchange is None else exchange.figures()))
         )
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
@@ -248,8 +227,8 @@ class DecodeService:
             stream.deliver(news)
 
     def _end_lease(self, ticket: Ticket) -> None:
-        if self._peers is not None:
-            self._peers.end_lease_soon(ticket)
+        if self._exchange is not None:
+            self._exchange.peers.end_lease_soon(ticket)
 
     # --- events, on the engine's thread ----------------------------------------------------------
 
@@ -272,77 +251,22 @@ class DecodeService:
             self._host.answer(self._end_lease, request.ticket)
 
     def _on_step(self, result: StepResult) -> None:
-        for request in result.to_transfer:
-            self._read_state(request)
-        for name in result.to_give_up:
-            self._give_up(name)
+        tickets: dict[str, Ticket] = {}
+        if self._exchange is not None:
+            for request in result.to_transfer:
+                self._exchange.read(request)
+            for request_id in result.to_give_up:  # others need the room; who reads late prefills
+                self._exchange.end_lease(request_id)
+            tickets = {request.request_id: self._exchange.lease(request) for request in result.kept}
         if result.outputs:
-            self._host.answer(self._deliver, self._with_tickets(result))
+            outputs = [replace(output, ticket=tickets.get(output.request_id)) for output in result.outputs]
+            self._host.answer(self._deliver, outputs)
 
-    def _with_tickets(self, result: StepResult) -> list[RequestOutput]:
-        """The outputs; those of requests whose state is kept carry a ticket for it."""
-        for request in result.kept:
-            assert self._source is not None
-            self._kept[request.request_id] = self._source.grant(
-                request.request_id,
-                num_tokens=request.num_computed,
-                block_ids=request.block_ids[
-                    : blocks_for(request.num_computed, self._config.engine.block_size)
-                ],
-                state_slot=request.state_slot,
-                digests=self._engine.digests(request),
-            )
-        return [
-            replace(output, ticket=self._kept[output.request_id])
-            if output.finish_reason is not None and output.request_id in self._kept
-            else output
-            for output in result.outputs
-        ]
-
-    def _give_up(self, request_id: str) -> None:
-        """Others need the room: whoever reads this state late finds its lease ended and prefills."""
-        ticket = self._kept.get(request_id)
-        if ticket is not None and self._source is not None:
-            self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
-
-    def _read_state(self, request: Request) -> None:
-        ticket, sink = request.ticket, self._sink
-        assert ticket is not None
-        assert sink is not None
-
-        def on_done(transfer: TransferResult) -> None:  # on the transfer thread
-            self._host.post(lambda: self._on_transferred(request, transfer))
-
-        sink.read(
-            ticket,
-            block_ids=request.block_ids[len(request.nodes) : len(ticket.block_ids)],
-            first_block=len(request.nodes),
-            state_slot=request.state_slot,
-            deadline_s=self._config.transfer_deadline_s,
-            on_done=on_done,
-        )
-
-    def _on_transferred(self, request: Request, transfer: TransferResult) -> None:
-        request.transfer_s = transfer.seconds
-        request.transfer_bytes = transfer.num_bytes
-        request.transfer_descriptors = transfer.num_descriptors
-        outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
+    def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
         if transfer.error is not None:
             self._give_back(request)
         if outputs:
             self._host.answer(self._deliver, outputs)
-
-    def _release(self, request_id: str) -> None:
-        self._kept.pop(request_id, None)
-        self._engine.release(request_id)
-
-    # --- from the transfer thread ----------------------------------------------------------------
-
-    def _on_lease_ended(self, lease: EndedLease) -> None:
-        self._host.post(lambda: self._release(lease.request_id))
-
-    def _on_settled(self, request_id: str) -> None:
-        self._host.post(lambda: self._engine.release(request_id))
 
 
 def _refusal(request_id: str, error: TwinfangError) -> RequestOutput:

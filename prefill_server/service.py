@@ -17,48 +17,39 @@ from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
-from kv_transfer.handlers import transfer_handlers
-from kv_transfer.peers import Peers
-from kv_transfer.sink import TransferResult, TransferSink
-from kv_transfer.source import EndedLease, TransferSource
+from kv_transfer.exchange import StateExchange
+from kv_transfer.sink import TransferResult
+from kv_transfer.source import EndedLease
 from prefill_server.config import PrefillConfig
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
-from wire.generation import Empty, PrefillReply, PrefillRequest, ServerInfo, ServerStats
-from wire.handoff import Abandon, EndLease, Ticket
-from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, TRANSFER_SERVICE, unary_handler
+from wire.generation import Empty, PrefillReply, PrefillRequest, RequestOutput, ServerInfo, ServerStats
+from wire.handoff import Abandon, Ticket
+from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, unary_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
 
 
 class PrefillService:
-    """Ties engine, transfer source and gRPC together."""
+    """Ties engine, state exchange and gRPC together."""
 
     def __init__(self, config: PrefillConfig, server: GrpcServer, *, incarnation: str) -> None:
         self._config = config
         self._incarnation = incarnation
         self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
         self._engine = self._host.engine
-        self._source = TransferSource(
-            self._engine.caches,
+        self._exchange = StateExchange(
+            self._host,
+            server,
             address=f"{config.advertise_host or config.host}:{server.port}",
             incarnation=incarnation,
-            fingerprint=self._engine.fingerprint,
             lease_ttl_s=config.lease_ttl_s,
-            max_leases=self._engine.capacity.num_slots,
-            on_lease_ended=self._on_lease_ended,
-            on_fatal=server.fail,
+            transfer_deadline_s=config.transfer_deadline_s,
+            handshake_timeout_s=config.handshake_timeout_s,
+            on_read=self._on_read,
+            on_lease_ended=_warn_of_expiry,
         )
-        self._sink = TransferSink(
-            self._engine.caches,
-            incarnation=incarnation,
-            fingerprint=self._engine.fingerprint,
-            on_settled=self._on_settled,
-            on_fatal=server.fail,
-        )
-        self._peers = Peers(self._sink, timeout_s=config.handshake_timeout_s)
         self._calls: dict[str, asyncio.Future[PrefillReply]] = {}
-        self._tickets: dict[str, Ticket] = {}  # the engine's thread alone
         server.add_service(
             PREFILL_SERVICE,
             {
@@ -66,17 +57,13 @@ class PrefillService:
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
-        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
         server.add_server_service(self.describe, self.stats)
 
     def start(self) -> None:
         self._host.start()
 
     async def close(self) -> None:
-        await self._peers.close()
-        await asyncio.to_thread(self._host.stop)
-        await asyncio.to_thread(self._sink.close)
-        await asyncio.to_thread(self._source.close)
+        await self._exchange.close()
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
@@ -117,7 +104,7 @@ class PrefillService:
         if ticket.num_tokens >= len(message.token_ids) or len(ticket.block_ids) != num_blocks:
             return None
         try:
-            await self._peers.ensure(ticket)
+            await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
             log.info("request %s: its conversation's state is out of reach: %s", message.request_id, error)
             return None
@@ -133,13 +120,7 @@ class PrefillService:
         )
 
     async def stats(self) -> ServerStats:
-        return await self._host.ask(
-            lambda: self._engine.stats(
-                leases_held=self._source.num_leases,
-                transfers_in_flight=self._sink.num_in_flight,
-                transfer_bytes=self._sink.bytes_read,
-            )
-        )
+        return await self._host.ask(lambda: self._engine.stats(**self._exchange.figures()))
 
     # --- events, on the engine's thread ----------------------------------------------------------
 
@@ -151,31 +132,20 @@ class PrefillService:
 
     def _abandon(self, request_id: str) -> None:
         """Nobody will read this prompt: stop computing it, or end the lease if it was granted already."""
-        ticket = self._tickets.get(request_id)
-        if ticket is None:
+        if not self._exchange.end_lease(request_id):
             self._engine.cancel(request_id)
-        else:
-            self._source.end(EndLease(request_id, ticket.lease_id, ticket.epoch))
 
     def _on_step(self, result: StepResult) -> None:
         for request in result.to_transfer:
-            self._read_state(request)
+            self._exchange.read(request)
         for output in result.outputs:
             if output.error is not None:
                 error = error_from_code(output.error.code, output.error.message)
                 self._host.answer(self._fail, output.request_id, error)
         for request in result.prefilled:
-            ticket = self._source.grant(
-                request.request_id,
-                num_tokens=request.num_computed,
-                block_ids=request.block_ids,
-                state_slot=request.state_slot,
-                digests=self._engine.digests(request),
-            )
-            self._tickets[request.request_id] = ticket
             now = time.monotonic()
             reply = PrefillReply(
-                ticket=ticket,
+                ticket=self._exchange.lease(request),
                 prompt_logprobs=None
                 if request.prompt_logprobs_wanted is None
                 else tuple(request.prompt_logprobs),
@@ -185,25 +155,8 @@ class PrefillService:
             )
             self._host.answer(self._reply, request.request_id, reply)
 
-    def _read_state(self, request: Request) -> None:
-        ticket = request.ticket
-        assert ticket is not None
-
-        def on_done(transfer: TransferResult) -> None:  # on the transfer thread
-            self._host.post(lambda: self._on_transferred(request, transfer))
-
-        self._sink.read(
-            ticket,
-            block_ids=request.block_ids[len(request.nodes) : len(ticket.block_ids)],
-            first_block=len(request.nodes),
-            state_slot=request.state_slot,
-            deadline_s=self._config.transfer_deadline_s,
-            on_done=on_done,
-        )
-
-    def _on_transferred(self, request: Request, transfer: TransferResult) -> None:
+    def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
         """Goes on from the kept state; if it was given up meanwhile, the whole prompt is computed."""
-        outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
         if not outputs:
             return
         if transfer.settled:
@@ -212,20 +165,6 @@ class PrefillService:
         else:
             error = TransferError("reading the conversation's state took too long; send the request again")
             self._host.answer(self._fail, request.request_id, error)
-
-    def _release(self, request_id: str) -> None:
-        self._tickets.pop(request_id, None)
-        self._engine.release(request_id)
-
-    # --- from the transfer thread ----------------------------------------------------------------
-
-    def _on_settled(self, request_id: str) -> None:
-        self._host.post(lambda: self._engine.release(request_id))
-
-    def _on_lease_ended(self, lease: EndedLease) -> None:
-        if lease.reason == "expired":
-            log.warning("request %s: its lease expired before it was read", lease.request_id)
-        self._host.post(lambda: self._release(lease.request_id))
 
     # --- answers, back on the event loop ---------------------------------------------------------
 
@@ -238,3 +177,8 @@ class PrefillService:
         future = self._calls.get(request_id)
         if future is not None and not future.done():
             future.set_exception(error)
+
+
+def _warn_of_expiry(lease: EndedLease) -> None:
+    if lease.reason == "expired":
+        log.warning("request %s: its lease expired before it was read", lease.request_id)

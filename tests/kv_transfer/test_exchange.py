@@ -1,0 +1,148 @@
+"""What a server leases and reads, told to its engine under the names that the engine knows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import kv_transfer.exchange
+from engine.request import Request
+from kv_transfer.exchange import StateExchange
+from kv_transfer.sink import TransferResult
+from kv_transfer.source import EndedLease
+from wire.errors import TransferError
+from wire.handoff import EndLease, Ticket
+
+
+class ScriptedSink:
+    """Reads that end when the test says so."""
+
+    def __init__(self, _caches, *, on_settled, **_settings):
+        self.on_settled = on_settled
+        self.reads = []
+
+    def read(self, ticket, **fields):
+        self.reads.append((ticket, fields))
+
+
+class ScriptedSource:
+    """Leases that end when they are told to."""
+
+    def __init__(self, _caches, *, on_lease_ended, **_settings):
+        self.on_lease_ended = on_lease_ended
+        self.ended = []
+
+    def grant(self, request_id, *, num_tokens, block_ids, state_slot, digests):
+        return ticket_of(request_id, num_tokens=num_tokens, block_ids=tuple(block_ids), state_slot=state_slot)
+
+    def end(self, message):
+        self.ended.append(message)
+        self.on_lease_ended(EndedLease(message.request_id, message.lease_id, "ended"))
+
+
+class ScriptedEngine:
+    """Takes notes. Events posted to it run at once."""
+
+    def __init__(self):
+        self.caches = None
+        self.fingerprint = "fp"
+        self.capacity = SimpleNamespace(num_slots=9)
+        self.config = SimpleNamespace(block_size=16)
+        self.released = []
+
+    def transferred(self, request, *, error, settled):
+        return [] if error is None else [f"{request.request_id}: {error.message}"]
+
+    def release(self, request_id):
+        self.released.append(request_id)
+
+    def digests(self, _request):
+        return None
+
+
+def ticket_of(request_id, *, num_tokens=40, block_ids=(7, 8, 9), state_slot=3):
+    return Ticket(
+        request_id=request_id,
+        lease_id=5,
+        epoch=2,
+        address="127.0.0.1:1",
+        incarnation="aa",
+        num_tokens=num_tokens,
+        block_ids=block_ids,
+        state_slot=state_slot,
+        ttl_s=60.0,
+        digests=None,
+    )
+
+
+class World:
+    """An exchange, what it was made with, and what it said."""
+
+    def __init__(self):
+        self.engine = ScriptedEngine()
+        self.said = []
+        host = SimpleNamespace(engine=self.engine, post=lambda event: event())
+        server = SimpleNamespace(fail=None, add_service=lambda name, handlers: None)
+        self.exchange = StateExchange(
+            host,
+            server,
+            address="127.0.0.1:2",
+            incarnation="bb",
+            lease_ttl_s=60.0,
+            transfer_deadline_s=1.0,
+            handshake_timeout_s=1.0,
+            on_read=lambda request, transfer, outputs: self.said.append((request.request_id, outputs)),
+        )
+        self.sink, self.source = self.exchange._sink, self.exchange._source
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(kv_transfer.exchange, "TransferSink", ScriptedSink)
+    monkeypatch.setattr(kv_transfer.exchange, "TransferSource", ScriptedSource)
+    return World()
+
+
+def request_that_reads(ticket):
+    request = Request("turn-2", list(range(60)), params=None, ticket=ticket)
+    request.block_ids, request.slots, request.state_index = [1, 2, 3, 4], [6], 0
+    return request
+
+
+def test_a_kept_state_is_read_under_the_name_of_the_request_that_reads_it(world):
+    """Its ticket bears the turn before's name: memory that settled late was never freed under that one."""
+    world.exchange.read(request_that_reads(ticket_of("turn-1")))
+    ((ticket, fields),) = world.sink.reads
+    assert (ticket.lease_id, ticket.epoch, fields["block_ids"]) == (5, 2, [1, 2, 3])
+    late = TransferResult(ticket.request_id, 0, 0, 1.0, TransferError("too late"), settled=False)
+    fields["on_done"](late)
+    assert world.said == [("turn-2", ["turn-2: too late"])]
+    world.sink.on_settled(ticket.request_id)
+    assert world.engine.released == ["turn-2"]
+
+
+def test_blocks_that_the_prefix_cache_had_are_not_read(world):
+    request = request_that_reads(ticket_of("turn-1"))
+    request.nodes = [object(), object()]
+    world.exchange.read(request)
+    ((_, fields),) = world.sink.reads
+    assert (fields["first_block"], fields["block_ids"]) == (2, [3])
+
+
+def test_a_request_is_told_how_much_was_read(world):
+    request = request_that_reads(ticket_of("turn-1"))
+    world.exchange.read(request)
+    world.sink.reads[0][1]["on_done"](TransferResult("turn-2", 4096, 3, 0.25, None, settled=True))
+    assert (request.transfer_bytes, request.transfer_descriptors, request.transfer_s) == (4096, 3, 0.25)
+    assert world.said == [("turn-2", [])]
+
+
+def test_a_lease_covers_computed_tokens_and_ends_once(world):
+    request = request_that_reads(None)
+    request.num_computed = 33
+    assert world.exchange.lease(request).block_ids == (1, 2, 3)
+    assert world.exchange.end_lease("turn-2")
+    assert world.source.ended == [EndLease("turn-2", 5, 2)]
+    assert world.engine.released == ["turn-2"]
+    assert not world.exchange.end_lease("turn-2")
