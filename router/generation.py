@@ -12,7 +12,7 @@ from router.answer import Answer, Delta
 from router.dispatch import Choice, Dispatch
 from router.inbox import Inbox
 from router.services import Services
-from wire.errors import CancelledRequestError, TwinfangError, error_from_code
+from wire.errors import CancelledRequestError, TwinfangError
 from wire.generation import RequestOutput
 
 
@@ -54,7 +54,13 @@ class Generation:
             self._inbox.put((index, event))
 
         choice = self._choices[index][0]
-        dispatch = Dispatch(self._services.pool, choice, deadline=self._deadline, deliver=deliver)
+        dispatch = Dispatch(
+            self._services.pool,
+            choice,
+            deadline=self._deadline,
+            deliver=deliver,
+            on_retry=self._services.metrics.retried,
+        )
         self._dispatches.append(dispatch)
         dispatch.start()
 
@@ -92,10 +98,6 @@ class Generation:
     def _take(self, index: int, event: RequestOutput | TwinfangError) -> Delta:
         if isinstance(event, TwinfangError):
             raise event
-        if event.error is not None:
-            raise error_from_code(event.error.code, event.error.message)
-        if event.finish_reason == "error":
-            raise TwinfangError("the decode server failed on this request and did not say why")
         if event.finish_reason == "cancelled":
             raise CancelledRequestError("the request was cancelled on its decode server")
         answer = self._choices[index][1]

@@ -85,6 +85,12 @@ class Metrics:
         self.transfer_bytes = Counter(
             "twinfang_transfer_bytes", "Bytes read from prefill servers.", registry=registry
         )
+        self.retries = Counter(
+            "twinfang_request_retries",
+            "Further attempts at a choice that had said nothing yet, by what the last one failed with.",
+            ["code"],
+            registry=registry,
+        )
         self.servers = Gauge(
             "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
         )
@@ -124,6 +130,9 @@ class Metrics:
         if stats.transfer_bytes:
             self.transfer.observe(stats.transfer_s)
             self.transfer_bytes.inc(stats.transfer_bytes)
+
+    def retried(self, code: str) -> None:
+        self.retries.labels(code).inc()
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from router.background import OnFatal
 from router.config import RouterConfig
@@ -14,6 +16,8 @@ from router.policies.round_robin import RoundRobin
 from router.prefill_client import PrefillClient
 from wire.errors import UnavailableError
 from wire.generation import ServerInfo, ServerStats
+
+Server = TypeVar("Server", PrefillClient, DecodeStream)
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,11 @@ class ServerPool:
             eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
         )
 
-    def choose_decode(self, fingerprint: str | None = None) -> DecodeStream:
-        """The server for the next request; after a prefill, one that can read from it."""
+    def choose_decode(self, fingerprint: str | None = None, *, avoid: Collection[str] = ()) -> DecodeStream:
+        """The server for the next request; after a prefill, one that can read from it.
+
+        Addresses to ``avoid`` are taken only where no other will do.
+        """
         if fingerprint is None:
             candidates = [stream for stream in self._decode if self._is_usable(stream.info)]
         else:
@@ -82,13 +89,17 @@ class ServerPool:
             ]
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no decode server fits the prefill server")
-        return self._decode_policy.choose(candidates)
+        return self._decode_policy.choose(_preferred(candidates, avoid))
 
-    def choose_prefill(self, fingerprint: str) -> PrefillClient:
+    def has_prefill(self, fingerprint: str) -> bool:
+        """Whether a prefill server can be asked whose state a decode server of ``fingerprint`` can read."""
+        return any(p.info is not None and p.info.fingerprint == fingerprint for p in self._prefill)
+
+    def choose_prefill(self, fingerprint: str, *, avoid: Collection[str] = ()) -> PrefillClient:
         candidates = [p for p in self._prefill if p.info is not None and p.info.fingerprint == fingerprint]
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
-        return self._prefill_policy.choose(candidates)
+        return self._prefill_policy.choose(_preferred(candidates, avoid))
 
     def not_ready_reason(self) -> str | None:
         """Why no request can be served; None if one can."""
@@ -124,11 +135,12 @@ class ServerPool:
         """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
         if info is None:
             return False
-        return info.role == "both" or any(
-            client.info is not None and client.info.fingerprint == info.fingerprint
-            for client in self._prefill
-        )
+        return info.role == "both" or info.local_prefill or self.has_prefill(info.fingerprint)
 
     def _introduce_to_decode(self, client: PrefillClient) -> None:
         for stream in self._decode:
             stream.connect_peers([client.address])
+
+
+def _preferred(candidates: Sequence[Server], avoid: Collection[str]) -> Sequence[Server]:
+    return [server for server in candidates if server.address not in avoid] or candidates

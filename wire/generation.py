@@ -146,6 +146,8 @@ class ServerInfo:
     block_size: int
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
+    local_prefill: bool = False
+    """Whether a decode server computes prompts itself when no prefill server's state can be had."""
 
 
 @message
