@@ -1,8 +1,8 @@
 """A decode step reads and writes the memory of its rows and no other: all the rest of both pools is NaN.
 
 Steps are launched below the scheduler, of made-up requests whose blocks, slots and rows lie anywhere. They
-are padded into captured sizes, after steps of other requests that were larger or smaller: what a padding row,
-a dummy draft or a drafting loop touches beyond its own would be someone else's.
+are padded into captured sizes, in buffers that name other requests which are still active: what a padding
+row, a dummy draft or a drafting loop touches beyond its own would be theirs.
 """
 
 import random
@@ -22,6 +22,7 @@ from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from wire.sampling_params import SamplingParams
 
 MAX_ROWS, BLOCK_SIZE, MAX_MODEL_LEN = 48, 4, 64
+NUM_OTHERS = 8
 SIZES = [1, 2, 4, 8, 16, 32, 48]
 KINDS = {
     "one position": ("both", 0, None),
@@ -107,19 +108,27 @@ def scatter(engine, lives, elsewhere):
         view[slots] = torch.randn(len(slots), *view.shape[1:])
 
 
-@torch.inference_mode()
-def launch(engine, lives):
-    """What the rows' step brings: its results and the drafts that it leaves."""
-    runner, rows = engine._runner, [life.row.request.row for life in lives]
+def begin(engine, lives):
+    state = engine._runner.state
     for life in lives:
-        runner.begin(life.row.request)
-        runner.state.tokens[life.row.request.row, 1:] = torch.tensor(life.drafts)
-        runner.state.num_drafts[life.row.request.row] = len(life.drafts)
+        row = life.row.request.row
+        engine._runner.begin(life.row.request)
+        state.tokens[row, 1:] = torch.tensor(life.drafts)
+        state.num_drafts[row] = len(life.drafts)
+
+
+@torch.inference_mode()
+def launch(engine, lives, others):
+    """What the rows' step brings: results, and the row tables as it leaves them. ``others`` are not in it."""
+    runner = engine._runner
+    begin(engine, [*lives, *others])
+    stale = [life.row for life in others] * (MAX_ROWS // NUM_OTHERS)
+    runner._buffers.load(stale, MAX_ROWS)
     results = runner.launch(StepPlan([life.row for life in lives], [])).read()
-    drafts = runner.state.tokens[rows].tolist()
-    for row in rows:
-        runner.end(row)
-    return results, drafts
+    tables = {name: t.clone() for name, t in vars(runner.state).items() if isinstance(t, torch.Tensor)}
+    for life in (*lives, *others):
+        runner.end(life.row.request.row)
+    return results, tables
 
 
 def assert_only_its_own_changed(engine, lives, kv, state):
@@ -142,15 +151,20 @@ def assert_only_its_own_changed(engine, lives, kv, state):
 
 def check(engine, sizes, num_rows):
     engine._runner._buffers._sizes = sizes
-    lives = make_lives(engine, num_rows, random.Random(num_rows))
+    lives = make_lives(engine, num_rows + NUM_OTHERS, random.Random(num_rows))
+    lives, others = lives[:num_rows], lives[num_rows:]
     scatter(engine, lives, elsewhere=0.0)
-    expected = launch(engine, lives)
+    expected, expected_tables = launch(engine, lives, others)
     scatter(engine, lives, elsewhere=float("nan"))
     kv, state = engine.caches.kv.clone(), engine.caches.state.clone()
-    results, drafts = launch(engine, lives)
+    results, tables = launch(engine, lives, others)
     assert all(result.accepted and result.is_finite for result in results)
-    assert (results, drafts) == expected
+    assert results == expected
     assert_only_its_own_changed(engine, lives, kv, state)
+    for name, table in tables.items():
+        assert torch.equal(table, expected_tables[name]), name
+    for request in (life.row.request for life in others):
+        assert tables["num_computed"][request.row] == request.num_computed, "it was not in the step"
 
 
 def test_a_padded_step_touches_nothing_but_what_its_rows_own(engine):
