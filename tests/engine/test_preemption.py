@@ -6,8 +6,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.request import Request
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_cache_modes import answers, prompts_with_shared_prefixes, run
+from wire.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
@@ -41,6 +43,51 @@ def test_more_requests_than_blocks_all_end_exactly(bundled_model, mode):
     assert owned.cache.num_available_blocks == 64
 
 
+@pytest.mark.parametrize(("mode", "k", "steps_ahead"), [("none", 3, 1), ("align", 1, 0), ("all", 3, 1)])
+def test_with_drafts_and_steps_in_flight_preempted_requests_end_exactly(bundled_model, mode, k, steps_ahead):
+    choose = random.Random(3)
+    prompts = [[choose.randrange(6, 150) for _ in range(5)] * 3 for _ in range(6)]
+
+    def run_all(num_blocks, k):
+        engine = Engine(
+            EngineConfig(
+                bundled_model,
+                "both",
+                device="cpu",
+                max_num_seqs=6,
+                max_batch_tokens=64,
+                block_size=4,
+                max_model_len=128,
+                num_speculative=k,
+                drafter="ngram" if k else None,
+                steps_ahead=steps_ahead,
+                cache_mode=mode,
+                state_block_size=8 if mode == "all" else None,
+                cache_memory_bytes=64 << 20,
+                sanitize=SANITIZE,
+            )
+        )
+        owned = engine.scheduler.owned
+        owned.blocks.allocate(owned.blocks.num_free - num_blocks)
+        requests = [
+            Request(str(i), list(prompt), SamplingParams(max_tokens=40, temperature=0))
+            for i, prompt in enumerate(prompts)
+        ]
+        for request in requests:
+            engine.add(request)
+        while not engine.step().did_nothing:
+            pass
+        assert owned.cache.num_available_blocks == num_blocks
+        assert owned.cache.num_available_slots == owned.slots.capacity
+        assert engine._store.num_bytes == 0
+        return answers(requests), engine.scheduler.num_preemptions
+
+    expected, _ = run_all(190, 0)
+    found, num_preemptions = run_all(40, k)
+    assert found == expected
+    assert num_preemptions > 0
+
+
 def test_a_preempted_request_that_is_cancelled_leaves_nothing(bundled_model):
     tight = Engine(
         EngineConfig(
@@ -59,9 +106,6 @@ def test_a_preempted_request_that_is_cancelled_leaves_nothing(bundled_model):
     owned = tight.scheduler.owned
     owned.blocks.allocate(owned.blocks.num_free - 32)
     choose = random.Random(1)
-    from engine.request import Request
-    from wire.sampling_params import SamplingParams
-
     for i in range(6):
         prompt = [choose.randrange(6, 150) for _ in range(15)]
         tight.add(Request(str(i), prompt, SamplingParams(max_tokens=60, temperature=0)))

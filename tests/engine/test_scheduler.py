@@ -11,17 +11,18 @@ from wire.handoff import Ticket
 from wire.sampling_params import SamplingParams
 
 
-def capacity(num_blocks=33, num_slots=5, block_size=4, max_model_len=64):
-    return CapacityPlan(num_blocks, num_slots, block_size, 1, 1, max_model_len)
+def capacity(num_blocks=33, num_slots=5, block_size=4, max_model_len=64, k=0):
+    return CapacityPlan(num_blocks, num_slots, block_size, 1, 1, max_model_len, k)
 
 
-def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, **sizes):
-    plan = capacity(**sizes)
+def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, k=0, **sizes):
+    plan = capacity(k=k, **sizes)
     return Scheduler(
         plan,
         make_cache_mode(mode, plan.block_size, state_block),
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
+        num_positions=1 + k,
     )
 
 
@@ -38,12 +39,19 @@ def handed_over(name, num_tokens, max_tokens=4):
     return Request(name, list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), ticket=ticket)
 
 
-def compute(scheduler, plan):
-    """What the engine does to requests in a step."""
+def land(scheduler, plan, num_accepted=1):
+    """What the engine does when a step is read back: of each decode row that samples so much was right."""
     for row in plan.rows:
-        scheduler.computed(row)
+        accepted = num_accepted if row.is_decode and row.samples else 1
         if row.samples:
-            row.request.tokens.append(0)
+            row.request.tokens += [0] * accepted
+        scheduler.landed(row, accepted)
+
+
+def compute(scheduler, plan, num_accepted=1):
+    """What the engine does to requests in a step."""
+    scheduler.launched(plan)
+    land(scheduler, plan, num_accepted)
 
 
 def shape(plan):
@@ -172,3 +180,219 @@ def test_equal_prompts_share_all_memory_and_still_hold_no_more_leases_than_there
             scheduler.release(next(iter(scheduler.held)))
             done += 1
     assert done == 30
+
+
+# --- drafts, and steps in flight -------------------------------------------------------------------
+
+
+def launch(scheduler):
+    plan = scheduler.schedule()
+    scheduler.launched(plan)
+    return plan
+
+
+def test_a_decode_row_takes_all_its_positions_from_the_budget():
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=10)
+    scheduler.add(request("a", 3))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(request("b", 30))
+    assert shape(scheduler.schedule()) == ([("a", 1)], [("b", 6)])
+
+
+def test_a_chunk_of_one_token_waits_where_the_budget_has_no_room_for_a_decode_row():
+    """Such a row is as wide as all others of a uniform batch."""
+    scheduler = make_scheduler(k=3, num_slots=40, max_num_seqs=2, mode="all")
+    cached = prefill_only("cached", 9)
+    scheduler.add(cached)
+    compute(scheduler, scheduler.schedule())
+    scheduler.finish(cached)
+    scheduler.add(Request("a", [50] * 7, SamplingParams(max_tokens=4)))
+    scheduler.add(request("b", 20))
+    plan = scheduler.schedule()
+    assert [r.num_computed for r in scheduler.running.values()] == [0, 8]
+    assert shape(plan) == ([], [("a", 7)])
+    compute(scheduler, plan)
+    assert shape(scheduler.schedule()) == ([("a", 1)], [("b", 4)])
+
+
+def test_a_chunk_is_planned_behind_one_in_flight_and_starts_from_its_slot():
+    scheduler = make_scheduler()
+    a = request("a", 20)
+    scheduler.add(a)
+    first, second = launch(scheduler), scheduler.schedule()
+    assert [(row.num_before, row.num_new) for row in (*first.rows, *second.rows)] == [(0, 8), (8, 8)]
+    assert a.num_computed == 0
+    assert a.next_state_slot == first.rows[0].write_slot
+
+
+def test_a_decode_row_behind_one_in_flight_has_room_for_the_most_that_this_one_may_accept():
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16)
+    a = request("a", 8, max_tokens=40)
+    scheduler.add(a)
+    compute(scheduler, scheduler.schedule())
+    assert len(a.block_ids) == 2
+    first = launch(scheduler)
+    assert len(a.block_ids) == 4, "8 tokens, 4 positions, and 3 that are drafted behind them"
+    second = launch(scheduler)
+    assert len(a.block_ids) == 5, "the first may have accepted 4 of them"
+    assert [row.num_before for row in (*first.rows, *second.rows)] == [8, 9], "the least that it can be"
+    land(scheduler, first, num_accepted=4)
+    assert (a.num_computed, a.num_planned) == (12, 13)
+    land(scheduler, second, num_accepted=2)
+    assert (a.num_computed, a.num_planned) == (14, 14)
+
+
+def test_a_request_that_surely_ends_in_flight_is_not_planned_again():
+    scheduler = make_scheduler(k=1, num_slots=20)
+    scheduler.add(request("a", 4, max_tokens=2))
+    compute(scheduler, scheduler.schedule())
+    launch(scheduler)
+    assert scheduler.schedule().is_empty
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 3, 4])
+def test_the_state_of_the_last_accepted_position_is_where_the_next_step_starts(accepted):
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16)
+    a = request("a", 5, max_tokens=40)
+    scheduler.add(a)
+    compute(scheduler, scheduler.schedule())
+    assert a.state_slot == a.slots[0]
+    compute(scheduler, scheduler.schedule(), accepted)
+    assert a.state_slot == a.slots[accepted - 1]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("accepted", "is_newest"), [((1, 1), False), ((1, 2), True), ((3, 1), True)])
+def test_a_boundary_stays_pending_until_it_is_passed_in_this_step_or_in_a_later_one(
+    accepted, is_newest, ahead
+):
+    """The state at 8 tokens, from 5 on: passed at 7 + … not yet, at the second step, or inside the first."""
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16, mode="all")
+    a = request("a", 5, max_tokens=40)
+    scheduler.add(a)
+    compute(scheduler, scheduler.schedule())
+    first = launch(scheduler)
+    (boundary,) = first.rows[0].boundaries
+    assert boundary.length == 8
+    if not ahead:
+        land(scheduler, first, accepted[0])
+    second = launch(scheduler)
+    if ahead:
+        assert second.rows[0].boundaries == (boundary,), "it is not known yet who passes it"
+        land(scheduler, first, accepted[0])
+    assert (a.boundary is boundary) == (accepted[0] < 3)
+    land(scheduler, second, accepted[1])
+    assert (a.boundary is boundary) == (sum(accepted) < 3)
+    assert (scheduler.owned.cache.num_cached_states + (a.read_state is not None) >= 2) == is_newest
+
+
+def test_a_decode_row_within_the_prompt_takes_no_boundary_that_it_cannot_pass():
+    """The chunk behind it would not write there, and the slot would enter the cache with nothing in it."""
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16, mode="all")
+    a = request("a", 20)
+    scheduler.add(a)
+    scheduler.schedule()
+    a.num_planned, a.num_in_flight = 5, 1
+    assert scheduler._decode_row(a).boundaries == ()
+    a.num_planned = 7
+    assert [boundary.length for boundary in scheduler._decode_row(a).boundaries] == [8]
+
+
+# --- anchors ---------------------------------------------------------------------------------------
+
+
+def decoding(kind, **settings):
+    """A scheduler whose request has all that can name a state: positions, a slot to read, a boundary."""
+    scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16, mode="all", **settings)
+    a = request("a", 5, max_tokens=40)
+    scheduler.add(a)
+    compute(scheduler, scheduler.schedule())
+    if kind == "a slot to read":
+        compute(scheduler, scheduler.schedule(), 3)
+        assert (a.read_slot, a.state_index) == (a.read_state.slot, 2)
+    elif kind == "a slot to read of its own":
+        node = a.nodes[0]
+        compute(scheduler, scheduler.schedule(), 2)
+        plan = scheduler.schedule()
+        scheduler.launched(plan)
+        # An equal request was faster: the cache has that state.
+        a.tokens += [0]
+        scheduler.owned.cache.extend(a.nodes, [*a.tokens, 0], 8, a.block_ids, "")
+        other = scheduler.owned.cache.put_state(a.nodes[1], scheduler.owned.cache.allocate_slot())
+        scheduler.owned.cache.release_state(other)
+        scheduler.landed(plan.rows[0], 1)
+        assert node is a.nodes[0]
+        assert a.read_slot
+        assert a.read_state is None
+    else:
+        compute(scheduler, scheduler.schedule(), 2)
+        assert (a.boundary.length, a.state_index) == (8, 1)
+    return scheduler, a
+
+
+ANCHORS = pytest.mark.parametrize("kind", ["a boundary", "a slot to read", "a slot to read of its own"])
+
+
+def assert_no_anchor(a):
+    assert (a.slots, a.state_index, a.read_slot, a.read_state, a.boundary) == ([], 0, 0, None, None)
+
+
+@ANCHORS
+def test_a_request_that_leaves_drops_its_anchors_and_their_slots(kind):
+    scheduler, a = decoding(kind)
+    scheduler.finish(a)
+    assert_no_anchor(a)
+    scheduler.owned.cache.clear()
+    assert scheduler.owned.slots.num_free == scheduler.owned.slots.capacity
+    assert scheduler.owned.blocks.num_free == scheduler.owned.blocks.capacity
+
+
+@ANCHORS
+def test_a_request_that_is_held_keeps_one_slot_and_nothing_that_is_pending(kind):
+    scheduler, a = decoding(kind)
+    before = a.state_slot
+    scheduler.hold(a)
+    assert a.state_slot == before
+    assert a.boundary is None
+    assert a.slots == ([] if kind == "a slot to read" else [before])
+    scheduler.release("a")
+    assert_no_anchor(a)
+    scheduler.owned.cache.clear()
+    assert scheduler.owned.slots.num_free == scheduler.owned.slots.capacity
+
+
+@ANCHORS
+def test_a_preempted_request_comes_back_with_its_state_in_its_first_slot_and_no_anchors(kind):
+    scheduler, a = decoding(kind)
+    before = a.state_slot
+    swap = scheduler._preempt_youngest()
+    assert swap.slot == before
+    assert_no_anchor(a)
+    plan = scheduler.schedule()
+    assert [swap.slot for swap in plan.swap_in] == [a.slots[0]]
+    assert (a.state_slot, a.state_index, a.read_slot) == (a.slots[0], 0, 0)
+    assert plan.rows[0].num_before == a.num_computed == a.num_planned
+
+
+def test_slots_that_a_chunk_was_given_come_back_if_its_request_leaves_before_it_lands():
+    scheduler = make_scheduler(num_slots=20, max_batch_tokens=32, mode="all")
+    a = request("a", 20)
+    scheduler.add(a)
+    plan = scheduler.schedule()
+    assert plan.rows[0].boundaries
+    scheduler.discard(plan, [a])
+    assert scheduler.owned.slots.num_free == scheduler.owned.slots.capacity
+
+
+def test_a_prefilled_request_that_turns_out_damaged_is_not_held():
+    scheduler = make_scheduler(num_slots=20, mode="align")
+    for name in ("first", "second"):
+        scheduler.add(prefill_only(name, 9))
+        plan = scheduler.schedule()
+        compute(scheduler, plan)
+        if plan.rows:
+            scheduler.hold(plan.rows[0].request)
+    (second,) = plan.prefilled
+    assert scheduler.discard(plan, [second]).prefilled == []
+    assert list(scheduler.held) == ["first"]
+    assert_no_anchor(second)

@@ -1,0 +1,274 @@
+"""A device of the scheduler's tests: no tensors, but every slot and cell of KV says which prefix it holds.
+
+It does what a step does on a real one: decode rows go by what the step before left *here*, not by what the
+host knows; drafts are right as luck has it; what follows a rejected one is junk. Everything is checked where
+it is used, so an index that is stale, freed early or handed out twice shows as wrong content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+JUNK = "junk"
+
+
+def answer_length(request):
+    """Tokens until the answer ends, be it by length or by a stop token."""
+    return 0 if request.params is None else min(request.params.max_tokens, request.stops_after or 99)
+
+
+def truth(request):
+    """All tokens that there will ever be. Equal prompts have equal answers."""
+    return request.tokens[: request.num_prompt] + [200 + i for i in range(answer_length(request))]
+
+
+@dataclass
+class DeviceRow:
+    """What a decoding request carries from step to step."""
+
+    request: object
+    length: int
+    state_slot: int
+    num_drafts: int = 0
+    active: bool = True
+
+
+@dataclass
+class RowOutcome:
+    """What one row of a step brought: accepted 0 where it had reached its end before."""
+
+    accepted: int = 0
+    is_finite: bool = True
+    tokens: list[int] = field(default_factory=list)
+    length: int = 0
+    state_slot: int = 0
+
+
+@dataclass
+class Flight:
+    """A launched step: what it may read and write until it is read back."""
+
+    plan: object
+    slots: set[int] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
+    outcomes: list[RowOutcome] = field(default_factory=list)
+
+
+class ModelledDevice:
+    """Pools, row tables and steps. ``luck`` decides how many drafts there are and how many are right."""
+
+    def __init__(self, owned, *, num_positions, block_size, luck):
+        self.owned = owned
+        self.num_positions = num_positions
+        self.block_size = block_size
+        self.luck = luck
+        self.slots = [None] * owned.slots.size
+        self.blocks = [[None] * block_size for _ in range(owned.blocks.size)]
+        self.rows = {}
+        self.host = {}
+        self.flights = []
+        self.freed_slots = set()
+        self.freed_blocks = set()
+        owned.slots.on_free(lambda slot: self._note_freed("slots", slot))
+        owned.blocks.on_free(lambda block_id: self._note_freed("blocks", block_id))
+
+    def _note_freed(self, kind, index):
+        for flight in self.flights:
+            assert index not in getattr(flight, kind), f"{kind} {index}: freed while a step may still use it"
+        getattr(self, f"freed_{kind}").add(index)
+
+    # --- between steps ---------------------------------------------------------------------------
+
+    def move(self, plan):
+        """Rows that were left and taken, blocks and states that were swapped; what was freed is junk."""
+        for row in plan.left_rows:
+            self.rows.pop(row, None)
+        assert not (plan.swap_out and self.flights), "what is in flight may still write what is moved"
+        for swap in plan.swap_out:
+            kept = [list(self.blocks[block_id]) for block_id in swap.block_ids]
+            self.host[swap.request_id] = (kept, self.slots[swap.slot])
+        for slot in self.freed_slots:
+            self.slots[slot] = JUNK
+        for block_id in self.freed_blocks:
+            self.blocks[block_id] = [JUNK] * self.block_size
+        self.freed_slots.clear()
+        self.freed_blocks.clear()
+        for request in plan.admitted:
+            if request.row >= 0:
+                self.begin(request)
+        for swap in plan.swap_in:
+            kept, state = self.host.pop(swap.request_id)
+            for block_id, content in zip(swap.block_ids, kept, strict=True):
+                self.blocks[block_id] = list(content)
+            self.slots[swap.slot] = state
+
+    def begin(self, request):
+        """A request got its row, or its state got there."""
+        before = self.rows.get(request.row)
+        assert before is None or before.request is request, "the row was not cleared"
+        assert request.num_in_flight == 0
+        self.rows[request.row] = DeviceRow(request, request.num_computed, request.state_slot)
+
+    def receive(self, request, length):
+        """A peer's bytes land, in no order with steps."""
+        tokens = truth(request)
+        for position in range(len(request.nodes) * self.block_size, length):
+            self._write(request.block_ids, position, (position, tokens[position]))
+        self.slots[request.state_slot] = tuple(tokens[:length])
+
+    def receive_late(self, request):
+        """Bytes of a transfer that was given up land where nobody may have moved in yet."""
+        for block_id in request.block_ids[len(request.nodes) :]:
+            self.blocks[block_id] = ["late"] * self.block_size
+        self.slots[request.state_slot] = "late"
+
+    def check(self, request, length, state_slot, block_ids=None):
+        """KV and state of the first ``length`` tokens are where the request will read them."""
+        tokens = truth(request)
+        block_ids = request.block_ids if block_ids is None else block_ids
+        for position in range(length):
+            found = self.blocks[block_ids[position // self.block_size]][position % self.block_size]
+            assert found == (position, tokens[position]), (request.request_id, position, found)
+        if length:
+            found = self.slots[state_slot]
+            assert found == tuple(tokens[:length]), (request.request_id, length, state_slot, found)
+
+    def check_cache(self):
+        """Each cached block holds the tokens that lie behind its parent's, each cached state their state."""
+        prefixes = {None: ()}
+
+        def prefix(node):
+            if node not in prefixes:
+                before = prefix(node.parent)
+                cells = self.blocks[node.block_id]
+                positions = [cell[0] for cell in cells]
+                assert positions == list(range(len(before), len(before) + self.block_size)), cells
+                prefixes[node] = before + tuple(cell[1] for cell in cells)
+            return prefixes[node]
+
+        for node in self.owned.cache._nodes.values():
+            prefix(node)
+            if node.state is not None:
+                assert self.slots[node.state.slot] == prefix(node), node.state.slot
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def launch(self, plan):
+        """Does the whole step, by what the host knows now and what earlier steps left here."""
+        flight = Flight(plan)
+        uses = [self._uses(row) for row in plan.rows]
+        self._check_apart(uses)
+        for reads, writes in uses:
+            flight.slots |= (reads[0] | writes[0]) - {0}
+            flight.blocks |= (reads[1] | writes[1]) - {0}
+        for row in plan.rows:
+            flight.outcomes.append(self._run_decode(row) if row.is_decode else self._run_prefill(row))
+        self.flights.append(flight)
+        return flight
+
+    def _uses(self, row):
+        """Slots and blocks that the row reads, and those that it writes."""
+        request, device = row.request, self.rows[row.request.row]
+        assert device.request is request, "another request is in the row"
+        if not device.active:
+            assert self.flights, "a request that has ended is planned again"
+            return (set(), set()), (set(), set())
+        length, size = device.length, self.block_size
+        if row.is_decode:
+            last = min(length + 2 * self.num_positions - 2, request.max_total_tokens - 1)
+            written = {slot for _, slot in self._decode_writes(row, length)}
+        else:
+            last = row.end - 1
+            written = {row.write_slot, *(boundary.slot for boundary in row.boundaries)}
+        assert len(request.block_ids) > last // size or self._is_first(row), "no room for what may be right"
+        blocks = set(request.block_ids[length // size :])
+        read = {device.state_slot} if length else set()
+        return (read, set(request.block_ids[: -(-length // size)])), (written, blocks)
+
+    def _is_first(self, row):
+        """Such a row has no drafts: it needs no room for them."""
+        device = self.rows[row.request.row]
+        return device.num_drafts == 0 and len(row.request.block_ids) * self.block_size > device.length
+
+    def _decode_writes(self, row, length):
+        """(tokens before the state, slot) of each position."""
+        kept = {boundary.length: boundary.slot for boundary in row.boundaries}
+        assert len(row.boundaries) <= 1
+        assert len(row.request.slots) == self.num_positions
+        return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(row.request.slots)]
+
+    def _check_apart(self, uses):
+        """No row writes what another uses, what is cached, what nobody owns, or the null entries."""
+        cache, owned = self.owned.cache, self.owned
+        cached_slots = {state.slot for state in cache._states}
+        cached_blocks = {node.block_id for node in cache._nodes.values()}
+        for i, (_, (slots, blocks)) in enumerate(uses):
+            assert not slots & cached_slots, "a cached state is overwritten"
+            assert not blocks & cached_blocks, "a cached block is overwritten"
+            assert not slots & {0}
+            assert not any(owned.slots.free_map[slot] for slot in slots)
+            assert not any(owned.blocks.free_map[block_id] for block_id in blocks)
+            for j, (reads, writes) in enumerate(uses):
+                if i != j:
+                    assert not slots & (reads[0] | writes[0]), "a row overwrites another's state"
+                    assert not blocks & (reads[1] | writes[1]), "a row overwrites another's KV"
+
+    def _run_decode(self, row):
+        request, device = row.request, self.rows[row.request.row]
+        if not device.active:
+            return RowOutcome()
+        length, tokens = device.length, truth(request)
+        ahead = sum(row.request is other.request for f in self.flights for other in f.plan.rows)
+        assert row.num_before <= length <= row.num_before + ahead * (self.num_positions - 1)
+        self.check(request, length, device.state_slot)
+        most = 1 if row.next_token >= 0 else 1 + device.num_drafts
+        accepted = min(self.luck.randint(1, most), len(tokens) - length - 1)
+        is_finite = self._is_finite(row, length + accepted)
+        writes = self._decode_writes(row, length)
+        for i, (num_tokens, slot) in enumerate(writes):
+            is_right = i < accepted and is_finite
+            self.slots[slot] = tuple(tokens[:num_tokens]) if is_right else JUNK
+            position = length + i
+            if position // self.block_size < len(request.block_ids):
+                content = (position, tokens[position]) if i < accepted else JUNK
+                self._write(request.block_ids, position, content)
+            else:
+                assert i >= accepted, "an accepted token's KV had no place"
+        return self._move_on(row, device, length + accepted, writes[accepted - 1][1], accepted, is_finite)
+
+    def _run_prefill(self, row):
+        request, device = row.request, self.rows[row.request.row]
+        assert device.active
+        assert device.length == row.num_before
+        tokens, end = truth(request), row.end
+        if row.num_before:
+            assert request.next_state_slot == device.state_slot
+        self.check(request, row.num_before, request.next_state_slot)
+        for position in range(row.num_before, end):
+            self._write(request.block_ids, position, (position, tokens[position]))
+        for boundary in row.boundaries:
+            assert row.num_before < boundary.length <= end
+            self.slots[boundary.slot] = tuple(tokens[: boundary.length])
+        self.slots[row.write_slot] = tuple(tokens[:end])
+        return self._move_on(row, device, end, row.write_slot, 1, self._is_finite(row, end))
+
+    def _write(self, block_ids, position, content):
+        self.blocks[block_ids[position // self.block_size]][position % self.block_size] = content
+
+    def _is_finite(self, row, length):
+        """Whether the logits up to the one behind ``length`` tokens are: some requests break."""
+        request = row.request
+        broken = request.num_prompt + request.breaks_after - 1
+        return not (row.samples and request.breaks_after and length >= broken)
+
+    def _move_on(self, row, device, length, state_slot, accepted, is_finite):
+        """Where the next step finds the row, and the drafts that it will try there."""
+        tokens = truth(row.request)
+        known = length + 1
+        gained = tokens[known - accepted : known]
+        device.active = known < len(tokens) and is_finite
+        device.length, device.state_slot, device.num_drafts = length, state_slot, 0
+        if device.active and row.samples and row.request.params.speculate:
+            limit = row.request.num_prompt + row.request.params.max_tokens
+            device.num_drafts = self.luck.randint(0, max(0, min(self.num_positions - 1, limit - known - 1)))
+        return RowOutcome(accepted, is_finite, gained, length, state_slot)
