@@ -23,6 +23,8 @@ class DecodeConfig:
     transfer_deadline_s: float = 30.0
     """A read that takes longer is given up; its destination is quarantined."""
     handshake_timeout_s: float = 15.0
+    local_prefill: bool = False
+    """Whether this server runs a prompt itself when no prefill server's state can be had."""
 
     def __post_init__(self) -> None:
         if not self.transfer_deadline_s > 0:

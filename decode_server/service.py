@@ -123,6 +123,8 @@ class DecodeService:
         except TwinfangError as error:
             self._refuse(request_id, message.ticket, error)
             return
+        if self._exchange is not None and message.ticket is not None:
+            self._exchange.expect(message.ticket)
         if self._exchange is None or message.ticket is None or self._exchange.knows(message.ticket):
             self._host.post(lambda: self._add(request))
         else:
@@ -160,10 +162,10 @@ class DecodeService:
         message.params.check_vocabulary(model_config.vocab_size)
         if message.ticket is not None:
             self._check_ticket(message.ticket, num_tokens)
-        elif num_tokens > 1 and self._config.engine.role == "decode":
+        elif num_tokens > 1 and self._config.engine.role == "decode" and not self._config.local_prefill:
             raise InvalidRequestError(
                 f"a prompt of {num_tokens} tokens came to a decode server without a ticket; "
-                "a prefill server must run it first"
+                "a prefill server must run it first, or start this one with --local-prefill"
             )
         params = message.params
         eos = () if params.ignore_eos else model_config.eos_token_ids
@@ -203,7 +205,9 @@ class DecodeService:
 
     def describe(self) -> ServerInfo:
         return self._host.describe(
-            incarnation=self._incarnation, served_model_name=self._config.served_model_name
+            incarnation=self._incarnation,
+            served_model_name=self._config.served_model_name,
+            local_prefill=self._config.local_prefill,
         )
 
     async def stats(self) -> ServerStats:
@@ -228,7 +232,7 @@ class DecodeService:
 
     def _end_lease(self, ticket: Ticket) -> None:
         if self._exchange is not None:
-            self._exchange.peers.end_lease_soon(ticket)
+            self._exchange.decline(ticket)
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

@@ -53,7 +53,9 @@ class EngineHost:
         self.post(run)
         return await future
 
-    def describe(self, *, incarnation: str, served_model_name: str) -> ServerInfo:
+    def describe(
+        self, *, incarnation: str, served_model_name: str, local_prefill: bool = False
+    ) -> ServerInfo:
         """Who this server is, for the router."""
         model_config = self.engine.model.config
         return ServerInfo(
@@ -66,4 +68,5 @@ class EngineHost:
             block_size=self.engine.config.block_size,
             max_num_seqs=self.engine.config.max_num_seqs,
             eos_token_ids=model_config.eos_token_ids,
+            local_prefill=local_prefill,
         )

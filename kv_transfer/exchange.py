@@ -15,6 +15,7 @@ from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.handlers import transfer_handlers
+from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.peers import Peers
 from kv_transfer.sink import TransferResult, TransferSink
 from kv_transfer.source import EndedLease, TransferSource
@@ -81,14 +82,29 @@ class StateExchange:
         self._tickets: dict[str, Ticket] = {}  # of leases that are held; the engine's thread alone
         self.peers = Peers(self._sink, timeout_s=handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
+        self._keeper = LeaseKeeper(self.peers)
         server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether the ticket's server can be read without a handshake."""
         return self._sink.knows(ticket.incarnation)
 
+    def expect(self, ticket: Ticket) -> None:
+        """The ticket is to be read when there is room: its lease is kept alive until then."""
+        self._keeper.hold(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """The ticket will not be read here."""
+        self._keeper.let_go(ticket)
+
+    def decline(self, ticket: Ticket) -> None:
+        """The ticket will not be read at all: its lease ends now."""
+        self._keeper.let_go(ticket)
+        self.peers.end_lease_soon(ticket)
+
     async def close(self) -> None:
         """Stops the engine as well: it must be gone before the memory that others read is."""
+        await self._keeper.close()
         await self.peers.close()
         await asyncio.to_thread(self._host.stop)
         await asyncio.to_thread(self._sink.close)
@@ -144,6 +160,8 @@ class StateExchange:
         )
 
     def _transferred(self, request: Request, transfer: TransferResult) -> None:
+        assert request.ticket is not None
+        self._host.answer(self._keeper.let_go, request.ticket)
         request.transfer_s = transfer.seconds
         request.transfer_bytes = transfer.num_bytes
         request.transfer_descriptors = transfer.num_descriptors

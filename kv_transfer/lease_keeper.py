@@ -36,29 +36,29 @@ class _Held:
 
 
 class LeaseKeeper:
-    """Tickets whose read has not ended, by request id. Lives on the event loop."""
+    """Tickets whose read has not ended. Lives on the event loop."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._held: dict[str, _Held] = {}
+        self._held: dict[tuple[str, int, int], _Held] = {}
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, request_id: str, ticket: Ticket) -> None:
+    def hold(self, ticket: Ticket) -> None:
         """From now on the ticket's lease is renewed, until :meth:`let_go`."""
         held = _Held(ticket, 0.0)
         held.due = asyncio.get_running_loop().time() + held.interval_s
-        self._held[request_id] = held
+        self._held[_lease_of(ticket)] = held
         self._joined.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._renew_while_any())
 
-    def let_go(self, request_id: str) -> None:
+    def let_go(self, ticket: Ticket) -> None:
         """The read has ended, or will never begin."""
-        self._held.pop(request_id, None)
+        self._held.pop(_lease_of(ticket), None)
 
     async def close(self) -> None:
         self._held.clear()
@@ -93,3 +93,7 @@ class LeaseKeeper:
             return
         if reply.ended:
             log.warning("%d of %d leases of %s had ended before", len(reply.ended), len(held), address)
+
+
+def _lease_of(ticket: Ticket) -> tuple[str, int, int]:
+    return ticket.incarnation, ticket.lease_id, ticket.epoch

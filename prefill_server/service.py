@@ -85,6 +85,8 @@ class PrefillService:
             cache_salt=message.cache_salt,
             ticket=await self._usable(message.resume, message),
         )
+        if request.ticket is not None:
+            self._exchange.expect(request.ticket)
         future: asyncio.Future[PrefillReply] = asyncio.get_running_loop().create_future()
         self._calls[request_id] = future
         self._host.post(lambda: self._add(request))
@@ -95,6 +97,8 @@ class PrefillService:
             raise
         finally:
             del self._calls[request_id]
+            if request.ticket is not None:
+                self._exchange.forget(request.ticket)
 
     async def _usable(self, ticket: Ticket | None, message: PrefillRequest) -> Ticket | None:
         """The ticket of a kept beginning of the prompt if it can be read; without one all is computed."""

@@ -117,6 +117,14 @@ TRANSFER_DEADLINE = Flag(
     default=30.0,
 )
 
+LOCAL_PREFILL = Flag(
+    *("--local-prefill", "", yes_or_no),
+    "a decode server runs a prompt itself when no prefill server can, instead of failing the request",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
+
 MAX_REQUESTS_IN_FLIGHT = Flag(
     *("--max-requests-in-flight", "N", _at_least_one, "HTTP requests at a time; one more is answered 429"),
     default=1024,

@@ -55,6 +55,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         port=values.port,
         served_model_name=_model_name(values),
         transfer_deadline_s=values.transfer_deadline,
+        local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
     )
     return partial(run, config)

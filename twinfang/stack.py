@@ -18,7 +18,11 @@ ROUTER_STOP_MARGIN_S = 5.0
 """Beyond what the router itself gives to answers that are under way."""
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
-_ROLE_FLAGS = {"prefill": (table.LEASE_TTL,), "decode": (table.TRANSFER_DEADLINE,), "both": ()}
+_ROLE_FLAGS = {
+    "prefill": (table.LEASE_TTL,),
+    "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),
+    "both": (),
+}
 _ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 

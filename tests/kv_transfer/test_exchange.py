@@ -82,7 +82,11 @@ class World:
     def __init__(self):
         self.engine = ScriptedEngine()
         self.said = []
-        host = SimpleNamespace(engine=self.engine, post=lambda event: event())
+        host = SimpleNamespace(
+            engine=self.engine,
+            post=lambda event: event(),
+            answer=lambda callback, *args: callback(*args),
+        )
         server = SimpleNamespace(fail=None, add_service=lambda name, handlers: None)
         self.exchange = StateExchange(
             host,
