@@ -192,7 +192,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits, launches one batch, and reads back the step that so is no longer needed in flight."""
-        if self.scheduler.must_preempt:
+        if self._in_flight and self.scheduler.must_preempt:
             self._land_all()
         plan = self.scheduler.schedule()
         self._move(plan)

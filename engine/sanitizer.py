@@ -75,6 +75,8 @@ class Sanitizer:
 
     def vacated(self, plan: StepPlan) -> None:
         for swap in plan.swap_out:
+            if not swap.block_ids:  # preempted before its first chunk: it has nothing yet
+                continue
             tag = self._slots.last(swap.slot)
             assert tag is not None, "what is preempted has been computed"
             sums = self._state_sums[swap.slot].clone(), self._sum_whole_blocks(swap.block_ids)
@@ -90,7 +92,9 @@ class Sanitizer:
     def _return(self, swap: Swap) -> SanitizerError | None:
         """A preempted request is back: its tags come with it, and its bytes have to be the same."""
         request = self._scheduler.running[swap.request_id]
-        away = self._away.pop(swap.request_id)
+        away = self._away.pop(swap.request_id, None)
+        if away is None:
+            return None
         self._slots.move(away.tag, swap.slot)
         self._state_sums[swap.slot] = away.state_sums  # compared before the state is read
         self._tag_blocks(request, 0, request.num_computed)

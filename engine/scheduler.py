@@ -200,7 +200,9 @@ class Scheduler:
             self.hold(request)
         for request in admitted:
             if request.request_id in self.running and self._decodes(request):
-                decode_rows.append(self._decode_row(request))
+                most = self._most_computed(request)
+                self._grow_if_room(request, self._reach(request, most + 1))
+                decode_rows.append(self._decode_row(request, most))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._plan_chunks(budget, decode_rows)
         left_rows, self._left_rows = self._left_rows, []
@@ -209,7 +211,11 @@ class Scheduler:
     @property
     def must_preempt(self) -> bool:
         """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
-        missing = sum(self._num_missing(r) for r in self.running.values() if self._decodes(r))
+        missing = 0
+        for request in self.running.values():
+            if self._decodes(request):
+                reach = self._reach(request, self._most_computed(request) + 1)
+                missing += self.owned.num_missing_blocks(request, reach)
         return missing > self.owned.cache.num_available_blocks
 
     def _decodes(self, request: Request) -> bool:
@@ -224,34 +230,41 @@ class Scheduler:
         num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_prompt))
         return request.num_planned + num_uncertain * (self._num_positions - 1)
 
-    def _num_missing(self, request: Request) -> int:
-        return self.owned.num_missing_blocks(request, self._reach(request))
+    def _reach(self, request: Request, num_tokens: int) -> int:
+        """Tokens whose KV a step may write that surely computes up to ``num_tokens``.
 
-    def _reach(self, request: Request) -> int:
-        """Tokens whose KV the next step may write: all drafts right, and drafting beyond them."""
-        reach = self._most_computed(request) + 2 * self._num_positions - 1
-        return min(reach, request.max_total_tokens)
+        All drafts may be right, and drafting goes on as far again behind them.
+        """
+        return min(num_tokens + 2 * (self._num_positions - 1), request.max_total_tokens)
 
-    def _decode_row(self, request: Request) -> PlannedRow:
+    def _grow_if_room(self, request: Request, num_tokens: int) -> None:
+        """Without blocks for them its drafts are poorer, but no request has to make way for that."""
+        if self.owned.num_missing_blocks(request, num_tokens) <= self.owned.cache.num_available_blocks:
+            self.owned.grow(request, num_tokens)
+
+    def _decode_row(self, request: Request, most_computed: int) -> PlannedRow:
         # Within the prompt it computes one token; the chunk that may follow would not pass its boundary.
         num_new = self._num_positions if request.is_prompt_planned else 1
-        boundary = self.owned.decode_boundary(request, self._most_computed(request), num_new)
+        boundary = self.owned.decode_boundary(request, most_computed, num_new)
         return PlannedRow(request, request.num_planned, 1, boundary)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
         """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""
-        decoding: list[Request] = []
+        decoding: list[tuple[Request, int]] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
             if request.request_id not in self.running or not self._decodes(request):
                 continue
-            missing = self._num_missing(request)
+            most = self._most_computed(request)
+            reach = self._reach(request, most + 1)
+            missing = self.owned.num_missing_blocks(request, reach)
             while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
                 swap_out.append(self._preempt_youngest())
             if request.request_id in self.running:
-                self.owned.grow(request, self._reach(request))
-                decoding.append(request)
-        rows = [self._decode_row(request) for request in decoding if request.request_id in self.running]
+                if missing:
+                    self.owned.grow(request, reach)
+                decoding.append((request, most))
+        rows = [self._decode_row(one, most) for one, most in decoding if one.request_id in self.running]
         return rows, swap_out
 
     def _preempt_youngest(self) -> Swap:
@@ -331,10 +344,12 @@ class Scheduler:
             if is_decode_row(num_new=end - start, num_before=start):
                 if budget < self._num_positions:
                     break
-                decode_rows.append(self._decode_row(request))
+                decode_rows.append(self._decode_row(request, start))
                 budget -= self._num_positions
             else:
                 boundaries = self.owned.take_boundaries(request, start, end)
                 prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
+                if prefill_rows[-1].samples:
+                    self._grow_if_room(request, self._reach(request, end))
                 budget -= end - start
         return prefill_rows

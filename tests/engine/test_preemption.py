@@ -117,3 +117,35 @@ def test_a_preempted_request_that_is_cancelled_leaves_nothing(bundled_model):
         pass
     assert tight._store.num_bytes == 0
     assert owned.cache.num_available_blocks == 32
+
+
+def test_a_request_that_is_preempted_before_its_first_chunk_comes_back(bundled_model):
+    """Fails where the sanitizer takes for granted that what is preempted has a state."""
+    tight = Engine(
+        EngineConfig(
+            bundled_model,
+            "both",
+            device="cpu",
+            max_num_seqs=3,
+            max_batch_tokens=4,
+            block_size=4,
+            max_model_len=128,
+            cache_mode="none",
+            cache_memory_bytes=16 << 20,
+            sanitize=True,
+        )
+    )
+    owned = tight.scheduler.owned
+    owned.blocks.allocate(owned.blocks.num_free - 34)
+    prompts = [[7] * 3, [8] * 60, [9] * 60]
+    preempted = set()
+    requests = [
+        Request(str(i), list(prompt), SamplingParams(max_tokens=60 if i == 0 else 3, temperature=0))
+        for i, prompt in enumerate(prompts)
+    ]
+    for request in requests:
+        tight.add(request)
+    while not tight.step().did_nothing:
+        preempted.update(r.request_id for r in tight.scheduler.preempted.values() if r.num_computed == 0)
+    assert preempted
+    assert [request.finish_reason for request in requests] == ["length"] * 3

@@ -230,7 +230,7 @@ def test_a_decode_row_behind_one_in_flight_has_room_for_the_most_that_this_one_m
     a = request("a", 8, max_tokens=40)
     scheduler.add(a)
     compute(scheduler, scheduler.schedule())
-    assert len(a.block_ids) == 2
+    assert len(a.block_ids) == 4, "8 tokens, 3 drafts behind them, and as many in their looping"
     first = launch(scheduler)
     assert len(a.block_ids) == 4, "8 tokens, 4 positions, and 3 that are drafted behind them"
     second = launch(scheduler)
@@ -293,9 +293,9 @@ def test_a_decode_row_within_the_prompt_takes_no_boundary_that_it_cannot_pass():
     scheduler.add(a)
     scheduler.schedule()
     a.num_planned, a.num_in_flight = 5, 1
-    assert scheduler._decode_row(a).boundaries == ()
+    assert scheduler._decode_row(a, 5).boundaries == ()
     a.num_planned = 7
-    assert [boundary.length for boundary in scheduler._decode_row(a).boundaries] == [8]
+    assert [boundary.length for boundary in scheduler._decode_row(a, 7).boundaries] == [8]
 
 
 # --- anchors ---------------------------------------------------------------------------------------
