@@ -27,5 +27,10 @@ class DecodeConfig:
     """Whether this server runs a prompt itself when no prefill server's state can be had."""
 
     def __post_init__(self) -> None:
+        if self.engine.role == "decode" and self.host in ("0.0.0.0", "::") and self.advertise_host is None:
+            raise ConfigError(
+                f"--host {self.host} listens on every address, but the ticket of a kept state must name one: "
+                "set --advertise-host to the host that prefill servers reach"
+            )
         if not self.transfer_deadline_s > 0:
             raise ConfigError(f"--transfer-deadline must be positive, got {self.transfer_deadline_s}")

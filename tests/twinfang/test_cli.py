@@ -92,6 +92,7 @@ def test_the_router_loads_no_torch(bundled_model: Path):
         (["router"], ["--decode"]),
         (["router", "--decode", "a:1", "--decode", "a:1"], ["a:1", "twice"]),
         (["prefill", "--host", "0.0.0.0"], ["--host", "0.0.0.0", "--advertise-host"]),
+        (["decode", "--host", "0.0.0.0"], ["--host", "0.0.0.0", "--advertise-host"]),
         (["prefill", "--max-num-seqs", "9", "--max-batch-tokens", "8"], ["--max-num-seqs 9", "raise"]),
         (["up", "--speed", "high"], ["--speed", "twinfang up --help"]),
         (["up", "--status-file", "/nowhere/status"], ["--status-file", "/nowhere"]),
