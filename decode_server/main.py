@@ -25,6 +25,6 @@ async def _serve(config: DecodeConfig) -> None:
     try:
         await server.start()
         log.info("%s server ready on %s:%d", config.engine.role, config.host, server.port)
-        await server.wait_until_stopped(before_stop=service.close_streams)
+        await server.wait_until_stopped(service.drain)
     finally:
         await service.close()

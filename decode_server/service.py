@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -24,13 +25,17 @@ from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.exchange import NO_TRANSFERS, StateExchange
 from kv_transfer.sink import TransferResult
-from wire.errors import InvalidRequestError, TwinfangError, WireError
+from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.handoff import Ticket
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
+
+DRAIN_S = 8.0
+"""What other servers get to read the state of requests that this one lets go when it stops."""
+DRAIN_POLL_S = 0.02
 
 
 class DecodeService:
@@ -53,6 +58,8 @@ class DecodeService:
                 handshake_timeout_s=config.handshake_timeout_s,
                 on_read=self._on_read,
             )
+        self._is_draining = False
+        self._moved: set[str] = set()  # requests let go with a lease; the engine's thread alone
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._open_streams: set[RouterStream] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
@@ -63,7 +70,8 @@ class DecodeService:
         self._host.start()
 
     async def close(self) -> None:
-        self.close_streams()
+        for stream in list(self._open_streams):
+            stream.close()
         for introduction in list(self._introductions.values()):
             introduction.cancel()
         if self._exchange is None:
@@ -71,10 +79,22 @@ class DecodeService:
         else:
             await self._exchange.close()
 
-    def close_streams(self) -> None:
-        """Ends the routers' calls so that the gRPC server can stop at once."""
+    async def drain(self) -> None:
+        """Lets all requests go to other servers, waits until these have read, and ends the routers' calls."""
+        self._is_draining = True
+        if self._exchange is not None and self._streams:
+            log.info("draining: %d requests move to other servers", len(self._streams))
+            self._host.post(self._engine.move_all)
+            give_up = time.monotonic() + DRAIN_S
+            while self._open_streams and time.monotonic() < give_up and await self._is_being_read():
+                await asyncio.sleep(DRAIN_POLL_S)
         for stream in list(self._open_streams):
             stream.close()
+
+    async def _is_being_read(self) -> bool:
+        exchange = self._exchange
+        assert exchange is not None
+        return bool(self._streams) or await self._host.ask(lambda: any(map(exchange.holds, self._moved)))
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
@@ -155,10 +175,17 @@ class DecodeService:
         self._deliver([_refusal(request_id, error)])
 
     def _make_request(self, message: Submit) -> Request:
+        if self._is_draining:
+            raise UnavailableError("this decode server is about to stop and takes no more requests")
         model_config = self._engine.model.config
         num_tokens = len(message.token_ids)
         if num_tokens == 0:
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
+        if not 0 <= message.num_answered < min(num_tokens, message.params.max_tokens):
+            raise WireError(
+                f"{message.num_answered} of {num_tokens} tokens are said to be the answer's, of at most "
+                f"{message.params.max_tokens}"
+            )
         message.params.check_vocabulary(model_config.vocab_size)
         if message.ticket is not None:
             self._check_ticket(message.ticket, num_tokens)
@@ -179,6 +206,7 @@ class DecodeService:
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             cache_salt=message.cache_salt,
             keeps_state=message.keeps_state and self._exchange is not None,
+            num_answered=message.num_answered,
         )
 
     def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
@@ -262,8 +290,14 @@ class DecodeService:
             for request_id in result.to_give_up:  # others need the room; who reads late prefills
                 self._exchange.end_lease(request_id)
             tickets = {request.request_id: self._exchange.lease(request) for request in result.kept}
+            self._moved.update(one.request_id for one in result.kept if one.finish_reason == "moved")
         if result.outputs:
-            outputs = [replace(output, ticket=tickets.get(output.request_id)) for output in result.outputs]
+            outputs = [
+                replace(output, ticket=tickets[output.request_id])
+                if output.finish_reason is not None and output.request_id in tickets
+                else output
+                for output in result.outputs
+            ]
             self._host.answer(self._deliver, outputs)
 
     def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:

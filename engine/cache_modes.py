@@ -81,7 +81,7 @@ class AlignedChunks:
         return []
 
     def keeps(self, request: Request, length: int) -> bool:
-        return length % self._block_size == 0 and length < request.num_prompt
+        return length % self._block_size == 0 and length < request.num_given
 
     def next_kept(self, request: Request, length: int) -> int | None:
         """A chunk of one token, which is a decode row, may end at a block boundary of the prompt."""
@@ -112,14 +112,14 @@ class StateBlocks:
 
     def next_kept(self, request: Request, length: int) -> int | None:
         regular = length + self._state_block - length % self._state_block
-        if length >= request.num_prompt:
+        if length >= request.num_given:
             return regular
         return min([regular, *(mark for mark in _marks(request, self._block_size) if mark > length)])
 
 
 def _marks(request: Request, block_size: int) -> tuple[int, ...]:
     """The prompt's last block boundary that leaves a token to compute, and the branch, if there is one."""
-    prompt_end = (request.num_prompt - 1) // block_size * block_size
+    prompt_end = (request.num_given - 1) // block_size * block_size
     return tuple(mark for mark in (request.branch, prompt_end) if mark > 0)
 
 

@@ -156,6 +156,30 @@ class Engine:
             self._leave(request)
         return request
 
+    def move_all(self) -> None:
+        """Lets every request go to another server; the next step's result tells of each, as ``moved``.
+
+        One that decodes is among that result's ``kept``: its blocks and state are held for whoever goes on
+        with it. One that has not read its ticket yet gives it on; any other has to be prefilled anew.
+        """
+        self._land_all()
+        for request in self.scheduler.active:
+            ticket = None
+            if self.scheduler.may_move(request):
+                self._store.drop(request.request_id)
+                self.scheduler.hold(request)
+                self._landed_kept.append(request)
+            else:
+                if request.request_id in self.scheduler.waiting:
+                    ticket = request.ticket
+                self.cancel(request.request_id)
+            request.finish_reason = "moved"
+            self._landed.append(
+                RequestOutput(
+                    request.request_id, (), finish_reason="moved", ticket=ticket, stats=_stats_of(request)
+                )
+            )
+
     def transferred(
         self, request: Request, *, error: TwinfangError | None, settled: bool
     ) -> list[RequestOutput]:
@@ -284,7 +308,7 @@ class Engine:
         return names
 
     def _count(self, row: PlannedRow, result: RowResult) -> None:
-        if row.num_before < row.request.num_prompt:
+        if row.num_before < row.request.num_given:
             self._prefill_tokens += row.num_new
         if row.samples:
             self._decode_tokens += result.accepted

@@ -211,7 +211,7 @@ class Ownership:
             return Match()
         return self.cache.match(
             request.tokens,
-            request.num_prompt - 1 if request.ticket is None else request.ticket.num_tokens,
+            request.num_given - 1 if request.ticket is None else request.ticket.num_tokens,
             request.cache_salt,
             needs_state=request.ticket is None,
         )

@@ -42,7 +42,11 @@ class Request:
     """Whether blocks and state are held after the answer, for the conversation's next turn."""
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
+    num_answered: int = 0
+    """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
 
+    num_given: int = field(init=False)
+    """Tokens known from the start: what lies behind them is decoded here."""
     num_prompt: int = field(init=False)
     num_computed: int = field(init=False, default=0)
     num_planned: int = field(init=False, default=0)
@@ -79,7 +83,8 @@ class Request:
     """Drafts that became tokens of the answer."""
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.tokens)
+        self.num_given = len(self.tokens)
+        self.num_prompt = self.num_given - self.num_answered
 
     @property
     def prefill_only(self) -> bool:
@@ -92,8 +97,8 @@ class Request:
 
     @property
     def is_prompt_planned(self) -> bool:
-        """Whether all of the prompt is computed or in flight: what follows is decoding."""
-        return self.num_planned >= self.num_prompt
+        """Whether all that was given is computed or in flight: what follows is decoding."""
+        return self.num_planned >= self.num_given
 
     @property
     def num_output(self) -> int:

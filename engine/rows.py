@@ -40,7 +40,7 @@ class PlannedRow:
     def samples(self) -> bool:
         """Whether the row's last token is the newest known one, so that its logits choose the next."""
         request = self.request
-        return not request.prefill_only and self.num_before + self.num_new >= request.num_prompt
+        return not request.prefill_only and self.num_before + self.num_new >= request.num_given
 
     @property
     def end(self) -> int:

@@ -181,6 +181,17 @@ class Scheduler:
                 return queue[request_id]
         return None
 
+    @property
+    def active(self) -> list[Request]:
+        """All requests that have neither finished nor been prefilled, those that run first."""
+        queues = (self.running, self.transferring, self.preempted, self.waiting)
+        return [request for queue in queues for request in queue.values()]
+
+    def may_move(self, request: Request) -> bool:
+        """Whether another server can go on with what is here: all but the newest token is computed."""
+        is_decoding = request.request_id in self.running and not request.prefill_only
+        return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
+
     def _find(self, request_id: str) -> Request | None:
         return self.find_active(request_id) or self.held.get(request_id) or self.quarantined.get(request_id)
 
@@ -227,7 +238,7 @@ class Scheduler:
 
     def _most_computed(self, request: Request) -> int:
         """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
-        num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_prompt))
+        num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_given))
         return request.num_planned + num_uncertain * (self._num_positions - 1)
 
     def _reach(self, request: Request, num_tokens: int) -> int:

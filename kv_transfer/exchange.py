@@ -125,6 +125,10 @@ class StateExchange:
         self._tickets[request.request_id] = ticket
         return ticket
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a lease of ours on this request's state has not ended."""
+        return request_id in self._tickets
+
     def end_lease(self, request_id: str) -> bool:
         """Ends a lease of ours early: who reads late finds it ended. False if the request has none."""
         ticket = self._tickets.get(request_id)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.decode_stream import DecodeStream
 from router.prefill_client import PrefillClient
@@ -52,10 +53,13 @@ class Dispatch:
     """Sends one choice on its way, again if a server fails it, and can call it back at any stage.
 
     Outputs, or the one error that ends them, go to ``deliver``. The prompt's log-probabilities of a
-    prefill server come as an output without tokens. Until the first token nothing has been said, so a
-    prefill that fails, a transfer that does not arrive and a decode server that is lost are tried again, with
-    other servers first; the last attempt prefills on the decode server where that is allowed. ``on_retry``
-    is told the code of what went wrong.
+    prefill server come as an output without tokens. A prefill that fails, a transfer that does not arrive and
+    a decode server that is lost are tried again, with other servers first: prompt and answer so far are
+    prefilled there and the answer goes on behind them, so that the client sees neither a gap nor a token
+    twice. After several failures without a token in between the error is let through; the last attempt before
+    that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
+
+    A server that is about to stop lets its requests go (``moved``): another one reads their state.
     """
 
     def __init__(
@@ -72,15 +76,16 @@ class Dispatch:
         self._leased_by: PrefillClient | None = None
         """Whose lease the request has until its first output."""
         self._pool = pool
-        self._choice = choice
+        self._choice = _seeded(choice)
         self._deadline = deadline
         self._deliver = deliver
         self._on_retry = on_retry
         self._stream: DecodeStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
+        self._failures = 0
+        """Attempts in a row that brought no token."""
         self._failed_addresses: set[str] = set()
-        self._has_spoken = False
 
     @property
     def _request_id(self) -> str:
@@ -106,20 +111,25 @@ class Dispatch:
         if self._stream is not None:
             self._stream.cancel(self._request_id)
 
+    @property
+    def _token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self._choice.token_ids, *self._answer_ids)
+
     def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
-        if len(self._choice.token_ids) == 1 or decode.role != "decode":
+        if len(self._token_ids) == 1 or decode.role != "decode":
             return False
         if not decode.local_prefill:
             return True
-        return self._attempt < MAX_ATTEMPTS - 1 and self._pool.has_prefill(decode.fingerprint)
+        return self._failures < MAX_ATTEMPTS - 1 and self._pool.has_prefill(decode.fingerprint)
 
     # --- attempts --------------------------------------------------------------------------------
 
     def _fail(self, error: TwinfangError) -> None:
         """Tries again, or lets the error through."""
         now = asyncio.get_running_loop().time()
-        is_last = self._attempt + 1 >= MAX_ATTEMPTS
-        if is_last or self._has_spoken or error.code not in RETRIED or now >= self._deadline:
+        self._failures += 1
+        if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
             self._deliver(error)
             return
         log.warning("request %s: trying again: %s", self._request_id, error.message)
@@ -128,7 +138,7 @@ class Dispatch:
         self._task = asyncio.create_task(self._try_again())
 
     async def _try_again(self) -> None:
-        await asyncio.sleep(FIRST_PAUSE_S * 2**self._attempt * random.uniform(0.75, 1.25))
+        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
         self._attempt += 1
         self.start()
 
@@ -147,17 +157,17 @@ class Dispatch:
         choice, request_id = self._choice, self._request_id
         prefill = self._pool.choose_prefill(fingerprint, avoid=self._failed_addresses)
         kept = self._pool.conversations
-        resume = None if kept is None else kept.take(choice.token_ids, choice.cache_salt)
-        request = PrefillRequest(
-            request_id, choice.token_ids, choice.prompt_logprobs, choice.cache_salt, resume
-        )
+        token_ids = self._token_ids
+        resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
+        prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # those come once
+        request = PrefillRequest(request_id, token_ids, prompt_logprobs, choice.cache_salt, resume)
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         self._failed_addresses.add(prefill.address)  # should this attempt fail, whoever's fault it is
         reply = await prefill.prefill(request, timeout_s=timeout_s)
         # No await from here on: a cancel comes before the ticket or after the submission.
-        if reply.prompt_logprobs is not None and self.prefill_reply is None:
+        if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
-        self.prefill_reply = reply
+        self.prefill_reply = self.prefill_reply or reply
         try:
             if decode.info is None:  # lost while the prefill ran: another one can read as well
                 decode = self._pool.choose_decode(fingerprint)
@@ -183,27 +193,51 @@ class Dispatch:
             self._fail(error)
             return
         assert isinstance(output, RequestOutput)
-        self._has_spoken = self._has_spoken or bool(output.token_ids)
-        if kept is not None:
+        if output.finish_reason == "moved":
+            self._move(output.ticket)
+            return
+        if output.token_ids:
             self._answer_ids += output.token_ids
-            if output.ticket is not None:
-                kept.remember([*choice.token_ids, *self._answer_ids], choice.cache_salt, output.ticket)
+            self._failures = 0
+        if kept is not None and output.ticket is not None:
+            kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
         self._deliver(output)
+
+    def _move(self, ticket: Ticket | None) -> None:
+        """The server lets the request go: another one reads its state, or prefills what there is so far."""
+        assert self._stream is not None
+        self._failed_addresses.add(self._stream.address)
+        self._attempt += 1
+        if ticket is None:
+            self.start()
+            return
+        try:
+            self._submit(self._pool.choose_decode(avoid=self._failed_addresses), ticket)
+        except TwinfangError as error:
+            self._fail(error)
 
     def _submit(self, decode: DecodeStream, ticket: Ticket | None) -> None:
         choice = self._choice
-        wants_prompt = ticket is None and self.prefill_reply is None
+        wants_prompt = ticket is None and self.prefill_reply is None and not self._answer_ids
         submit = Submit(
             self._request_id,
-            choice.token_ids,
+            self._token_ids,
             choice.params,
             ticket,
             choice.prompt_logprobs if wants_prompt else None,
             choice.cache_salt,
             keeps_state=self._pool.conversations is not None,
+            num_answered=len(self._answer_ids),
         )
         self._stream = decode
         decode.submit(submit, self._take)
+
+
+def _seeded(choice: Choice) -> Choice:
+    """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
+    if choice.params.seed is not None:
+        return choice
+    return replace(choice, params=replace(choice.params, seed=secrets.randbits(63)))
 
 
 def _error_of(output: RequestOutput) -> TwinfangError | None:

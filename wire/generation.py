@@ -8,7 +8,8 @@ from wire.codec import message
 from wire.handoff import Role, Ticket
 from wire.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
+"""``moved``: this server lets the request go before its end; another can go on with what ``ticket`` names."""
 
 
 @message
@@ -68,6 +69,8 @@ class Submit:
     cache_salt: str = ""
     keeps_state: bool = False
     """After the answer keep blocks and state for a while, and give a ticket for them."""
+    num_answered: int = 0
+    """Tokens at the end of ``token_ids`` that the answer has already: another server generated them."""
 
 
 @message

@@ -71,16 +71,18 @@ class GrpcServer:
         self._fault = fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 
-    async def wait_until_stopped(self, before_stop: Callable[[], None] = lambda: None) -> None:
+    async def wait_until_stopped(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
         """Returns after SIGTERM or SIGINT once calls have ended; raises the fault given to :meth:`fail`.
 
-        ``before_stop`` ends what would otherwise last for ever, such as streams.
+        ``drain`` hands on what is under way and ends what would otherwise last for ever, such as streams;
+        after a fault it is not asked: there is nothing left to hand on.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)
         await self._stopping.wait()
-        before_stop()
         await self._health.enter_graceful_shutdown()
+        if drain is not None and self._fault is None:
+            await drain()
         await self._server.stop(STOP_GRACE_S)
         if self._fault is not None:
             raise self._fault

@@ -316,7 +316,8 @@ async def test_sampling_fields_reach_the_server(make_stack):
     nulls = dict.fromkeys(["temperature", "n", "stop", "seed", "max_tokens", "stream", "logprobs", "echo"])
     assert (await stack.complete(**nulls, speculate=None)).status_code == 200
     params = stack.decode[0].submitted[0].params
-    assert (params.temperature, params.top_k, params.max_tokens, params.seed) == (0.5, 40, 16, None)
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.5, 40, 16)
+    assert params.seed is not None, "the router chooses one, so that the answer can go on elsewhere"
     assert params.speculate is True
 
 

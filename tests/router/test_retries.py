@@ -1,4 +1,4 @@
-"""Until the first token nothing was said: what fails is tried again, elsewhere if there is an elsewhere."""
+"""What fails is tried again, elsewhere if there is an elsewhere; an answer goes on where it broke off."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from wire.errors import (
     TransferError,
     UnavailableError,
 )
+from wire.generation import RequestOutput
 
 
 def first_fails(error, then):
@@ -89,12 +90,61 @@ async def test_a_decode_server_lost_before_the_first_token_is_replaced(make_stac
     await asyncio.gather(*stops)
 
 
-async def test_after_the_first_token_an_error_is_an_error(make_stack):
-    stack = await make_stack(num_prefill=2)
-    stack.decode[0].script = failing(TransferError("too late"), after=(50,))
+async def test_an_answer_that_breaks_off_goes_on_behind_its_tokens_elsewhere(make_stack):
+    stack = await make_stack(num_prefill=2, num_decode=2)
+    broken = failing(UnavailableError("gone"), after=(50, 51))
+
+    async def script(submit, send):
+        await (saying([52, 53]) if submit.num_answered else broken)(submit, send)
+
+    for server in stack.decode:
+        server.script = script
+    response = await complete(stack, max_tokens=4, logprobs=None)
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == 4
+    assert response.json()["choices"][0]["text"] == stack.tokenizer.decode([50, 51, 52, 53])
+    first, second = [submit for server in stack.decode for submit in server.submitted]
+    first, second = sorted((first, second), key=lambda submit: submit.num_answered)
+    assert (first.num_answered, second.num_answered) == (0, 2)
+    assert second.token_ids == (*first.token_ids, 50, 51)
+    assert second.params == first.params
+    assert second.params.seed is not None, "the rest is drawn as if nothing had happened"
+
+
+async def test_an_answer_that_breaks_off_again_and_again_gets_on_as_long_as_there_are_tokens(make_stack):
+    stack = await make_stack()
+
+    async def one_each(submit, send):
+        step = failing(UnavailableError("gone"), after=(50 + submit.num_answered,))
+        await (saying([60]) if submit.num_answered == 6 else step)(submit, send)
+
+    stack.decode[0].script = one_each
+    response = await complete(stack, max_tokens=7)
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == 7
+
+
+async def test_a_request_that_is_let_go_is_read_by_another_server(make_stack):
+    stack = await make_stack(num_decode=2)
+
+    async def lets_go(submit, send):
+        if submit.num_answered:
+            await saying([52, 53])(submit, send)
+            return
+        send(RequestOutput(submit.request_id, (50, 51)))
+        kept = dataclasses.replace(submit.ticket, address="decode", num_tokens=len(submit.token_ids) + 1)
+        send(RequestOutput(submit.request_id, (), finish_reason="moved", ticket=kept))
+
+    for server in stack.decode:
+        server.script = lets_go
     response = await complete(stack, max_tokens=4)
-    assert response.status_code == 502
-    assert len(stack.decode[0].submitted) == 1
+    assert response.json()["choices"][0]["text"] == stack.tokenizer.decode([50, 51, 52, 53])
+    [first], [second] = sorted((s.submitted for s in stack.decode), key=lambda sent: sent[0].num_answered)
+    assert second.ticket.address == "decode"
+    assert second.token_ids == (*first.token_ids, 50, 51)
+    assert second.num_answered == 2
+    assert sum(len(server.requests) for server in stack.prefill) == 1, "nothing is prefilled again"
+    assert await stack.metric("twinfang_request_retries_total", code="no_server_available") == 0
 
 
 @pytest.mark.parametrize("error", [InvalidRequestError("no"), CapacityError("too small")])
@@ -122,7 +172,6 @@ async def test_the_last_attempt_is_prefilled_where_it_is_decoded_if_that_is_allo
     decode.info = dataclasses.replace(decode.info, local_prefill=True)
     await decode.stop()
     await decode.start()
-    await until(lambda: stack.services.pool.limits().vocab_size and decode.info.local_prefill)
     await until(lambda: any(one.info and one.info.local_prefill for one in stack.services.pool._decode))
 
     async def only_local(submit, send):
