@@ -1,0 +1,90 @@
+"""One fleet for all tests of this folder, healed after each; a table of what they saw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.fleet import Fleet, running_fleet, wait_until
+from tests.faults.reliability_table import Table
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-table",
+        action="store_true",
+        help="write what the fault tests saw into docs/reliability.md (pytest tests/faults --write-table)",
+    )
+
+
+@pytest.fixture(scope="session")
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    rows = Table()
+    yield rows
+    if request.config.getoption("--write-table", default=False) and not request.session.testsfailed:
+        rows.write(DOCUMENT)
+
+
+@pytest.fixture(scope="session")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(_running: Fleet) -> Iterator[Fleet]:
+    """All servers run; after the test they do again, and hold nothing."""
+    _running.heal()
+    sizes = {name: len(process.log) for name, process in _running.servers.items()}
+    try:
+        yield _running
+        _running.heal()
+        wait_until(_running.is_idle, "all blocks and slots are back, and no lease is left")
+    except BaseException as error:
+        for name, process in _running.servers.items():
+            error.add_note(f"--- log of {name}\n{process.log[sizes[name] :][-4000:]}")
+        raise
+
+
+class Requests:
+    """Bodies of requests, and the tokens that an undisturbed server answers them with."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._choose = random.Random(8)
+        self._num_salts = 0
+
+    def make(
+        self, count: int, *, num_prompt: int = 300, max_tokens: int = 24
+    ) -> tuple[list[dict[str, Any]], list[list[int]]]:
+        """``count`` bodies and the exact answer to each. Nothing of them stays in reach of a prefix cache."""
+        bodies = [
+            {
+                "prompt": [self._choose.randrange(5, 900) for _ in range(num_prompt)],
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+            for _ in range(count)
+        ]
+        undisturbed = [self._fleet.send("local", self.salted(body)) for body in bodies]
+        answers = [reply.result() for reply in undisturbed]
+        assert {answer.status for answer in answers} == {200}, answers
+        return [self.salted(body) for body in bodies], [answer.token_ids for answer in answers]
+
+    def salted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same request, of which no prefix cache knows anything."""
+        self._num_salts += 1
+        return body | {"cache_salt": str(self._num_salts)}
+
+
+@pytest.fixture
+def requests(fleet: Fleet) -> Requests:
+    return Requests(fleet)

@@ -1,0 +1,81 @@
+"""``twinfang`` with faults built in that a test switches on: ``python -m tests.faults.injected decode …``.
+
+A fault is on while a file of its name lies in the folder that the environment variable ``FAULTS`` names. With
+none there the process is what ``python -m twinfang`` would be.
+
+| fault | the process |
+|---|---|
+| ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
+| ``loses-done`` | does not send the notification that ends a lease |
+| ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
+| ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
+| ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.engine import Engine
+from kv_transfer.agent import TransferAgent
+from kv_transfer.lease_keeper import LeaseKeeper
+from kv_transfer.sink import TransferSink
+from twinfang.cli import main
+
+FOLDER_VARIABLE = "FAULTS"
+REST_S = 0.02
+
+
+def inject(folder: Path) -> None:
+    """Replaces the methods in which faults live by ones that look into ``folder``."""
+
+    def replace(owner: type, name: str, fault: str, faulty: Callable[..., Any]) -> None:
+        sound = getattr(owner, name)
+
+        def chosen(*arguments: Any, **fields: Any) -> Any:
+            if (folder / fault).exists():
+                return faulty(sound, *arguments, **fields)
+            return sound(*arguments, **fields)
+
+        setattr(owner, name, chosen)
+
+    replace(TransferSink, "_start", "dies-in-read", _die_in_read)
+    replace(TransferSink, "_give_up", "no-quarantine", _give_up_as_if_settled)
+    replace(TransferAgent, "notify", "loses-done", _do_nothing)
+    replace(Engine, "step", "slow-steps", _step_slowly)
+    replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
+
+
+def _do_nothing(_sound: Callable[..., Any], *_arguments: Any, **_fields: Any) -> None:
+    pass
+
+
+def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:
+    if engine.config.role == "decode":
+        time.sleep(REST_S)
+    return sound(engine)
+
+
+def _die_in_read(sound: Callable[..., Any], sink: TransferSink, transfer: Any) -> None:
+    sound(sink, transfer)
+    assert sink._flights, "the read was over as soon as it was posted"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _give_up_as_if_settled(sound: Callable[..., Any], sink: TransferSink, transfer: Any) -> None:
+    def on_done(result: Any) -> None:
+        transfer.on_done(dataclasses.replace(result, settled=True))
+
+    sound(sink, dataclasses.replace(transfer, on_done=on_done))
+
+
+if __name__ == "__main__":
+    inject(Path(os.environ[FOLDER_VARIABLE]))
+    sys.exit(main())

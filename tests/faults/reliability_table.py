@@ -1,0 +1,34 @@
+"""The table of docs/reliability.md, from what the fault tests saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BEGIN = "<!-- written by: pytest tests/faults --write-table -->"
+END = "<!-- end of what the tests write -->"
+
+
+@dataclass
+class Table:
+    """One row a fault and way of pairing servers, in the order of the tests."""
+
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def add(self, fault: str, servers: str, outcome: str, bound: str, seconds: float) -> None:
+        """``bound`` says in words what limits the time; ``seconds`` is what this run took."""
+        self.rows.append((fault, servers, outcome, bound, f"{seconds:.1f}"))
+
+    def write(self, document: Path) -> None:
+        """Replaces what stands between the marks."""
+        text = document.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        assert after, f"{document} has no marks to write between"
+        head = ("fault", "servers", "the client gets", "bounded by", "s, this run")
+        lines = [_line(head), _line(("---",) * len(head)), *map(_line, self.rows)]
+        document.write_text("\n".join((before + BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,82 @@
+"""A decode server that dies while it reads, one that is late, and a message of its that is lost."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from tests.faults.fleet import LEASE_TTL_S, PROMPT_S, wait_until
+
+LEASE_TTL = "`--lease-ttl`"
+EXACT = "the exact answer"
+
+
+def num_expired(fleet):
+    """Leases of both prefill servers that have run out, by their logs."""
+    return sum(len(re.findall("its lease expired", fleet[name].log)) for name in ("prefill-a", "prefill-b"))
+
+
+def test_killed_in_mid_transfer(fleet, requests, table):
+    """One router sees the death; the other is frozen, and its lease has nothing but its time to live."""
+    bodies, expected = requests.make(3)
+    expired_before = num_expired(fleet)
+    fleet["decode"].freeze()
+    alone = fleet.send("alone", bodies[0])
+    fleet.leased("prefill-a", 1)
+    replies = [fleet.send("two-decode", body) for body in bodies[1:]]
+    wait_until(lambda: any(reply.done() for reply in replies), "decode-local answers")
+    fleet.leased("prefill-a", 2)
+    fleet["two-decode"].freeze()
+    with fleet.fault("dies-in-read"):
+        fleet["decode"].thaw()
+        wait_until(lambda: not fleet["decode"].is_alive, "decode has died while it read")
+    died = time.monotonic()
+    reply = alone.result()
+    assert (reply.status, reply.seconds < PROMPT_S) == (503, True)
+    assert "decode server" in reply.error
+    fault = "decode server killed during the read"
+    table.add(fault, "one decode server", "503, no decode server is connected", "3 attempts", reply.seconds)
+    fleet.leased("prefill-a", 0)
+    seconds = time.monotonic() - died
+    assert num_expired(fleet) == expired_before + 1
+    table.add("… its router frozen as well", "any", "(the lease ends, blocks are free)", LEASE_TTL, seconds)
+    fleet["two-decode"].thaw()
+    for reply, tokens in zip((one.result() for one in replies), expected[1:], strict=True):
+        assert (reply.status, reply.token_ids) == (200, tokens)
+    table.add(
+        fault, "two decode servers", f"{EXACT}, from the other server", "3 attempts", time.monotonic() - died
+    )
+
+
+def test_a_lease_that_expired_before_the_read(fleet, requests, table):
+    """The reader was frozen for longer than its leases live, and could not renew them."""
+    bodies, expected = requests.make(2)
+    retries = fleet.retries("alone").get("transfer_failed", 0)
+    expired_before = num_expired(fleet)
+    fleet["decode"].freeze()
+    replies = [fleet.send("alone", body) for body in bodies]
+    fleet.leased("prefill-a", 2)
+    fleet.leased("prefill-a", 0)
+    assert num_expired(fleet) == expired_before + 2
+    fleet["decode"].thaw()
+    thawed = time.monotonic()
+    for reply, tokens in zip((one.result() for one in replies), expected, strict=True):
+        assert (reply.status, reply.token_ids) == (200, tokens)
+    seconds = time.monotonic() - thawed
+    assert fleet.retries("alone")["transfer_failed"] == retries + 2
+    fault = "decode server frozen until the leases had expired"
+    table.add(fault, "any", f"{EXACT}; what was read late is thrown away", "3 attempts", seconds)
+
+
+def test_a_lost_notification(fleet, requests, table):
+    """The data is valid: the answer comes at once, and the lease ends by its time to live."""
+    (body,), (tokens,) = requests.make(1)
+    with fleet.fault("loses-done"):
+        sent = time.monotonic()
+        reply = fleet.send("alone", body).result()
+    assert (reply.status, reply.token_ids) == (200, tokens)
+    assert fleet.stats("prefill-a").leases_held == 1
+    fleet.leased("prefill-a", 0)
+    seconds = time.monotonic() - sent
+    assert seconds > LEASE_TTL_S
+    table.add("notification of a read lost", "any", f"{EXACT}, at once; the lease ends", LEASE_TTL, seconds)

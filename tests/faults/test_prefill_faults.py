@@ -1,0 +1,149 @@
+"""A prefill server that is killed, frozen or restarted while its prompts are handed over.
+
+Each test asks at once through every way of pairing servers and holds the decode servers still until the
+prompts are leased, so that the fault strikes at the moment that the test's name says.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.faults.fleet import PROMPT_S, TRANSFER_DEADLINE_S, Fleet, Reply, wait_until
+
+ROUTERS = ("two-prefill", "two-prefill", "local", "alone")
+"""Of two requests to two prefill servers each gets one."""
+LEASED = {"prefill-a": 3, "prefill-b": 1}
+SERVERS = {
+    "two-prefill": "two prefill servers",
+    "local": "one, `--local-prefill`",
+    "alone": "one prefill server",
+}
+EXACT = "the exact answer"
+RETRIES = "3 attempts"
+
+
+@dataclass
+class Asked:
+    """Requests under way, by router, and what an undisturbed server answers them."""
+
+    fleet: Fleet
+    replies: list[Future[Reply]]
+    expected: list[list[int]]
+
+    def exact(self, router: str) -> float:
+        """Asserts exact answers through this router; the seconds that the slowest took."""
+        seconds = []
+        for name, future, tokens in zip(ROUTERS, self.replies, self.expected, strict=True):
+            if name == router:
+                reply = future.result()
+                assert (reply.status, reply.error) == (200, ""), router
+                assert reply.token_ids == tokens, router
+                seconds.append(reply.seconds)
+        return max(seconds)
+
+    def reply(self, router: str) -> Reply:
+        return self.replies[ROUTERS.index(router)].result()
+
+
+@pytest.fixture
+def ask(fleet, requests):
+    """All prompts are leased, by prefill-a but for one; the decode servers are frozen."""
+
+    def ask_all(max_tokens: int = 24) -> Asked:
+        bodies, expected = requests.make(len(ROUTERS), max_tokens=max_tokens)
+        for name in ("decode", "decode-local"):
+            fleet[name].freeze()
+        replies = [fleet.send(router, body) for router, body in zip(ROUTERS, bodies, strict=True)]
+        for name, count in LEASED.items():
+            fleet.leased(name, count)
+        return Asked(fleet, replies, expected)
+
+    return ask_all
+
+
+def thaw_decode(fleet):
+    for name in ("decode", "decode-local"):
+        fleet[name].thaw()
+
+
+def until_in_mid_read(fleet):
+    """prefill-a is frozen; the reads from it have been posted and can't end."""
+    fleet["prefill-a"].freeze()
+    thaw_decode(fleet)
+    wait_until(lambda: fleet.stats("decode-local").transfers_in_flight == 1, "decode-local reads")
+    wait_until(lambda: fleet.stats("decode").transfers_in_flight == 2, "decode reads")
+
+
+def test_killed_before_the_read(fleet, ask, table):
+    asked = ask()
+    fleet["prefill-a"].kill()
+    thaw_decode(fleet)
+    fault = "prefill server killed before the read"
+    check_after_a_kill(asked, fault, table)
+
+
+def test_killed_during_the_read(fleet, ask, table):
+    asked = ask()
+    until_in_mid_read(fleet)
+    fleet["prefill-a"].kill()
+    check_after_a_kill(asked, "… during the read", table)
+
+
+def check_after_a_kill(asked, fault, table):
+    for router, way in (("two-prefill", "from the other server"), ("local", "prefilled where it is decoded")):
+        seconds = asked.exact(router)
+        assert seconds < PROMPT_S
+        table.add(fault, SERVERS[router], f"{EXACT}, {way}", RETRIES, seconds)
+    reply = asked.reply("alone")
+    assert reply.status == 503
+    assert "prefill server" in reply.error
+    assert reply.seconds < PROMPT_S
+    table.add(fault, SERVERS["alone"], "503, no prefill server is connected", RETRIES, reply.seconds)
+
+
+def test_killed_after_the_read(fleet, ask, table):
+    retries = [fleet.retries(router) for router in SERVERS]
+    asked = ask(max_tokens=300)
+    thaw_decode(fleet)
+    wait_until(lambda: fleet.stats("decode").num_running == 3, "decode has read")
+    wait_until(lambda: fleet.stats("decode-local").num_running == 1, "decode-local has read")
+    fleet["prefill-a"].kill()
+    seconds = max(asked.exact(router) for router in SERVERS)
+    assert [fleet.retries(router) for router in SERVERS] == retries, (
+        "an answer under way needs no prefill server"
+    )
+    table.add("… after the read", "any", EXACT, "nothing: not noticed", seconds)
+
+
+def test_frozen_in_mid_transfer_and_thawed_late(fleet, ask, table):
+    asked = ask()
+    until_in_mid_read(fleet)
+    fault = "prefill server frozen during the read, thawed after the deadline"
+    seconds = asked.exact("two-prefill")
+    assert TRANSFER_DEADLINE_S < seconds < TRANSFER_DEADLINE_S + PROMPT_S
+    bound = "`--transfer-deadline`"
+    table.add(fault, SERVERS["two-prefill"], f"{EXACT}, from the other server", bound, seconds)
+    assert not any(fleet.stats(name).transfers_in_flight for name in ("decode", "decode-local"))
+    assert not fleet.is_idle_alone("decode"), "what was to be read into is in quarantine"
+    fleet["prefill-a"].thaw()
+    bound = "`--transfer-deadline`, then the thaw or gRPC's 30 s"
+    for router in ("local", "alone"):
+        table.add(fault, SERVERS[router], f"{EXACT}, once thawed", bound, asked.exact(router))
+
+
+def test_restarted_under_the_same_address(fleet, ask, table):
+    asked = ask()
+    fleet["prefill-a"].kill()
+    fleet.start_alone("prefill-a")
+    for router in SERVERS:
+        ready = f"{fleet[router].url}/readyz"
+        wait_until(lambda ready=ready: httpx.get(ready).status_code == 200, f"router {router} is ready")
+    thaw_decode(fleet)
+    for router in SERVERS:
+        seconds = asked.exact(router)
+        outcome = f"{EXACT}; the ticket of its former life is refused"
+        table.add("… restarted at its address before the read", SERVERS[router], outcome, RETRIES, seconds)
