@@ -43,6 +43,7 @@ class LeaseKeeper:
         self._held: dict[tuple[str, int, int], _Held] = {}
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -62,9 +63,10 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         self._held.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._calls, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _renew_while_any(self) -> None:
         """Ends when nothing waits any more: an idle server has no timer."""
@@ -80,8 +82,11 @@ class LeaseKeeper:
             by_address: dict[str, list[Ticket]] = defaultdict(list)
             for held in due:
                 by_address[held.ticket.address].append(held.ticket)
-            calls = (self._renew(address, tickets) for address, tickets in by_address.items())
-            await asyncio.gather(*calls)
+            for address, tickets in by_address.items():
+                # Not awaited: a frozen server would hold up the renewals of the others.
+                call = asyncio.create_task(self._renew(address, tickets))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
 
     async def _renew(self, address: str, held: list[Ticket]) -> None:
         timeout_s = min(ticket.ttl_s for ticket in held) / RENEWALS_PER_LIFETIME
@@ -91,8 +96,10 @@ class LeaseKeeper:
         except TwinfangError as error:
             log.warning("%d leases of %s were not renewed: %s", len(held), address, error)
             return
-        if reply.ended:
-            log.warning("%d of %d leases of %s had ended before", len(reply.ended), len(held), address)
+        for ticket in held:
+            if ticket.lease_id in reply.ended:
+                log.warning("request %s: its lease at %s had ended before", ticket.request_id, address)
+                self.let_go(ticket)
 
 
 def _lease_of(ticket: Ticket) -> tuple[str, int, int]:
