@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEST_WORKERS ?= 2
 READY := $(VENV)/.ready
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
@@ -18,7 +19,7 @@ demo: $(READY)  ## stream a completion from a prefill server, a decode server an
 	@$(BIN)/python -m examples.demo
 
 test: lint  ## lint, then all tests that need no GPU
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .

@@ -10,6 +10,9 @@ os.environ.setdefault("TWINFANG_SANITIZE", "1")
 if not torch.cuda.is_available():
     # Triton decides at decoration time whether a kernel is compiled or interpreted.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Test processes share the cores, and models this small lose time to a second thread. Tests of how work is
+# shared among threads say themselves how many there are.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -32,15 +32,6 @@ AHEAD = [0, 1]
 MODELS = ["bundled", "dense", "moe"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Models this small lose time to a second one."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def models(bundled_model, tmp_path_factory):
     def random(name, shape):
