@@ -11,6 +11,7 @@ Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import types
 import typing
 from collections.abc import Callable
@@ -54,7 +55,8 @@ def decode(data: bytes, *expected: type[T]) -> T:
     """The message in ``data``, which must be of one of the ``expected`` classes.
 
     Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
-    an unexpected class, a missing field, a value of the wrong type or out of its range.
+    an unexpected class, a missing field, a value of the wrong type or out of its range. What the peer sent is
+    shown by :func:`reprlib.repr`: a deep or long value would cost a recursion error or a message as long.
     """
     names = " or ".join(cls.__name__ for cls in expected)
     if len(data) > MAX_MESSAGE_BYTES:
@@ -68,14 +70,14 @@ def decode(data: bytes, *expected: type[T]) -> T:
     version, name, fields = envelope
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise WireError(
-            f"the peer speaks protocol version {version!r}, this process {PROTOCOL_VERSION}: "
+            f"the peer speaks protocol version {reprlib.repr(version)}, this process {PROTOCOL_VERSION}: "
             "run the same Twinfang release on both sides"
         )
     for cls in expected:
         if cls.__name__ == name:
             made: T = _decoder(cls)(fields, cls.__name__)
             return made
-    raise WireError(f"expected {names}, got {str(name)[:80]!r}")
+    raise WireError(f"expected {names}, got {reprlib.repr(name)}")
 
 
 def _encoder(cls: type) -> Callable[[Any], list[Any]]:
@@ -166,7 +168,9 @@ def _optional(inner: _Check) -> _Check:
 def _literal(options: tuple[Any, ...]) -> _Check:
     def check(value: Any, where: str) -> Any:
         if not any(type(value) is type(option) and value == option for option in options):
-            raise WireError(f"{where}: expected one of {', '.join(map(repr, options))}, got {value!r:.80}")
+            raise WireError(
+                f"{where}: expected one of {', '.join(map(repr, options))}, got {reprlib.repr(value)}"
+            )
         return value
 
     return check
@@ -207,6 +211,6 @@ def _mapping(hints: tuple[Any, Any]) -> _Check:
     def check(value: Any, where: str) -> Any:
         if type(value) is not dict or any(type(key) is not str for key in value):
             raise _wrong(where, "dict with string keys", value)
-        return {key: item_check(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: item_check(item, f"{where}[{reprlib.repr(key)}]") for key, item in value.items()}
 
     return check

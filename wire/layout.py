@@ -39,6 +39,8 @@ class Segment:
     def __post_init__(self) -> None:
         if self.offset < 0:
             raise WireError(f"segment {self.name!r}: negative offset {self.offset}")
+        if not self.axes:
+            raise WireError(f"segment {self.name!r} has no axes")
         for outer, inner in zip(self.axes, self.axes[1:], strict=False):
             if outer.stride != inner.stride * inner.size:
                 raise WireError(
