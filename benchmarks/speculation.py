@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--prompts", type=int, default=48, help="prompts of each kind to count drafts on")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="turns that each engine takes at each batch size"
+        "--rounds", type=int, default=3, help="turns that each engine takes at each batch size; 0: no timings"
     )
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
@@ -296,8 +296,10 @@ def main() -> None:
     vocab_size = ModelConfig.from_directory(options.model, "float32", torch.device("cpu")).vocab_size
     shares = first_draft_shares(options.model, vocab_size, sampled, len(prompts["text"][0]))
     print("\nfirst draft at temperature 1:", json.dumps(shares), flush=True)
-    print(SPEED_HEADER, flush=True)
-    speeds = measure_speed(options.model, prompts, options.rounds)
+    speeds = []
+    if options.rounds:
+        print(SPEED_HEADER, flush=True)
+        speeds = measure_speed(options.model, prompts, options.rounds)
     if options.json:
         report = {
             "machine": before,

@@ -1,8 +1,8 @@
 """Chooses each row's next tokens from its logits.
 
 The order is vLLM's: bias, forbidden stop tokens, penalties, temperature, min-p, top-k, top-p, draw. A draw
-inverts the cumulative distribution at one uniform number, a function of the request's seed and the
-token's index alone (:mod:`engine.uniform`), and every step of it works on a row by itself, so that
+is a race among the tokens that are left (:mod:`kernels.exponential_race`): its noise is a function of the
+request's seed, the token's index and the token alone, and every step of it works on a row by itself, so that
 a request's tokens depend neither on whom it shares a batch with nor on what was drafted: the target's own
 token stands at every index, and a draft is right exactly if it is that token.
 
@@ -16,7 +16,7 @@ import torch
 
 from engine.logits_processors import count_tokens, process_logits
 from engine.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
-from engine.uniform import uniform
+from kernels.exponential_race import exponential_race
 
 _LARGEST_INT32 = (1 << 31) - 1
 
@@ -65,7 +65,7 @@ class Sampler:
     ) -> torch.Tensor:
         """A guess at the token of ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``: ``[R]`` int64.
 
-        Random rows draw at the number that the target will use, so a drafter that is near the target
+        Random rows draw by the noise that the target will use, so a drafter that is near the target
         mostly draws the target's token. Penalties and biases are left to the target.
         """
         token_ids = logits.argmax(dim=-1)
@@ -102,46 +102,37 @@ def _draw(
 ) -> torch.Tensor:
     """One token a position, ``[R, T]``, from ``logits`` ``[R, T, V]``; nonsense where the row is greedy."""
     temperature = torch.where(columns.temperature > 0, columns.temperature, 1.0)
-    probs = torch.softmax(logits / temperature[:, None, None], dim=-1)
-    threshold = columns.min_p[:, None, None] * probs.amax(dim=-1, keepdim=True)
-    probs.masked_fill_(probs < threshold, 0.0)
-    targets = uniform(columns.seed[:, None], index)
-    token_ids = _invert_cdf(probs, targets)
+    weights = torch.softmax(logits / temperature[:, None, None], dim=-1)
+    # Tokens are left by two numbers a position: the least weight, and the last of the tokens that have it.
+    least = columns.min_p[:, None] * weights.amax(dim=-1)
+    last_token = torch.full_like(index, weights.shape[-1])
     if filtered:
-        # Rows with a top-k or top-p draw in sorted order; the others never do, whatever their batch
-        # holds, or the same seed would give other tokens in other company.
-        is_filtered = (columns.top_k > 0) | (columns.top_p < 1.0)
-        token_ids = torch.where(
-            is_filtered[:, None], _draw_filtered(probs, columns.top_k, columns.top_p, targets), token_ids
-        )
-    return token_ids
+        # A row without a filter keeps all of them, even what its own sum would round away: a seed must not
+        # give other tokens in other company.
+        is_filtered = ((columns.top_k > 0) | (columns.top_p < 1.0))[:, None]
+        head_least, head_last = _end_of_head(weights, least, columns.top_k, columns.top_p)
+        least = torch.where(is_filtered, head_least, least)
+        last_token = torch.where(is_filtered, head_last, last_token)
+    return exponential_race(weights, least, last_token, columns.seed, index)
 
 
-def _invert_cdf(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """First index where the running sum of ``weights`` ``[R, T, V]`` exceeds ``targets`` times the total."""
-    running = weights.cumsum(dim=-1, dtype=torch.float64)
-    goal = targets * running[..., -1]
-    found = torch.searchsorted(running, goal[..., None], right=True)[..., 0]
-    return found.clamp_(max=weights.shape[-1] - 1)
+def _end_of_head(
+    weights: torch.Tensor, least: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and token ``[R, T]`` of the worst one left of ``weights`` ``[R, T, V]``, best first.
 
-
-def _draw_filtered(
-    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
-    """Draws from the head that filters leave: the ``top_k`` best, and of these the first of mass ``top_p``.
-
-    A head of the running sum needs no second one: its total is the sum at its last entry.
+    Of those that weigh ``least`` ``[R, T]`` the ``top_k`` best, and of these the shortest head with
+    ``top_p`` of their mass. Each is a head of the order; a head of the running sum is its own running sum.
     """
-    vocab_size = probs.shape[-1]
-    ordered, order = _sort_descending(probs)
+    vocab_size = weights.shape[-1]
+    ordered, order = _sort_descending(weights)
     running = ordered.cumsum(dim=-1, dtype=torch.float64)
-    most = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)[:, None, None]
-    last = most.expand(*running.shape[:2], 1) - 1
+    most = torch.where(top_k > 0, top_k, vocab_size)[:, None, None]
+    num_heavy = torch.searchsorted(-ordered, -least[..., None], right=True)
+    last = torch.minimum(most, num_heavy).clamp_(min=1) - 1
     goal = top_p[:, None, None] * running.gather(2, last)
     last = torch.minimum(last, torch.searchsorted(running, goal))
-    goal = targets[..., None] * running.gather(2, last)
-    drawn = torch.minimum(torch.searchsorted(running, goal, right=True), last)
-    return order.gather(2, drawn)[..., 0]
+    return ordered.gather(2, last)[..., 0], order.gather(2, last)[..., 0]
 
 
 def _sort_descending(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

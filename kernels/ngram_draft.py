@@ -9,17 +9,19 @@ Then each end e < n of an earlier occurrence is measured by how much of the newe
 
     length(e) = most j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
 
-The e with the greatest length (at least min_n), the latest of these, gives the drafts, as many as the budget
-``num_drafts[q]`` allows and as are known. They may reach into the newest tokens themselves.
+The e with the greatest length (at least min_n), the latest of these, gives as many drafts as the budget
+``num_drafts[q]`` allows. The copy reaches into the newest tokens, and from there into its own drafts, as that
+of LZ77 does: what repeats with a short period is drafted on and on.
 
-    m                   = min(num_drafts[q], n - e), 0 without such an e
-    tokens[q, 1 … m]    = history[q, e … e + m - 1]
+    m                   = num_drafts[q], 0 without such an e
+    tokens[q, 1 + i]    = history[q, e + i % (n - e)]    i = 0 … m - 1
     num_drafts[q]       = m
 
 Rows with ``a = 0`` are left alone; rows that aren't active, or have no budget, only join. What lies beyond
 the history's end, a length that no sequence may have, is dropped.
 
-Prompt lookup decoding: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
+Prompt lookup decoding: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding. LZ77: Ziv, Lempel, A
+Universal Algorithm for Sequential Data Compression, 1977.
 """
 
 from __future__ import annotations
@@ -120,18 +122,21 @@ def ngram_draft_reference(
         if not active[q] or budget == 0:
             continue
         known = history[q, :n].tolist() if n <= history.shape[1] else []
-        drafts = _look_up(known, min_n, max_n)[:budget]
+        drafts = _look_up(known, min_n, max_n, budget)
         num_drafts[q] = len(drafts)
         tokens[q, 1 : 1 + len(drafts)] = torch.tensor(drafts)
 
 
-def _look_up(known: list[int], min_n: int, max_n: int) -> list[int]:
-    """All that followed the latest earlier occurrence of the longest suffix that has one."""
+def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
+    """What followed the latest earlier occurrence of the longest suffix that has one, token by token."""
     for length in range(max_n, min_n - 1, -1):
         suffix = known[-length:]
         for end in range(len(known) - 1, length - 1, -1):
             if known[end - length : end] == suffix:
-                return known[end:]
+                text = list(known)
+                for i in range(budget):
+                    text.append(text[end + i])
+                return text[len(known) :]
     return []
 
 
@@ -186,8 +191,8 @@ def _ngram_draft_kernel(
         best = tl.maximum(best, tl.max(tl.where(length >= MIN_N, key, 0)))
         stop -= BLOCK
     end = (best & 0xFFFFFFFF).to(tl.int32)
-    num_drafts = tl.where(best > 0, tl.minimum(budget, n - end), 0)
-    drafts = tl.load(history + end + i, mask=i < num_drafts, other=0).to(tl.int64)
+    num_drafts = tl.where(best > 0, budget, 0)
+    drafts = tl.load(history + end + i % (n - end), mask=i < num_drafts, other=0).to(tl.int64)
     tl.store(tokens_ptr + q * num_positions + 1 + i, drafts, mask=i < num_drafts)
     tl.debug_barrier()
     tl.store(num_drafts_ptr + q, num_drafts)
@@ -268,6 +273,7 @@ def _ngram_draft_cpu(
         if not active[q] or num_drafts[q] == 0:
             continue
         end = _find_end(history[q], n, min_n, max_n) if n <= max_len else 0
-        num_drafts[q] = min(num_drafts[q], n - end) if end > 0 else 0
+        if end == 0:
+            num_drafts[q] = 0
         for i in range(num_drafts[q]):
-            tokens[q, 1 + i] = history[q, end + i]
+            tokens[q, 1 + i] = history[q, end + i] if end + i < n else tokens[q, 1 + end + i - n]

@@ -140,9 +140,14 @@ def chained(guess):
     return draft
 
 
+def near(chain):
+    """Logits of a good drafter."""
+    return chain + chain_logits(seed=9, scale=0.4)
+
+
 def near_the_target(decoding, token_ids, index):
-    near = decoding.chain + chain_logits(seed=9, scale=0.4)
-    return decoding.sampler.draft(near[token_ids], decoding.rows, index, decoding.needs)
+    logits = near(decoding.chain)[token_ids]
+    return decoding.sampler.draft(logits, decoding.rows, index, decoding.needs)
 
 
 def always_after(decoding, token_ids, index):
@@ -155,7 +160,7 @@ def right_where_even(decoding, token_ids, index):
 
 
 DRAFTERS = {
-    "draws near the target with its numbers": chained(near_the_target),
+    "draws near the target with its noise": chained(near_the_target),
     "most likely token": chained(lambda d, t, i: d.chain[t].argmax(-1)),
     "least likely token": chained(lambda d, t, i: d.chain[t].argmin(-1)),
     "knows the seed and is right": chained(lambda d, t, i: d.target_token(t, i)),
@@ -241,6 +246,30 @@ def test_a_draft_is_accepted_with_the_probability_that_the_target_gives_it(kind)
     assert decoding.tried == len(chance) > 10_000
     deviation = float((chance * (1 - chance)).sum()) ** 0.5
     assert abs(decoding.right - float(chance.sum())) < 5 * deviation
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_a_drawn_draft_is_accepted_as_often_as_two_races_agree(kind):
+    """Nearly as often as rejection sampling would, whose sum min(p, q) no rule exceeds."""
+    params, chain = SAMPLED[kind], chain_logits()
+    p, q = target_probs(chain, params), target_probs(near(chain), params)
+    ratios = [one[:, None, :] / one[:, :, None].clamp(min=1e-300) for one in (p, q)]
+    shares = torch.where((p > 0) & (q > 0), 1 / torch.maximum(*ratios).sum(-1), 0).sum(-1)
+    newest = []
+
+    def draft(decoding):
+        chained(near_the_target)(decoding)
+        tries = decoding.state["num_drafts"][decoding.rows] > 0
+        newest.append(decoding.tokens[decoding.rows, 0][tries])
+
+    decoding = Decoding([params] * NUM_ROWS, K, chain)
+    decoding.run(draft)
+    tokens = torch.cat(newest)
+    chance = shares[tokens]
+    assert decoding.tried == len(tokens) > 10_000
+    deviation = float((chance * (1 - chance)).sum()) ** 0.5
+    assert abs(decoding.right - float(chance.sum())) < 5 * deviation
+    assert decoding.right > 0.9 * float(torch.minimum(p, q).sum(-1)[tokens].sum())
 
 
 def mixed_params(max_tokens=40):

@@ -11,7 +11,6 @@ from engine.prompt_logprobs import TOKENS_AT_ONCE, prompt_logprobs
 from engine.request import Request
 from engine.sampler import Sampler
 from engine.sampling_table import SamplingNeeds, SamplingTable
-from engine.uniform import uniform
 from wire.sampling_params import SamplingParams
 
 VOCAB = 50
@@ -185,13 +184,23 @@ def test_min_p_drops_what_is_unlikely_beside_the_best():
     assert set(counts.nonzero()[:, 0].tolist()) == set(allowed)
 
 
-def test_the_largest_uniform_number_draws_a_token_that_has_weight(monkeypatch):
-    largest = torch.full((1, 1), 1 - 2.0**-52, dtype=torch.float64)
-    monkeypatch.setattr("engine.sampler.uniform", lambda seeds, index: largest)
+def test_a_filter_counts_what_min_p_leaves():
+    """Both cut at once: of the 20 best at most 0.7 of the mass that is not below 0.1 of the best."""
+    counts, probs = draws(SamplingParams(max_tokens=1, min_p=0.1, top_k=20, top_p=0.7))
+    ordered, order = probs.sort(descending=True)
+    allowed = ordered[:20][ordered[:20] >= 0.1 * ordered[0]]
+    length = int((allowed.cumsum(0) < 0.7 * allowed.sum()).sum()) + 1
+    assert 1 < length < len(allowed) < 20
+    assert set(counts.nonzero()[:, 0].tolist()) == set(order[:length].tolist())
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}, {"top_k": 40}, {"min_p": 0.3}])
+def test_a_token_that_cannot_be_sampled_never_is(filters):
     logits = torch.full((1, VOCAB), -torch.inf)
-    logits[0, [4, 9, 11]] = torch.tensor([0.3, 1.7, -2.0])
-    assert sample(logits, SamplingParams(max_tokens=9)).token_ids == [11]
-    assert sample(logits, SamplingParams(max_tokens=9, top_p=0.9)).token_ids == [4]
+    logits[0, [4, 9, 11]] = torch.tensor([0.3, 1.7, 1.2])
+    params = SamplingParams(max_tokens=9, **filters)
+    drawn = {sample(logits, params, seeds=[seed]).token_ids[0] for seed in range(99)}
+    assert drawn == ({9, 11} if "min_p" in filters or "top_p" in filters else {4, 9, 11})
 
 
 def test_a_row_of_nan_is_reported_and_the_others_are_sampled_as_ever():
@@ -294,15 +303,3 @@ def test_prompt_logprobs_are_one_a_target_however_many_parts_they_take():
         [one.logprob for one in found], expected[torch.arange(len(targets)), targets], atol=1e-5
     )
     assert all(len(one.top) == 2 for one in found)
-
-
-def test_uniform_numbers_depend_on_seed_and_position_and_spread_evenly():
-    seeds = torch.arange(-500, 500)[:, None]
-    positions = torch.arange(100)[None]
-    numbers = uniform(seeds, positions)
-    assert torch.equal(numbers, uniform(seeds.expand(1000, 100), positions.expand(1000, 100)))
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    assert len(numbers.unique()) == numbers.numel()
-    counts = torch.histc(numbers.float(), bins=100, min=0, max=1)
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 99 + 5 * (2 * 99) ** 0.5

@@ -102,9 +102,10 @@ def test_long_histories_are_searched_to_their_start(target, length, place):
         ([1, 2, 7, 1, 2, 8, 1, 2], [8, 1, 2]),  # the latest of the longest
         ([0, 1, 2, 7, 1, 2, 8, 0, 1, 2], [7, 1, 2]),  # a longer suffix, though earlier
         ([9, 1, 2, 3, 4, 7, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4], [8, 9, 1]),  # five agree, four are compared
-        ([5, 6, 5, 6], [5, 6]),  # no more than what is known
-        ([5, 5, 5], [5]),  # overlaps what it is compared with
-        ([5, 5, 5, 5, 5, 5], [5]),
+        ([5, 6, 5, 6], [5, 6, 5]),  # on into its own drafts
+        ([5, 5, 5], [5, 5, 5]),  # overlaps what it is compared with
+        ([5, 5, 5, 5, 5, 5], [5, 5, 5]),
+        ([1, 7, 8, 1, 7, 8, 1, 7], [8, 1, 7]),
         ([5, 5], []),  # only one token stands before
         ([3, 1, 2, 4, 2], []),  # one token agrees, two must
         ([1], []),
@@ -118,6 +119,25 @@ def test_drafts_what_followed(target, sequence, drafts):
 @pytest.mark.parametrize(("budget", "drafts"), [(0, []), (1, [3]), (2, [3, 4]), (4, [3, 4, 5, 1])])
 def test_no_more_than_the_budget(target, budget, drafts):
     assert drafts_of(target, [1, 2, 3, 4, 5, 1, 2], budget=budget) == drafts
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 16])
+@pytest.mark.parametrize("accepted", [1, 3])
+def test_a_period_fills_the_whole_budget(target, period, accepted):
+    """Fails if the copy ends with what is known."""
+    num_known, budget = 2 * period + 3, 15
+    tensors = batch(
+        [[i % period for i in range(num_known)]],
+        [accepted],
+        num_positions=1 + budget,
+        max_len=num_known + 2,  # the drafts would not fit into the history
+        device=target.device,
+    )
+    draft(target, tensors)
+    assert tensors["num_drafts"][2] == budget
+    drafts = tensors["tokens"][2, 1:].tolist()
+    assert drafts == [i % period for i in range(num_known, num_known + budget)]
+    assert (tensors["history"][2, num_known:] == UNKNOWN).all()
 
 
 @pytest.mark.parametrize("accepted", [1, 2, 4])
