@@ -11,7 +11,7 @@ END = "<!-- end of what the tests write -->"
 
 @dataclass
 class Table:
-    """One row a fault and way of pairing servers, in the order of the tests."""
+    """One row a fault and way of pairing servers."""
 
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -26,7 +26,11 @@ class Table:
         _, _, after = rest.partition(END)
         assert after, f"{document} has no marks to write between"
         head = ("fault", "servers", "the client gets", "bounded by", "s, this run")
-        lines = [_line(head), _line(("---",) * len(head)), *map(_line, self.rows)]
+        lines = [
+            _line(head),
+            _line(("---",) * len(head)),
+            *map(_line, sorted(self.rows, key=lambda row: row[0])),
+        ]
         document.write_text("\n".join((before + BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
 
 

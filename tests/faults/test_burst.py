@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tests.faults.fleet import LEASE_TTL_S, Fleet
 
 NUM_REQUESTS = 64
-MAX_TOKENS = 16
+MAX_TOKENS = 10
 
 
 @dataclass(frozen=True)

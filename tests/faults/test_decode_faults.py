@@ -39,7 +39,8 @@ def test_killed_in_mid_transfer(fleet, requests, table):
     fleet.leased("prefill-a", 0)
     seconds = time.monotonic() - died
     assert num_expired(fleet) == expired_before + 1
-    table.add("… its router frozen as well", "any", "(the lease ends, blocks are free)", LEASE_TTL, seconds)
+    frozen = f"{fault}, its router frozen"
+    table.add(frozen, "any", "nothing yet; the lease ends and blocks are free", LEASE_TTL, seconds)
     fleet["two-decode"].thaw()
     for reply, tokens in zip((one.result() for one in replies), expected[1:], strict=True):
         assert (reply.status, reply.token_ids) == (200, tokens)

@@ -90,7 +90,7 @@ def test_killed_during_the_read(fleet, ask, table):
     asked = ask()
     until_in_mid_read(fleet)
     fleet["prefill-a"].kill()
-    check_after_a_kill(asked, "… during the read", table)
+    check_after_a_kill(asked, "prefill server killed during the read", table)
 
 
 def check_after_a_kill(asked, fault, table):
@@ -116,7 +116,8 @@ def test_killed_after_the_read(fleet, ask, table):
     assert [fleet.retries(router) for router in SERVERS] == retries, (
         "an answer under way needs no prefill server"
     )
-    table.add("… after the read", "any", EXACT, "nothing: not noticed", seconds)
+    fault = "prefill server killed after the read"
+    table.add(fault, "any", EXACT, "nothing: it is not needed any more", seconds)
 
 
 def test_frozen_in_mid_transfer_and_thawed_late(fleet, ask, table):
@@ -130,7 +131,7 @@ def test_frozen_in_mid_transfer_and_thawed_late(fleet, ask, table):
     assert not any(fleet.stats(name).transfers_in_flight for name in ("decode", "decode-local"))
     assert not fleet.is_idle_alone("decode"), "what was to be read into is in quarantine"
     fleet["prefill-a"].thaw()
-    bound = "`--transfer-deadline`, then the thaw or gRPC's 30 s"
+    bound = "`--transfer-deadline`, then the thaw or gRPC's keepalive"
     for router in ("local", "alone"):
         table.add(fault, SERVERS[router], f"{EXACT}, once thawed", bound, asked.exact(router))
 
@@ -145,5 +146,6 @@ def test_restarted_under_the_same_address(fleet, ask, table):
     thaw_decode(fleet)
     for router in SERVERS:
         seconds = asked.exact(router)
+        fault = "prefill server restarted at its address before the read"
         outcome = f"{EXACT}; the ticket of its former life is refused"
-        table.add("… restarted at its address before the read", SERVERS[router], outcome, RETRIES, seconds)
+        table.add(fault, SERVERS[router], outcome, f"its restart, {RETRIES}", seconds)
