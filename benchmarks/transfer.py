@@ -3,11 +3,12 @@
     python -m benchmarks.transfer                        # the transport that UCX picks
     UCX_TLS=tcp python -m benchmarks.transfer            # one whose target takes part in a READ
     python -m benchmarks.transfer --json result.json
+    twinfang bench transfer                              # prompts of several lengths, of a model's shape
 
 A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, with the second READ that
 checks the lease and the threads in between. Raw is what NIXL takes from making the request to DONE, both
-sides polling every 20 µs. The two alternate; medians are shown. Below, what both processes take of a core
-while nothing moves.
+sides polling every 20 µs; copy is what this process takes to copy as many bytes. The three alternate; medians
+are shown. Below, what both processes take of a core while nothing moves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import multiprocessing
 import queue
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -99,30 +101,59 @@ CASES = [
 ]
 
 
+def prompt_case(spec: CacheSpec, *, block_size: int, prompt_len: int, rounds: int) -> Case:
+    """A prompt's blocks in one run, as a pool that is not worn hands them out."""
+    num_blocks = -(-prompt_len // block_size)
+    return Case(f"{prompt_len:,} tokens", spec, block_size, num_blocks, scattered=False, rounds=rounds)
+
+
 @dataclass(frozen=True)
 class Row:
+    """Medians of one case."""
+
     name: str
     num_bytes: int
     num_descriptors: int
+    copy_us: float
+    """Of a copy within one process."""
     raw_us: float
     handoff_us: float
+    best_raw_us: float
+    """Least times, which a busy machine moves less."""
+    best_handoff_us: float
 
     @property
     def ratio(self) -> float:
+        """A handoff's time to a raw read's."""
         return self.handoff_us / self.raw_us
 
+    @property
+    def extra_us(self) -> float:
+        return self.handoff_us - self.raw_us
+
+    def figures(self) -> dict[str, object]:
+        return {
+            **asdict(self),
+            "ratio": self.ratio,
+            "extra_us": self.extra_us,
+            "share_of_raw_bandwidth": 1 / self.ratio,
+            "ratio_to_copy": self.handoff_us / self.copy_us,
+        }
+
     def __str__(self) -> str:
-        rates = [self.num_bytes / us / 1e3 for us in (self.raw_us, self.handoff_us)]
+        times = "".join(
+            f" {us:>10,.0f} {self.num_bytes / us / 1e3:>6.2f}"
+            for us in (self.copy_us, self.raw_us, self.handoff_us)
+        )
         return (
-            f"{self.name:<50} {self.num_descriptors:>5} {self.num_bytes / 1e3:>9,.0f} KB"
-            f" {self.raw_us:>10,.0f} {rates[0]:>6.2f} {self.handoff_us:>10,.0f} {rates[1]:>6.2f}"
-            f" {self.ratio:>6.2f}"
+            f"{self.name:<50} {self.num_descriptors:>5} {self.num_bytes / 1e3:>9,.0f} KB{times}"
+            f" {self.ratio:>6.2f} {self.extra_us:>9,.0f}"
         )
 
 
 HEADER = (
-    f"{'':<50} {'descr':>5} {'moved':>12} {'raw µs':>10} {'GB/s':>6} {'handoff µs':>10} {'GB/s':>6}"
-    f" {'ratio':>6}"
+    f"{'':<50} {'descr':>5} {'moved':>12} {'copy µs':>10} {'GB/s':>6} {'raw µs':>10} {'GB/s':>6}"
+    f" {'handoff µs':>10} {'GB/s':>6} {'ratio':>6} {'extra µs':>9}"
 )
 
 
@@ -205,52 +236,77 @@ def _serve(pipe: Connection) -> None:
 # --- the decode side's ------------------------------------------------------------------------------
 
 
+Ask = Callable[..., Any]
+
+
+@contextmanager
+def _prefill_side() -> Iterator[Ask]:
+    """The other process; what is yielded runs a command there."""
+    pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process.start()
+    theirs.close()  # else this process would wait for ever for the answer of one that has died
+
+    def ask(command: str, *arguments: Any) -> Any:
+        pipe.send((command, arguments))
+        return pipe.recv()
+
+    try:
+        yield ask
+        ask("close")
+    finally:
+        pipe.close()
+        process.join()
+
+
+def measure(cases: Sequence[Case], on_row: Callable[[Row], None] = lambda _row: None) -> list[Row]:
+    """A row a case; ``on_row`` gets each as soon as it is there."""
+    rows = []
+    with _prefill_side() as ask:
+        for case in cases:
+            rows.append(_measure(case, ask))
+            on_row(rows[-1])
+    return rows
+
+
 def _main(json_path: Path | None) -> None:
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     facts = machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     print(HEADER, flush=True)
-    pipe, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
-    process.start()
-
-    def ask(command: str, *arguments: Any) -> Any:
-        pipe.send((command, arguments))
-        return pipe.recv()
-
-    rows = []
-    for case in CASES:
-        rows.append(_measure(case, ask))
-        print(rows[-1], flush=True)
-    idle = _measure_idle(ask)
+    rows = measure(CASES, lambda row: print(row, flush=True))
+    with _prefill_side() as ask:
+        idle = _measure_idle(ask)
     for name, share in idle.items():
         print(f"{name:<50} {share:>8.2%} of a core")
-    ask("close")
-    process.join()
     if json_path is not None:
         result = {
             "machine": facts,
-            "handoffs": [{**asdict(row), "ratio": row.ratio} for row in rows],
+            "handoffs": [row.figures() for row in rows],
             "idle_core_share": idle,
         }
         json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def _measure(case: Case, ask: Callable[..., Any]) -> Row:
+def _measure(case: Case, ask: Ask) -> Row:
     caches = case.caches()
     ask("open", case)
     sink = _open_sink(caches, ask)
     num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
     metadata, remote = ask("open_raw", num_bytes)
-    memory = torch.ones(num_bytes, dtype=torch.uint8)
+    memory, copied = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8)
     raw = TransferAgent(f"raw-sink-{time.monotonic_ns()}", [memory])
     peer = raw.add_peer(metadata)
     ranges = np.array([(memory.data_ptr(), remote.address, num_bytes)], dtype=np.uint64)
 
-    raw_s, handoff_s, results = [], [], []
+    copy_s: list[float] = []
+    raw_s: list[float] = []
+    handoff_s: list[float] = []
+    results = []
     batch = max(1, case.rounds // 10)
-    for _ in range(0, case.rounds, batch):  # in turns: whatever else the machine does meets both
+    for _ in range(0, case.rounds, batch):  # in turns: whatever else the machine does meets all
+        copy_s += [_copy(memory, copied) for _ in range(batch)]
         ask("poll_raw")
         raw_s += [_read_raw(raw, peer, ranges, region_of(memory), remote) for _ in range(batch)]
         for _ in range(batch):
@@ -264,12 +320,15 @@ def _measure(case: Case, ask: Callable[..., Any]) -> Row:
         case.name,
         num_bytes,
         results[-1].num_descriptors,
+        statistics.median(copy_s) * 1e6,
         statistics.median(raw_s) * 1e6,
         statistics.median(handoff_s) * 1e6,
+        min(raw_s) * 1e6,
+        min(handoff_s) * 1e6,
     )
 
 
-def _open_sink(caches: Caches, ask: Callable[..., Any]) -> TransferSink:
+def _open_sink(caches: Caches, ask: Ask) -> TransferSink:
     sink = TransferSink(
         caches,
         incarnation=f"sink-{time.monotonic_ns()}",
@@ -279,6 +338,12 @@ def _open_sink(caches: Caches, ask: Callable[..., Any]) -> TransferSink:
     )
     sink.add_peer("127.0.0.1:1", ask("handshake", sink.handshake_request()))
     return sink
+
+
+def _copy(memory: torch.Tensor, copied: torch.Tensor) -> float:
+    started = time.perf_counter()
+    copied.copy_(memory)
+    return time.perf_counter() - started
 
 
 def _read_raw(agent: TransferAgent, peer: str, ranges: Ranges, local: Region, remote: Region) -> float:
@@ -308,7 +373,7 @@ def _hand_over(sink: TransferSink, ticket: Ticket, block_ids: list[int]) -> tupl
     return seconds, result
 
 
-def _measure_idle(ask: Callable[..., Any]) -> dict[str, float]:
+def _measure_idle(ask: Ask) -> dict[str, float]:
     """Share of a core with a connected peer and nothing to move."""
     case = CASES[0]
     ask("open", case)

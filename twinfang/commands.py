@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from twinfang import flag_table as table
 from twinfang.flags import Flag, FlagGroup
-from twinfang.server_commands import prepare_decode, prepare_plan, prepare_prefill, prepare_router
+from twinfang.server_commands import (
+    prepare_bench,
+    prepare_check_network,
+    prepare_decode,
+    prepare_plan,
+    prepare_prefill,
+    prepare_router,
+)
 
 
 @dataclass(frozen=True)
@@ -155,4 +162,41 @@ PLAN = Command(
     argument=table.MODEL,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN)
+CHECK_NETWORK = Command(
+    "check-network",
+    "which transport two hosts use, how fast it is, what to set",
+    "Reads memory of another process as a decode server reads a prompt's state, and says which transport UCX "
+    "picked, its bandwidth and latency, and what to set if it is not the best that both sides have.\n\n"
+    "Run it with --listen on one side, then on the other with the first one's address, where and as the "
+    "servers run: same hosts, containers, users and UCX_* variables. It exits with 1 if something should be "
+    "set otherwise.",
+    (
+        FlagGroup("sides", (table.LISTEN, table.PEER)),
+        FlagGroup("the side that listens", (table.host("it"), table.port("it", 8300))),
+        FlagGroup("memory", (table.DEVICE,)),
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang check-network 10.0.0.5:8300",
+    prepare_check_network,
+    argument=table.PEER,
+)
+
+BENCH = Command(
+    "bench",
+    "how fast state moves from server to server",
+    "`twinfang bench transfer` hands prompts of several lengths over between two processes of this machine, "
+    "shaped as the model's blocks and states are, beside a raw NIXL read of as many bytes in one region and "
+    "a copy of them within one process. The three take turns; medians are shown.",
+    (
+        FlagGroup("benchmark", (table.BENCHMARK, table.PROMPT_LENS, table.ROUNDS)),
+        FlagGroup("model", (table.MODEL, table.DTYPE, table.BLOCK_SIZE)),
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang bench transfer --prompt-len 4096 --model ~/models/nemotron-h",
+    prepare_bench,
+    argument=table.BENCHMARK,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, BENCH)

@@ -3,6 +3,7 @@ compares them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from twinfang.flag_values import (
@@ -20,6 +21,18 @@ from twinfang.logs import LEVELS
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
 """A small model that comes with the package, so that everything can be tried without a download."""
+
+
+def _only(choice: str) -> Callable[[str], str]:
+    """For a value that has one choice so far."""
+
+    def parse(text: str) -> str:
+        if text != choice:
+            raise ValueError(f"expected {choice}")
+        return text
+
+    return parse
+
 
 _port = integer(0, 65535)
 _at_least_one = integer(1)
@@ -177,6 +190,23 @@ JSON = Flag(
     *("--json", "", yes_or_no, "print JSON, in bytes, instead of a table"),
     is_switch=True,
 )
+
+LISTEN = Flag(
+    *("--listen", "", yes_or_no),
+    "lend memory to the other side and answer until stopped",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
+PEER = Flag(*("--peer", "HOST:PORT", address, "the side that listens"))
+
+BENCHMARK = Flag(*("--benchmark", "NAME", _only("transfer"), "what to measure"), default="transfer")
+PROMPT_LENS = Flag(
+    *("--prompt-len", "TOKENS", _at_least_one, "a prompt length to measure; repeat for more"),
+    repeatable=True,
+    default_text="16, 256, 1024, 4096 and 16384",
+)
+ROUNDS = Flag(*("--rounds", "N", _at_least_one, "handoffs of each length; medians are shown"), default=60)
 
 SANITIZE = Flag(
     *("--sanitize", "", yes_or_no),

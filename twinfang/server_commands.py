@@ -97,6 +97,20 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values, _engine_config(made_for_any, values.role))
 
 
+def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.check_network import prepare
+
+    _quieten_nixl()
+    return prepare(values)
+
+
+def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.bench import prepare
+
+    _quieten_nixl()
+    return prepare(values)
+
+
 def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
     from engine.config import EngineConfig
 
