@@ -125,11 +125,15 @@ def test_ngram_drafts_are_what_followed_the_same_tokens_before(models, mode, ahe
 
 
 def looked_up(text, budget):
-    """The longest of the last tokens' runs that stands in the text before, where it does so last."""
+    """The longest of the last tokens' runs that stands in the text before, where it does so last.
+
+    What followed it there is repeated where the budget is longer.
+    """
     for length in range(min(NGRAM_MAX, len(text) - 1), NGRAM_MIN - 1, -1):
         for start in range(len(text) - length - 1, -1, -1):
             if text[start : start + length] == text[-length:]:
-                return text[start + length : start + length + budget]
+                followed = text[start + length :]
+                return (followed * budget)[:budget]
     return []
 
 
