@@ -29,6 +29,8 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     yield rows
     if request.config.getoption("--write-table", default=False) and not request.session.testsfailed:
         rows.write(DOCUMENT)
+    missing = rows.missing_from(DOCUMENT)
+    assert not missing, f"docs/reliability.md is of another run; write it with --write-table: {missing}"
 
 
 @pytest.fixture(scope="session")

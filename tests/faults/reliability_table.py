@@ -33,6 +33,11 @@ class Table:
         ]
         document.write_text("\n".join((before + BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
 
+    def missing_from(self, document: Path) -> list[str]:
+        """Rows that the document does not have; seconds differ from run to run."""
+        text = document.read_text(encoding="utf-8")
+        return [line for line in (_line(row[:-1]) for row in self.rows) if line not in text]
+
 
 def _line(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
