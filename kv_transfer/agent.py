@@ -7,6 +7,7 @@ peer is NIXL's agent metadata (connection details and remote keys).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -74,7 +75,12 @@ class TransferAgent:
             self._agent.make_connection(name)
         except NIXL_ERRORS as error:
             raise TransferError(f"NIXL can't connect to the peer: {error}") from error
-        return name.decode() if isinstance(name, bytes) else str(name)
+        try:
+            return name.decode() if isinstance(name, bytes) else str(name)
+        except UnicodeDecodeError as error:  # NIXL takes any bytes for a name
+            with contextlib.suppress(*NIXL_ERRORS):
+                self._agent.remove_remote_agent(name)
+            raise TransferError(f"the peer's metadata has {name!r:.80} for a name") from error
 
     def remove_peer(self, name: str) -> None:
         """Disconnects from a peer. Does not stop reads of it that are under way: their bytes still land."""

@@ -1,0 +1,289 @@
+"""A hostile peer's handshake and ticket: refused by an error of ours, nothing outside pools is read."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import queue
+import secrets
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.agent import TransferAgent, region_of
+from kv_transfer.handshake import EPOCH_BYTES, check_regions, check_same_model
+from kv_transfer.sink import TransferSink, _Transfer
+from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape
+from wire.errors import HandshakeError, TransferError, WireError
+from wire.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
+from wire.layout import Axis, Layout, Segment
+
+REFUSALS = (WireError, HandshakeError, TransferError)
+TIMEOUT_S = 60.0
+WORD = 1 << 64
+
+EDGES = st.sampled_from(
+    [0, 1, 2, 7, 8, 15, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
+)
+NUMBERS = st.integers(-3, 30) | EDGES | st.integers(-(2**64), 2**65)
+OURS = HandshakeRequest("sink", "fp", 0, 1, SPEC.kv_layout(24, BLOCK_SIZE), SPEC.state_layout(8))
+
+
+def honest_reply(**changes):
+    reply = HandshakeReply(
+        incarnation="peer",
+        fingerprint="fp",
+        tp_rank=0,
+        tp_size=1,
+        kv_layout=OURS.kv_layout,
+        state_layout=OURS.state_layout,
+        agent_metadata=b"opaque",
+        kv_region=Region(1 << 20, OURS.kv_layout.num_bytes, 0, "DRAM"),
+        state_region=Region(1 << 30, OURS.state_layout.num_bytes, 0, "DRAM"),
+        epoch_region=Region(1 << 40, 8 * EPOCH_BYTES, 0, "DRAM"),
+    )
+    return dataclasses.replace(reply, **changes)
+
+
+@st.composite
+def made(draw, cls, **fields):
+    """An instance, or None where the class itself refuses the values."""
+    drawn = {name: draw(strategy) for name, strategy in fields.items()}
+    try:
+        return cls(**drawn)
+    except WireError:
+        return None
+
+
+def present(strategy):
+    return strategy.filter(lambda value: value is not None)
+
+
+axes = made(Axis, name=st.sampled_from(["block_size", "heads"]), size=NUMBERS, stride=NUMBERS)
+segments = made(
+    Segment,
+    name=st.sampled_from(["kv", "ssm.0"]),
+    dtype=st.sampled_from(["float32", "bfloat16", "?"]),
+    offset=NUMBERS,
+    axes=st.lists(present(axes), max_size=3).map(tuple),
+)
+random_layouts = made(
+    Layout,
+    unit=st.sampled_from(["block", "slot"]),
+    num_units=NUMBERS,
+    unit_bytes=NUMBERS,
+    segments=st.lists(present(segments), max_size=2).map(tuple),
+)
+resized = st.builds(
+    dataclasses.replace,
+    st.sampled_from([OURS.kv_layout, OURS.state_layout]),
+    num_units=st.integers(1, 40) | st.sampled_from([2**31, 2**50, 2**62, 2**64]),
+)
+layouts = present(random_layouts) | resized
+regions = made(
+    Region,
+    address=NUMBERS,
+    num_bytes=NUMBERS | st.sampled_from([OURS.kv_layout.num_bytes, OURS.state_layout.num_bytes]),
+    device_id=st.just(0) | NUMBERS,
+    memory=st.sampled_from(["DRAM", "VRAM"]),
+)
+
+
+@st.composite
+def hostile_replies(draw):
+    """An honest reply with lies in some fields; region lengths often fit the layouts all the same."""
+    changes = {}
+    for name, strategy in (
+        ("kv_layout", layouts),
+        ("state_layout", layouts),
+        ("kv_region", present(regions)),
+        ("state_region", present(regions)),
+        ("epoch_region", present(regions)),
+        ("tp_size", NUMBERS),
+    ):
+        if draw(st.integers(0, 3)) == 0:
+            changes[name] = draw(strategy)
+    reply = honest_reply(**changes)
+    for kind in ("kv", "state"):
+        region, layout = getattr(reply, f"{kind}_region"), getattr(reply, f"{kind}_layout")
+        if draw(st.booleans()):
+            with contextlib.suppress(WireError):
+                fitting = dataclasses.replace(region, num_bytes=layout.num_bytes)
+                reply = dataclasses.replace(reply, **{f"{kind}_region": fitting})
+    return reply
+
+
+@st.composite
+def fitting_replies(draw):
+    """Pools of any size at any address; most are accepted."""
+    changes = {}
+    for kind, layout in (("kv", OURS.kv_layout), ("state", OURS.state_layout)):
+        units = draw(st.integers(1, 40) | st.sampled_from([2**31, 2**40]))
+        resized_layout = dataclasses.replace(layout, num_units=units)
+        changes[f"{kind}_layout"] = resized_layout
+        changes[f"{kind}_region"] = draw(regions_of(resized_layout.num_bytes))
+    changes["epoch_region"] = draw(regions_of(EPOCH_BYTES * draw(st.integers(1, 12))))
+    return honest_reply(**changes)
+
+
+def regions_of(num_bytes):
+    """At any address; also where they end with the last byte there is, or one behind it."""
+    last = WORD - num_bytes
+    addresses = st.integers(0, last) | st.sampled_from([0, last, last + 1])
+    return st.builds(Region, addresses, st.just(num_bytes), st.just(0), st.just("DRAM"))
+
+
+tickets = made(
+    Ticket,
+    request_id=st.just("r"),
+    lease_id=st.integers(0, 9) | NUMBERS,
+    epoch=NUMBERS,
+    address=st.just("127.0.0.1:1"),
+    incarnation=st.just("peer"),
+    num_tokens=st.integers(1, 99) | NUMBERS,
+    block_ids=st.lists(st.integers(1, 26) | st.integers(1, 26) | NUMBERS, max_size=6).map(tuple),
+    state_slot=st.integers(1, 9) | NUMBERS,
+    ttl_s=st.just(1.0) | st.floats(),
+)
+
+
+def accepts(reply):
+    try:
+        check_same_model(OURS, reply, "peer")
+        check_regions(reply)
+    except REFUSALS:
+        return False
+    return True
+
+
+@settings(max_examples=100, deadline=None)
+@given(hostile_replies())
+def test_a_reply_is_refused_or_its_regions_hold_its_pools_within_64_bits(reply):
+    if not accepts(reply):
+        return
+    assert reply.kv_layout.same_unit(OURS.kv_layout)
+    assert reply.state_layout.same_unit(OURS.state_layout)
+    for region, needed in (
+        (reply.kv_region, reply.kv_layout.num_bytes),
+        (reply.state_region, reply.state_layout.num_bytes),
+        (reply.epoch_region, EPOCH_BYTES),
+    ):
+        assert needed <= region.num_bytes
+        assert 0 <= region.address <= region.address + region.num_bytes <= WORD
+
+
+@pytest.fixture(scope="module")
+def sink():
+    caches = PoolShape().caches()
+    faults = queue.Queue()
+    made_sink = TransferSink(
+        caches,
+        incarnation=f"sink-{secrets.token_hex(4)}",
+        fingerprint="fp",
+        on_settled=lambda _: None,
+        on_fatal=faults.put,
+    )
+    yield SimpleNamespace(sink=made_sink, caches=caches, faults=faults)
+    made_sink.close()
+    assert faults.empty(), faults.get()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    reply=fitting_replies().filter(accepts), ticket=present(tickets), first=st.integers(0, 3), data=st.data()
+)
+def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, first, data):
+    """Descriptors as the sink makes them from an accepted reply and any ticket."""
+    wanted = max(0, len(ticket.block_ids) - first)
+    ours = data.draw(
+        st.lists(st.integers(1, 23), min_size=wanted, max_size=wanted) | st.lists(NUMBERS, max_size=4)
+    )
+    slot = data.draw(st.integers(1, 7))
+    transfer = _Transfer(ticket, ours, first, slot, 0.0, 1.0, lambda _: None)
+    try:
+        ranges = sink.sink._ranges(transfer, reply)
+    except REFUSALS:
+        return
+    here = [region_of(pool) for pool in (sink.caches.kv, sink.caches.state)]
+    there = [reply.kv_region, reply.state_region]
+    units = [sink.caches.kv_layout.unit_bytes, sink.caches.state_layout.unit_bytes]
+    for local, remote, num_bytes in ranges.tolist():
+        assert num_bytes > 0
+        for start, pools in ((local, here), (remote, there)):
+            assert any(
+                pool.address + unit <= start and start + num_bytes <= pool.address + pool.num_bytes
+                for pool, unit in zip(pools, units, strict=True)
+            )
+    assert 0 <= ticket.lease_id < reply.epoch_region.num_bytes // EPOCH_BYTES
+    assert int(ranges[:, 2].sum()) == len(ours) * units[0] + units[1]
+
+
+# --- with real NIXL, in a process that may crash ----------------------------------------------------
+
+
+NAME = b"hostile"
+
+
+def _hostile_metadata(pipe, seed):
+    """Feeds a sink metadata that was made up, cut, doubled and renamed; then what is true.
+
+    Bits flipped inside UCX's worker address are not tried: NIXL 1.5 and UCX 1.23 crash on some (SIGSEGV), and
+    nothing but they can tell. Who may answer a handshake has to be trusted that far.
+    """
+    caches, peer_caches = PoolShape().caches(), PoolShape().caches()
+    faults = queue.Queue()
+    agent = TransferAgent(NAME.decode(), [peer_caches.kv, peer_caches.state])
+    sink = TransferSink(
+        caches, incarnation="victim", fingerprint="fp", on_settled=lambda _: None, on_fatal=faults.put
+    )
+    regions = {"kv_region": region_of(peer_caches.kv), "state_region": region_of(peer_caches.state)}
+    outcomes = []
+    for count, broken in enumerate(_mutations(agent.metadata, np.random.default_rng(seed))):
+        # NIXL remembers a name under which it was told nonsense: each gets its own.
+        name = b"h%06d" % count
+        reply = honest_reply(incarnation=name.decode(), agent_metadata=broken.replace(NAME, name), **regions)
+        try:
+            added = sink._add_to_agent(reply)
+            outcomes.append("accepted")
+            sink._agent.remove_peer(added)
+        except REFUSALS:
+            outcomes.append("refused")
+    reply = honest_reply(incarnation=NAME.decode(), agent_metadata=agent.metadata, **regions)
+    outcomes.append("the true one accepted" if sink._add_to_agent(reply) else "")
+    sink._agent.remove_peer(NAME.decode())
+    sink.close()
+    agent.close()
+    pipe.send((outcomes, faults.qsize()))
+
+
+def _mutations(metadata, generator):
+    yield b""
+    yield b"\x00"
+    for length in (1, 8, 64, 4096):
+        yield generator.bytes(length)
+    for cut in generator.integers(0, len(metadata), 40):
+        yield metadata[:cut]
+    yield metadata + metadata
+    yield metadata.replace(NAME, b"victim\x00")
+    yield metadata.replace(NAME, b"\xff" * len(NAME))
+
+
+def test_metadata_that_is_not_nixl_s_is_refused_and_harms_no_one():
+    """In a process of its own: NIXL parses these bytes in C++."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_hostile_metadata, args=(theirs, 1))
+    process.start()
+    theirs.close()
+    try:
+        assert pipe.poll(TIMEOUT_S), "no answer"
+        outcomes, num_faults = pipe.recv()  # EOFError: the process crashed
+        process.join(TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.exitcode == 0
+    assert outcomes[-1] == "the true one accepted"
+    assert "refused" in outcomes
+    assert num_faults == 0
