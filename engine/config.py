@@ -128,6 +128,11 @@ class EngineConfig:
             )
         if ahead not in (None, 0, 1):
             raise ConfigError(f"--steps-ahead must be 0 or 1, got {ahead}")
+        if ahead == 1 and self.sanitize:
+            raise ConfigError(
+                "--steps-ahead 1 and --sanitize exclude each other: the sanitizer compares each step with "
+                "what the one before it left, so it waits for that; leave one of them out"
+            )
 
     @property
     def state_block(self) -> int:
@@ -191,13 +196,11 @@ class EngineConfig:
     def resolve_steps_ahead(self, device: torch.device) -> int:
         """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain.
 
-        The sanitizer compares each step with what the one before it left, so it waits for that.
+        With the sanitizer the default is 0 everywhere.
         """
-        if self.sanitize:
-            return 0
         if self.steps_ahead is not None:
             return self.steps_ahead
-        return 1 if device.type == "cuda" else 0
+        return 1 if device.type == "cuda" and not self.sanitize else 0
 
     def cache_budget(self, device: torch.device) -> int:
         """Bytes for both pools on ``device``; asked after the weights are loaded."""

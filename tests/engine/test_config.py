@@ -107,4 +107,6 @@ def test_only_a_gpu_runs_a_step_ahead_unless_told(configure):
     assert configure().resolve_steps_ahead(torch.device("cpu")) == 0
     assert configure(steps_ahead=0).resolve_steps_ahead(torch.device("cuda")) == 0
     assert configure(steps_ahead=1).resolve_steps_ahead(torch.device("cpu")) == 1
-    assert configure(steps_ahead=1, sanitize=True).resolve_steps_ahead(torch.device("cpu")) == 0
+    assert configure(sanitize=True).resolve_steps_ahead(torch.device("cuda")) == 0
+    with pytest.raises(ConfigError, match=r"--steps-ahead 1 and --sanitize exclude each other.*leave one"):
+        configure(steps_ahead=1, sanitize=True)
