@@ -146,7 +146,9 @@ def running_stack(
 
 
 def start_stack(folder: Path, command: str, *flags: str, environment: dict[str, str] | None = None) -> Stack:
-    """Starts a stack and does not wait."""
+    """Starts a stack and does not wait. Steps launched ahead can't be sanitized: those run without."""
+    if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":
+        environment = {"TWINFANG_SANITIZE": "0"} | (environment or {})
     return Stack(launch(folder, command, *flags, environment=environment).supervisor, folder)
 
 
@@ -183,17 +185,10 @@ class Stacks:
         self._running: dict[tuple[str, ...], Stack] = {}
 
     def __call__(self, command: str, *flags: str) -> Stack:
-        """The running stack of these flags; started when first asked for.
-
-        Steps that are launched ahead can't be sanitized, so such a stack runs without.
-        """
+        """The running stack of these flags; started when first asked for."""
         key = (command, *flags)
         if key not in self._running:
-            steps_ahead = flags[flags.index("--steps-ahead") + 1] if "--steps-ahead" in flags else "0"
-            environment = {"TWINFANG_SANITIZE": "0"} if steps_ahead == "1" else None
-            self._running[key] = self._exits.enter_context(
-                running_stack(command, *flags, environment=environment)
-            )
+            self._running[key] = self._exits.enter_context(running_stack(command, *flags))
         stack = self._running[key]
         stack.used_by.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
         return stack
