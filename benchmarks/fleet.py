@@ -1,8 +1,8 @@
 """Servers and routers without a supervisor: what is killed stays dead until somebody starts it again.
 
-For those who disturb processes on purpose, the fault tests and the soak. They end with the process that started
-them, however that ended: what runs notices the broken lifeline, and what is frozen is hung up by the kernel,
-since each is the leader of a process group that becomes orphaned.
+For those who disturb processes on purpose, the fault tests and the soak. They end with the process that
+started them, however that ended: what runs notices the broken lifeline, and what is frozen is hung up by the
+kernel, since each is the leader of a process group that becomes orphaned.
 """
 
 from __future__ import annotations
