@@ -114,7 +114,7 @@ def answer_all(engine: Engine, prompts: Sequence[list[int]], temperature: float)
 
 def draft_counts(engine: Engine) -> tuple[list[int], list[int]]:
     """Drafted and accepted by position, since the start."""
-    stats = engine.stats(leases_held=0, transfers_in_flight=0, transfer_bytes=0)
+    stats = engine.stats()
     return list(stats.drafted_by_position), list(stats.accepted_by_position)
 
 

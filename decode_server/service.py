@@ -23,7 +23,7 @@ from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
-from kv_transfer.exchange import NO_TRANSFERS, StateExchange
+from kv_transfer.exchange import StateExchange
 from kv_transfer.sink import TransferResult
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
@@ -239,10 +239,7 @@ class DecodeService:
         )
 
     async def stats(self) -> ServerStats:
-        exchange = self._exchange
-        return await self._host.ask(
-            lambda: self._engine.stats(**(NO_TRANSFERS if exchange is None else exchange.figures()))
-        )
+        return await self._host.ask((self._exchange or self._engine).stats)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Sorts outputs by the router they are for; those of cancelled requests are dropped."""

@@ -361,9 +361,10 @@ class Engine:
 
     # --- figures ---------------------------------------------------------------------------------
 
-    def stats(self, *, leases_held: int, transfers_in_flight: int, transfer_bytes: int) -> ServerStats:
-        """Load and memory now; what the transfer layer knows is passed in."""
+    def stats(self) -> ServerStats:
+        """Load and memory now; the transfer layer adds what it knows."""
         scheduler, owned = self.scheduler, self.scheduler.owned
+        quarantined = scheduler.quarantined.values()
         return ServerStats(
             num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
             num_running=len(scheduler.running),
@@ -374,14 +375,13 @@ class Engine:
             free_slots=owned.cache.num_available_slots,
             cached_states=owned.cache.num_cached_states,
             preemptions=scheduler.num_preemptions,
-            leases_held=leases_held,
-            transfers_in_flight=transfers_in_flight,
             num_steps=self._num_steps,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
             drafted_by_position=tuple(self._drafts.drafted),
             accepted_by_position=tuple(self._drafts.accepted),
-            transfer_bytes=transfer_bytes,
+            quarantined_blocks=sum(len(one.block_ids) - len(one.nodes) for one in quarantined),
+            quarantined_slots=sum(len(one.slots) for one in quarantined),
         )
 
 

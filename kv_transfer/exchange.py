@@ -9,32 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypedDict
 
 from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.handlers import transfer_handlers
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.peers import Peers
 from kv_transfer.sink import TransferResult, TransferSink
 from kv_transfer.source import EndedLease, TransferSource
-from wire.generation import RequestOutput
+from wire.generation import RequestOutput, ServerStats
 from wire.handoff import EndLease, Ticket
 from wire.rpc import TRANSFER_SERVICE
 from wire.server import GrpcServer
-
-
-class TransferFigures(TypedDict):
-    """What :meth:`engine.engine.Engine.stats` is told."""
-
-    leases_held: int
-    transfers_in_flight: int
-    transfer_bytes: int
-
-
-NO_TRANSFERS = TransferFigures(leases_held=0, transfers_in_flight=0, transfer_bytes=0)
-"""Of a server without an exchange."""
 
 
 class StateExchange:
@@ -80,7 +68,10 @@ class StateExchange:
             on_fatal=server.fail,
         )
         self._tickets: dict[str, Ticket] = {}  # of leases that are held; the engine's thread alone
-        self.peers = Peers(self._sink, timeout_s=handshake_timeout_s)
+        self._failures = FailureCounts()
+        # All reasons from the start: its size never changes while another thread copies it.
+        self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
+        self.peers = Peers(self._sink, self._failures, timeout_s=handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
         self._keeper = LeaseKeeper(self.peers)
         server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
@@ -156,11 +147,15 @@ class StateExchange:
             on_done=on_done,
         )
 
-    def figures(self) -> TransferFigures:
-        return TransferFigures(
+    def stats(self) -> ServerStats:
+        """The engine's figures and those of leases and transfers."""
+        return replace(
+            self._engine.stats(),
             leases_held=self._source.num_leases,
+            leases_ended=dict(self._leases_ended),
             transfers_in_flight=self._sink.num_in_flight,
             transfer_bytes=self._sink.bytes_read,
+            transfer_failures=self._failures.counts(),
         )
 
     def _transferred(self, request: Request, transfer: TransferResult) -> None:
@@ -170,6 +165,10 @@ class StateExchange:
         request.transfer_bytes = transfer.num_bytes
         request.transfer_descriptors = transfer.num_descriptors
         outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
+        if transfer.error is not None:
+            self._failures.count(transfer.error)
+        elif outputs:  # it came, and is not what was sent
+            self._failures.add("digest")
         self._on_read(request, transfer, outputs)
 
     def _release(self, request_id: str) -> None:
@@ -182,5 +181,6 @@ class StateExchange:
         self._host.post(lambda: self._release(request_id))
 
     def _lease_ended(self, lease: EndedLease) -> None:
+        self._leases_ended[lease.reason] += 1
         self._on_lease_ended(lease)
         self._release_soon(lease.request_id)

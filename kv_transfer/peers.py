@@ -7,6 +7,7 @@ import logging
 
 import grpc.aio
 
+from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.sink import TransferSink
 from wire.errors import HandshakeError, TwinfangError
 from wire.handoff import EndLease, HandshakeReply, RenewedLeases, RenewLeases, Ticket
@@ -18,8 +19,9 @@ log = logging.getLogger(__name__)
 class Peers:
     """One channel an address, one handshake an incarnation. Lives on the event loop."""
 
-    def __init__(self, sink: TransferSink, *, timeout_s: float) -> None:
+    def __init__(self, sink: TransferSink, failures: FailureCounts, *, timeout_s: float) -> None:
         self._sink = sink
+        self._failures = failures
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._handshakes: dict[str, asyncio.Task[None]] = {}
@@ -30,14 +32,18 @@ class Peers:
 
         Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket.
         """
-        if self._sink.knows(ticket.incarnation):
-            return
-        await self._connect(ticket.address)
-        if not self._sink.knows(ticket.incarnation):
-            raise HandshakeError(
-                f"the server at {ticket.address} has restarted: its ticket is of incarnation "
-                f"{ticket.incarnation}, which is gone with all its leases"
-            )
+        try:
+            if not self._sink.knows(ticket.incarnation):
+                await self._connect(ticket.address)
+            if not self._sink.knows(ticket.incarnation):
+                raise HandshakeError(
+                    f"the server at {ticket.address} has restarted: its ticket is of incarnation "
+                    f"{ticket.incarnation}, which is gone with all its leases",
+                    cause="peer_gone",
+                )
+        except TwinfangError as error:
+            self._failures.count(error)
+            raise
 
     def connect_soon(self, address: str) -> None:
         """Shakes hands in the background, so that the first request does not pay for it."""

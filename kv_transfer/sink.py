@@ -145,7 +145,9 @@ class TransferSink:
         try:
             connected.result(timeout=WARM_UP_DEADLINE_S * 2)
         except (TransferError, TimeoutError) as error:
-            raise HandshakeError(f"the prefill server at {address} can't be read from: {error}") from error
+            raise HandshakeError(
+                f"the prefill server at {address} can't be read from: {error}", cause="peer_gone"
+            ) from error
 
     def read(
         self,
@@ -260,7 +262,7 @@ class TransferSink:
         try:
             ranges = self._ranges(transfer, peer.reply)
         except TransferError as error:
-            self._end(transfer, error)
+            self._end(transfer, TransferError(error.message, cause="ticket_refused"))
             return
         self._fly_for(
             transfer,
@@ -315,7 +317,8 @@ class TransferSink:
         if found != ticket.epoch:
             error = TransferError(
                 f"the lease ended while its data was read (epoch {found}, the ticket's is {ticket.epoch}); "
-                "what was read is thrown away"
+                "what was read is thrown away",
+                cause="lease_ended",
             )
             self._end(transfer, error)
             return
@@ -363,7 +366,7 @@ class TransferSink:
         """The deadline has passed; the destination stays in quarantine."""
         self._num_transfers -= 1
         seconds = time.monotonic() - transfer.started
-        error = TransferError(f"the prefill server did not deliver within {seconds:.1f} s")
+        error = TransferError(f"the prefill server did not deliver within {seconds:.1f} s", cause="deadline")
         transfer.on_done(TransferResult(transfer.ticket.request_id, 0, 0, seconds, error, settled=False))
 
     # --- reads, on the transfer thread -----------------------------------------------------------

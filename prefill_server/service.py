@@ -124,7 +124,7 @@ class PrefillService:
         )
 
     async def stats(self) -> ServerStats:
-        return await self._host.ask(lambda: self._engine.stats(**self._exchange.figures()))
+        return await self._host.ask(lambda: self._exchange.stats())
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

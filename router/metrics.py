@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from router.speculation_figures import SpeculationFigures
+from router.transfer_figures import TransferFigures
 from wire.errors import CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+TRANSFER_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
@@ -79,11 +81,16 @@ class Metrics:
         self.transfer = Histogram(
             "twinfang_transfer_seconds",
             "Reading one prompt's blocks and state from the prefill server.",
-            buckets=SHORT_S,
+            buckets=TRANSFER_S,
             registry=registry,
         )
         self.transfer_bytes = Counter(
             "twinfang_transfer_bytes", "Bytes read from prefill servers.", registry=registry
+        )
+        self.transfer_descriptors = Counter(
+            "twinfang_transfer_descriptors",
+            "Ranges of memory that were read from prefill servers; adjacent blocks are one.",
+            registry=registry,
         )
         self.retries = Counter(
             "twinfang_request_retries",
@@ -96,6 +103,8 @@ class Metrics:
         )
         self.speculation = SpeculationFigures()
         registry.register(self.speculation)
+        self.transfers = TransferFigures()
+        registry.register(self.transfers)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -130,6 +139,7 @@ class Metrics:
         if stats.transfer_bytes:
             self.transfer.observe(stats.transfer_s)
             self.transfer_bytes.inc(stats.transfer_bytes)
+            self.transfer_descriptors.inc(stats.transfer_descriptors)
 
     def retried(self, code: str) -> None:
         self.retries.labels(code).inc()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
-from wire.generation import PrefillReply, PrefillRequest, ServerInfo
+from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon
 from wire.rpc import ABANDON, PREFILL, call
 
@@ -67,6 +67,10 @@ class PrefillClient:
                 f"the prefill server at {self.address} could not be reached; send the request again"
             ) from error
         return reply
+
+    async def stats(self) -> ServerStats | None:
+        """The server's figures; None without a connection or an answer."""
+        return None if self.info is None else await self._connection.stats()
 
     def abandon(self, request_id: str) -> None:
         """Gives back, in the background, what will not be read. Its time to live covers a lost message."""

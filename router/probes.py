@@ -33,5 +33,7 @@ async def metrics(request: Request) -> Response:
     services = services_of(request)
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
-    services.metrics.speculation.update(await services.pool.decode_stats())
+    prefill, decode = await services.pool.stats()
+    services.metrics.speculation.update(decode)
+    services.metrics.transfers.update(prefill | decode)
     return Response(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -125,11 +125,13 @@ class ServerPool:
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
-    async def decode_stats(self) -> dict[str, ServerStats]:
-        """Figures of the decode servers that answer in time, by address."""
-        stats = await asyncio.gather(*(stream.stats() for stream in self._decode))
-        answers = zip(self._decode, stats, strict=True)
-        return {stream.address: answer for stream, answer in answers if answer is not None}
+    async def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
+        """Figures of the prefill and of the decode servers that answer in time, by address."""
+        servers: list[PrefillClient | DecodeStream] = [*self._prefill, *self._decode]
+        answers = await asyncio.gather(*(server.stats() for server in servers))
+        found = [(server.address, stats) for server, stats in zip(servers, answers, strict=True)]
+        prefill, decode = found[: len(self._prefill)], found[len(self._prefill) :]
+        return _known(prefill), _known(decode)
 
     def _is_usable(self, info: ServerInfo | None) -> bool:
         """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
@@ -140,6 +142,10 @@ class ServerPool:
     def _introduce_to_decode(self, client: PrefillClient) -> None:
         for stream in self._decode:
             stream.connect_peers([client.address])
+
+
+def _known(stats: Sequence[tuple[str, ServerStats | None]]) -> dict[str, ServerStats]:
+    return {address: answer for address, answer in stats if answer is not None}
 
 
 def _preferred(candidates: Sequence[Server], avoid: Collection[str]) -> Sequence[Server]:

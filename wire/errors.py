@@ -9,7 +9,12 @@ crosses as ``(code, message)`` and :func:`error_from_code` makes the same class 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+TransferFailure = Literal[
+    "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
+]
+"""Why state was not handed over; what servers count their failures by."""
 
 
 class TwinfangError(Exception):
@@ -114,18 +119,28 @@ class TransferError(TwinfangError):
 
     http_status = 502
     code = "transfer_failed"
+    cause: TransferFailure = "peer_gone"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, cause: TransferFailure | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        if cause is not None:
+            self.cause = cause
 
 
 class HandshakeError(TransferError):
     """Two servers disagree on model, layout or protocol; the message shows both values."""
 
     code = "handshake_refused"
+    cause = "handshake_refused"
 
 
 class LeaseError(TransferError):
     """A lease is unknown, ended or of another incarnation."""
 
     code = "lease_ended"
+    cause = "lease_ended"
 
 
 class SanitizerError(TwinfangError):

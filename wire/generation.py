@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from wire.codec import message
@@ -176,19 +177,26 @@ class ServerStats:
     cached_states: int
     preemptions: int
     """Requests moved to host memory since the start, for want of blocks."""
-    leases_held: int
-    transfers_in_flight: int
     num_steps: int
     prefill_tokens: int
     """Prompt tokens computed since the start."""
     decode_tokens: int
     """Tokens sampled since the start."""
-    transfer_bytes: int
-    """Bytes read from other servers since the start."""
+    quarantined_blocks: int
+    """Destinations of reads that were given up: not free until nothing can land there any more."""
+    quarantined_slots: int
     drafted_by_position: tuple[int, ...] = ()
     """Drafts tried since the start: item i counts the i-th draft (from 0) of all rows and steps."""
     accepted_by_position: tuple[int, ...] = ()
     """Of those, the ones that were accepted."""
+    leases_held: int = 0
+    leases_ended: dict[str, int] = field(default_factory=dict)
+    """Since the start: read (``done``), given back (``ended``), or not read in time (``expired``)."""
+    transfers_in_flight: int = 0
+    transfer_bytes: int = 0
+    """Bytes read from other servers since the start."""
+    transfer_failures: dict[str, int] = field(default_factory=dict)
+    """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
 
 
 @message

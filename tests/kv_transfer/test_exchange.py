@@ -7,16 +7,20 @@ from types import SimpleNamespace
 import pytest
 
 import kv_transfer.exchange
+import kv_transfer.peers
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
 from kv_transfer.sink import TransferResult
 from kv_transfer.source import EndedLease
-from wire.errors import TransferError
+from tests.router.scripted_servers import server_stats
+from wire.errors import DeadlineError, HandshakeError, TransferError, UnavailableError
 from wire.handoff import EndLease, Ticket
 
 
 class ScriptedSink:
     """Reads that end when the test says so."""
+
+    num_in_flight = bytes_read = 0
 
     def __init__(self, _caches, *, on_settled, **_settings):
         self.on_settled = on_settled
@@ -28,6 +32,8 @@ class ScriptedSink:
 
 class ScriptedSource:
     """Leases that end when they are told to."""
+
+    num_leases = 0
 
     def __init__(self, _caches, *, on_lease_ended, **_settings):
         self.on_lease_ended = on_lease_ended
@@ -50,9 +56,15 @@ class ScriptedEngine:
         self.capacity = SimpleNamespace(num_slots=9)
         self.config = SimpleNamespace(block_size=16)
         self.released = []
+        self.finds_damage = False
 
     def transferred(self, request, *, error, settled):
+        if self.finds_damage:
+            return [f"{request.request_id}: damaged"]
         return [] if error is None else [f"{request.request_id}: {error.message}"]
+
+    def stats(self):
+        return server_stats(num_steps=4)
 
     def release(self, request_id):
         self.released.append(request_id)
@@ -150,3 +162,54 @@ def test_a_lease_covers_computed_tokens_and_ends_once(world):
     assert world.source.ended == [EndLease("turn-2", 5, 2)]
     assert world.engine.released == ["turn-2"]
     assert not world.exchange.end_lease("turn-2")
+
+
+def test_what_did_not_come_is_counted_by_cause(world):
+    def end(error, *, finds_damage=False):
+        world.engine.finds_damage = finds_damage
+        world.exchange.read(request_that_reads(ticket_of("turn-1")))
+        world.sink.reads[-1][1]["on_done"](TransferResult("turn-2", 4096, 3, 0.25, error, settled=True))
+
+    end(None)
+    end(TransferError("too late", cause="deadline"))
+    end(TransferError("the lease ended", cause="lease_ended"))
+    end(TransferError("the read failed"))
+    end(None, finds_damage=True)
+    stats = world.exchange.stats()
+    assert stats.num_steps == 4
+    assert stats.transfer_failures == {
+        "deadline": 1,
+        "peer_gone": 1,
+        "lease_ended": 1,
+        "handshake_refused": 0,
+        "ticket_refused": 0,
+        "digest": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (HandshakeError("another model"), "handshake_refused"),
+        (UnavailableError("connection refused"), "peer_gone"),
+        (DeadlineError("no answer"), "deadline"),
+    ],
+    ids=lambda value: getattr(value, "code", value),
+)
+async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch, error, cause):
+    async def refuse(*_arguments, **_settings):
+        raise error
+
+    monkeypatch.setattr(kv_transfer.peers, "call", refuse)
+    world.sink.knows = lambda _incarnation: False
+    world.sink.handshake_request = lambda: None
+    with pytest.raises(type(error)):
+        await world.exchange.peers.ensure(ticket_of("turn-1"))
+    failures = world.exchange.stats().transfer_failures
+    assert {name for name, count in failures.items() if count} == {cause}
+
+
+def test_ended_leases_are_counted_by_reason(world):
+    for number, reason in enumerate(("done", "expired", "expired")):
+        world.source.on_lease_ended(EndedLease(f"r{number}", number, reason))
+    assert world.exchange.stats().leases_ended == {"done": 1, "ended": 0, "expired": 2}

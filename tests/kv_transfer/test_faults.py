@@ -34,6 +34,7 @@ def test_a_source_killed_before_the_read_fails_it_at_once(make_pair, own_source,
     pair.decode.start(ticket, BLOCKS, SLOT)
     result = pair.decode.result(PROMPT_S)
     assert isinstance(result.error, TransferError)
+    assert result.error.cause == "peer_gone"
     assert result.settled
     assert untouched(pair.decode)
 
@@ -48,6 +49,7 @@ def test_a_source_killed_during_the_read_fails_it_at_once(make_pair, own_source)
     pair.source.kill()
     result = pair.decode.result(PROMPT_S)
     assert isinstance(result.error, TransferError)
+    assert result.error.cause == "peer_gone"
     assert result.settled
 
 
@@ -70,6 +72,7 @@ def test_a_frozen_source_misses_the_deadline_and_its_late_bytes_stay_in_quaranti
     pair.source.freeze()
     result = pair.decode.read(ticket, blocks, SLOT, deadline_s=0.2)
     assert isinstance(result.error, TransferError)
+    assert result.error.cause == "deadline"
     assert not result.settled
     assert pair.decode.sink.num_in_flight == 0
     with pytest.raises(queue.Empty):

@@ -13,6 +13,7 @@ import time
 import grpc.aio
 import pytest
 
+from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.handlers import transfer_handlers
 from kv_transfer.lease_keeper import RENEWALS_PER_LIFETIME, LeaseKeeper
 from kv_transfer.peers import Peers
@@ -31,7 +32,7 @@ class CountingPeers(Peers):
     """Notes how many leases each call renews."""
 
     def __init__(self, sink):
-        super().__init__(sink, timeout_s=1.0)
+        super().__init__(sink, FailureCounts(), timeout_s=1.0)
         self.calls: list[tuple[str, int]] = []
 
     async def renew(self, address, leases, *, timeout_s):

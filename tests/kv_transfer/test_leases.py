@@ -45,6 +45,7 @@ def test_data_read_after_the_lease_has_ended_is_thrown_away(pair):
     result = pair.decode.read(ticket, BLOCKS, SLOT)
     assert isinstance(result.error, TransferError)
     assert "lease ended" in result.error.message
+    assert result.error.cause == "lease_ended"
     assert result.settled
     assert pair.decode.sink.bytes_read == 0
 
@@ -82,28 +83,29 @@ def test_cells_are_used_again_with_other_epochs(make_pair):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "cause"),
     [
-        {"block_ids": (3, 4, 24)},
-        {"block_ids": (3, 4, 1 << 62)},
-        {"block_ids": (3, 4)},
-        {"block_ids": (3, 4, 5, 6)},
-        {"state_slot": 8},
-        {"state_slot": 1 << 62},
-        {"lease_id": 64},
-        {"lease_id": 1 << 62},
-        {"epoch": 5},
-        {"epoch": -1},
-        {"epoch": 1 << 62},
-        {"incarnation": "another life"},
+        ({"block_ids": (3, 4, 24)}, "ticket_refused"),
+        ({"block_ids": (3, 4, 1 << 62)}, "ticket_refused"),
+        ({"block_ids": (3, 4)}, "ticket_refused"),
+        ({"block_ids": (3, 4, 5, 6)}, "ticket_refused"),
+        ({"state_slot": 8}, "ticket_refused"),
+        ({"state_slot": 1 << 62}, "ticket_refused"),
+        ({"lease_id": 64}, "ticket_refused"),
+        ({"lease_id": 1 << 62}, "ticket_refused"),
+        ({"epoch": 5}, "lease_ended"),
+        ({"epoch": -1}, "lease_ended"),
+        ({"epoch": 1 << 62}, "lease_ended"),
+        ({"incarnation": "another life"}, "peer_gone"),
     ],
     ids=str,
 )
-def test_a_tampered_ticket_is_refused_and_harms_nothing(make_pair, change):
+def test_a_tampered_ticket_is_refused_and_harms_nothing(make_pair, change, cause):
     pair = make_pair()
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     result = pair.decode.read(dataclasses.replace(ticket, **change), [1, 2, 3], 1)
     assert isinstance(result.error, TransferError)
+    assert result.error.cause == cause
     assert result.settled
     assert pair.decode.sink.num_in_flight == 0
     assert pair.decode.read(ticket, [1, 2, 3], 1).error is None

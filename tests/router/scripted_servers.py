@@ -71,8 +71,9 @@ def server_info(role: str, **changes: Any) -> ServerInfo:
 
 def server_stats(**changes: Any) -> ServerStats:
     """Of a server that has nothing, with ``changes``."""
-    figures: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(ServerStats)), 0)
-    return ServerStats(**(figures | {"drafted_by_position": (), "accepted_by_position": ()} | changes))
+    without_default = (f.name for f in dataclasses.fields(ServerStats) if f.default is dataclasses.MISSING)
+    figures: dict[str, Any] = dict.fromkeys(without_default, 0)
+    return ServerStats(**(figures | {"leases_ended": {}, "transfer_failures": {}} | changes))
 
 
 def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:

@@ -70,6 +70,7 @@ async def test_metrics_count_requests_tokens_and_transfers(make_stack):
     assert samples["twinfang_request_duration_seconds_count",] == 1
     assert samples["twinfang_transfer_bytes_total",] == 2000
     assert samples["twinfang_transfer_seconds_count",] == 2
+    assert samples["twinfang_transfer_descriptors_total",] == 6
     assert samples["twinfang_prefill_seconds_count",] == 2
     assert samples["twinfang_decode_queue_seconds_count",] == 2
     assert samples["twinfang_servers_connected", "decode"] == 1

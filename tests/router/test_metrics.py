@@ -1,4 +1,4 @@
-"""What /metrics says of refused requests and of the decode servers' drafts."""
+"""What /metrics says of refused requests, of the decode servers' drafts and of the servers' handoffs."""
 
 import asyncio
 import json
@@ -163,3 +163,34 @@ async def test_labels_are_called_server_and_position(make_stack):
     address = stack.decode[0].address
     line = f'twinfang_spec_decode_num_accepted_tokens_per_pos_total{{position="0",server="{address}"}} 2.0'
     assert line in response.text.splitlines()
+
+
+# --- handoffs --------------------------------------------------------------------------------------
+
+
+async def test_leases_and_failed_transfers_are_shown_for_prefill_and_decode_servers(make_stack):
+    stack = await make_stack()
+    (prefill,), (decode,) = stack.prefill, stack.decode
+    prefill.stats = server_stats(leases_held=3, leases_ended={"done": 7, "expired": 2})
+    decode.stats = server_stats(
+        transfers_in_flight=1,
+        transfer_failures={"deadline": 4, "digest": 0},
+        quarantined_blocks=12,
+        quarantined_slots=5,
+    )
+    found = await samples_of(stack)
+    assert found["twinfang_leases_held", prefill.address] == 3
+    assert found["twinfang_leases_held", decode.address] == 0
+    assert found["twinfang_transfers_in_flight", decode.address] == 1
+    assert found["twinfang_quarantined_blocks", decode.address] == 12
+    assert found["twinfang_quarantined_slots", decode.address] == 5
+    text = (await stack.client.get("/metrics")).text.splitlines()
+    for line in (
+        f'twinfang_leases_ended_total{{reason="expired",server="{prefill.address}"}} 2.0',
+        f'twinfang_transfer_failures_total{{cause="deadline",server="{decode.address}"}} 4.0',
+        f'twinfang_transfer_failures_total{{cause="digest",server="{decode.address}"}} 0.0',
+    ):
+        assert line in text
+    await prefill.stop()
+    await until(lambda: stack.services.pool.num_connected()["prefill"] == 0)
+    assert ("twinfang_leases_held", prefill.address) not in await samples_of(stack)
