@@ -79,7 +79,7 @@ async def run_load(url: str, model: str, workload: Workload, *, concurrency: int
 
         async def work() -> None:
             for index in indexes:
-                timings.append(await _request(client, model, workload, index))
+                timings.append(await timed_request(client, model, workload, index))
 
         started = time.perf_counter()
         async with asyncio.TaskGroup() as workers:
@@ -88,7 +88,8 @@ async def run_load(url: str, model: str, workload: Workload, *, concurrency: int
         return Run(concurrency, time.perf_counter() - started, timings)
 
 
-async def _request(client: httpx.AsyncClient, model: str, workload: Workload, index: int) -> Timing:
+async def timed_request(client: httpx.AsyncClient, model: str, workload: Workload, index: int) -> Timing:
+    """Sends the workload's prompt number ``index`` and reads the answer. Raises :class:`LoadError`."""
     body = {
         "model": model,
         "prompt": workload.prompt(index),

@@ -320,6 +320,7 @@ class Engine:
         params = request.params
         assert params is not None
         last = result.tokens[-1]
+        request.first_token_s = request.first_token_s or time.monotonic()
         is_first = request.num_output == len(result.tokens)
         if last in request.stop_token_ids:
             request.finish_reason = "stop"
@@ -388,6 +389,7 @@ class Engine:
 def _stats_of(request: Request) -> RequestStats:
     return RequestStats(
         queue_s=max(0.0, request.admitted_s - request.arrived_s) if request.admitted_s else 0.0,
+        first_token_s=max(0.0, request.first_token_s - request.admitted_s - request.transfer_s),
         transfer_s=request.transfer_s,
         transfer_bytes=request.transfer_bytes,
         transfer_descriptors=request.transfer_descriptors,

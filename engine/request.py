@@ -75,6 +75,7 @@ class Request:
     finish_reason: FinishReason | None = field(init=False, default=None)
     arrived_s: float = field(init=False, default_factory=time.monotonic)
     admitted_s: float = field(init=False, default=0.0)
+    first_token_s: float = field(init=False, default=0.0)
     transfer_s: float = field(init=False, default=0.0)
     transfer_bytes: int = field(init=False, default=0)
     transfer_descriptors: int = field(init=False, default=0)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -72,6 +73,11 @@ class Dispatch:
         on_retry: Callable[[str], None],
     ) -> None:
         self.prefill_reply: PrefillReply | None = None
+        self.prefill_call_s = 0.0
+        """What the call took that brought it."""
+        self.first_output_s = 0.0
+        """From the last submission to the first token behind it."""
+        self._submitted_s = 0.0
         self._answer_ids: list[int] = []
         self._leased_by: PrefillClient | None = None
         """Whose lease the request has until its first output."""
@@ -163,11 +169,13 @@ class Dispatch:
         request = PrefillRequest(request_id, token_ids, prompt_logprobs, choice.cache_salt, resume)
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         self._failed_addresses.add(prefill.address)  # should this attempt fail, whoever's fault it is
+        called_s = time.monotonic()
         reply = await prefill.prefill(request, timeout_s=timeout_s)
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
-        self.prefill_reply = self.prefill_reply or reply
+        if self.prefill_reply is None:
+            self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
         try:
             if decode.info is None:  # lost while the prefill ran: another one can read as well
                 decode = self._pool.choose_decode(fingerprint)
@@ -197,6 +205,7 @@ class Dispatch:
             self._move(output.ticket)
             return
         if output.token_ids:
+            self.first_output_s = self.first_output_s or time.monotonic() - self._submitted_s
             self._answer_ids += output.token_ids
             self._failures = 0
         if kept is not None and output.ticket is not None:
@@ -230,6 +239,7 @@ class Dispatch:
             num_answered=len(self._answer_ids),
         )
         self._stream = decode
+        self._submitted_s, self.first_output_s = time.monotonic(), 0.0
         decode.submit(submit, self._take)
 
 

@@ -105,11 +105,12 @@ class Generation:
         self._measure(index, delta)
         if answer.finish_reason is not None:
             self._unfinished.discard(index)
-            self._dispatches[index].cancel()  # a stop string: the server does not know yet
+            dispatch = self._dispatches[index]
+            dispatch.cancel()  # a stop string: the server does not know yet
             if answer.stats is not None:
-                self._services.metrics.decoded(answer.stats)
-            if (reply := self._dispatches[index].prefill_reply) is not None:
-                self._services.metrics.prefilled(reply)
+                self._services.metrics.decoded(answer.stats, dispatch.first_output_s)
+            if dispatch.prefill_reply is not None:
+                self._services.metrics.prefilled(dispatch.prefill_reply, dispatch.prefill_call_s)
         return delta
 
     def _measure(self, index: int, delta: Delta) -> None:

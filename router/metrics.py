@@ -14,7 +14,7 @@ from wire.errors import CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-TRANSFER_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
+WIDE_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
@@ -72,6 +72,12 @@ class Metrics:
             buckets=LONG_S,
             registry=registry,
         )
+        self.prefill_rpc = Histogram(
+            "twinfang_prefill_rpc_seconds",
+            "What a call of the prefill server took beyond queue and run.",
+            buckets=WIDE_S,
+            registry=registry,
+        )
         self.decode_queue = Histogram(
             "twinfang_decode_queue_seconds",
             "Wait for room on the decode server.",
@@ -81,7 +87,20 @@ class Metrics:
         self.transfer = Histogram(
             "twinfang_transfer_seconds",
             "Reading one prompt's blocks and state from the prefill server.",
-            buckets=TRANSFER_S,
+            buckets=WIDE_S,
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "twinfang_decode_first_token_seconds",
+            "From having room and state on the decode server to the first token: the recompute of a prompt's "
+            "last token, or the whole prompt where nothing was handed over.",
+            buckets=WIDE_S,
+            registry=registry,
+        )
+        self.decode_rpc = Histogram(
+            "twinfang_decode_rpc_seconds",
+            "From a request's submission to its first token here, beyond what the decode server took.",
+            buckets=WIDE_S,
             registry=registry,
         )
         self.transfer_bytes = Counter(
@@ -130,11 +149,17 @@ class Metrics:
             self.in_flight.dec()
             self.requests.labels(outcome).inc()
 
-    def prefilled(self, reply: PrefillReply) -> None:
+    def prefilled(self, reply: PrefillReply, call_s: float) -> None:
+        """``call_s``: what the call took as the router saw it."""
+        self.prefill_rpc.observe(max(0.0, call_s - reply.queue_s - reply.prefill_s))
         self.prefill_queue.observe(reply.queue_s)
         self.prefill.observe(reply.prefill_s)
 
-    def decoded(self, stats: RequestStats) -> None:
+    def decoded(self, stats: RequestStats, first_output_s: float) -> None:
+        """``first_output_s``: from the submission to the first token as the router saw it."""
+        server_s = stats.queue_s + stats.transfer_s + stats.first_token_s
+        self.decode_rpc.observe(max(0.0, first_output_s - server_s))
+        self.first_token.observe(stats.first_token_s)
         self.decode_queue.observe(stats.queue_s)
         if stats.transfer_bytes:
             self.transfer.observe(stats.transfer_s)

@@ -102,6 +102,8 @@ class RequestStats:
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
+    first_token_s: float = 0.0
+    """From having room and state to the first token: the recompute of token N, or the whole prompt."""
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

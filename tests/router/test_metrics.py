@@ -1,7 +1,9 @@
 """What /metrics says of refused requests, of the decode servers' drafts and of the servers' handoffs."""
 
 import asyncio
+import dataclasses
 import json
+import time
 
 import httpx
 import pytest
@@ -10,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import connection
 from tests.router.conftest import until
 from tests.router.scripted_servers import hanging, saying, server_stats, silent
+from wire.generation import RequestOutput, RequestStats
 
 
 async def samples_of(stack) -> dict[tuple[str, ...], float]:
@@ -194,3 +197,26 @@ async def test_leases_and_failed_transfers_are_shown_for_prefill_and_decode_serv
     await prefill.stop()
     await until(lambda: stack.services.pool.num_connected()["prefill"] == 0)
     assert ("twinfang_leases_held", prefill.address) not in await samples_of(stack)
+
+
+async def test_the_way_to_a_server_is_what_its_own_times_leave(make_stack):
+    """Histograms of what the router sees beyond the times that servers tell."""
+    stack = await make_stack()
+
+    async def decode(submit, send):
+        await asyncio.sleep(0.2)
+        stats = RequestStats(queue_s=0.01, transfer_s=0.02, transfer_bytes=1, first_token_s=0.03)
+        send(RequestOutput(submit.request_id, (300,), finish_reason="length", stats=stats))
+
+    async def prefill(request):
+        await asyncio.sleep(0.2)
+        return dataclasses.replace(stack.prefill[0].reply(request), queue_s=0.04, prefill_s=0.05)
+
+    stack.decode[0].script, stack.prefill[0].script = decode, prefill
+    started = time.monotonic()
+    assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    seconds = time.monotonic() - started
+    found = await samples_of(stack)
+    assert found["twinfang_decode_first_token_seconds_sum",] == pytest.approx(0.03)
+    assert 0.2 - 0.09 <= found["twinfang_prefill_rpc_seconds_sum",] <= seconds - 0.09
+    assert 0.2 - 0.06 <= found["twinfang_decode_rpc_seconds_sum",] <= seconds - 0.06

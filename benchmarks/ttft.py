@@ -1,0 +1,263 @@
+"""What a handoff costs until the first token: TTFT of `up` minus that of `serve`, and where it goes.
+
+    python -m benchmarks.ttft --json benchmarks/results/ttft.json --plot docs/ttft.png
+
+Both stacks run at the same time, each as processes of its own, and answer the same prompts over HTTP in
+turns, one at a time; which one begins changes with every pair. Parts are what a request adds to the sums of
+the routers' histograms, so they belong to that request alone. Medians of the pairs' differences are shown:
+
+| part | is |
+|---|---|
+| queue | waits on the prefill and the decode server for their engines, minus the one of `serve` |
+| RPC | messages and event loops between router and servers, both ways, minus those of `serve` |
+| prompt | computing N - 1 tokens on the prefill server, minus N tokens and a sample on the other's |
+| transfer | reading blocks and state |
+| recompute | the decode server's step over token N |
+| rest | what is left of TTFT: the router's own work, text, HTTP, the client |
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.load import Workload, timed_request
+from benchmarks.machine import machine
+from twinfang.flag_table import BUNDLED_MODEL
+from twinfang.launch import LaunchedStack, launch
+
+PROMPT_LENS = (16, 64, 256, 1024, 2048, 4096, 8192)
+PAIRS = 41
+MIN_PAIRS = 9
+ANSWER_TOKENS = 4
+FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+
+SUMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "disaggregated": {
+        "queue": ("prefill_queue", "decode_queue"),
+        "rpc": ("prefill_rpc", "decode_rpc"),
+        "prompt": ("prefill",),
+        "transfer": ("transfer",),
+        "recompute": ("decode_first_token",),
+    },
+    "monolithic": {
+        "queue": ("decode_queue",),
+        "rpc": ("decode_rpc",),
+        "prompt": ("decode_first_token",),
+        "transfer": (),
+        "recompute": (),
+    },
+}
+"""Which histograms' seconds make a part, in each arrangement."""
+PARTS = ("queue", "rpc", "prompt", "transfer", "recompute")
+
+Times = dict[str, float]
+"""``ttft`` and each part of one request, in milliseconds."""
+
+
+@contextmanager
+def model_of(options: argparse.Namespace) -> Iterator[Path]:
+    """The model's directory, in a copy whose limit admits the longest prompt.
+
+    NemotronH has no positional encoding, so that the limit is a number alone.
+    """
+    needed = max(options.prompt_lens) + ANSWER_TOKENS
+    config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
+    if config["max_position_embeddings"] >= needed:
+        yield options.model
+        return
+    with tempfile.TemporaryDirectory(prefix="twinfang-model-") as folder:
+        copy = Path(folder) / options.model.name
+        copy.mkdir()
+        for file in options.model.iterdir():
+            if file.name != "config.json":
+                (copy / file.name).symlink_to(file.resolve())
+        config["max_position_embeddings"] = needed
+        (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield copy
+
+
+@contextmanager
+def running(command: str, model: Path, threads: int) -> Iterator[LaunchedStack]:
+    with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
+        flags = ("--model", str(model), "--threads", str(threads), "--log-level", "warning")
+        stack = launch(Path(folder), command, *flags, environment={"TWINFANG_SANITIZE": "0"})
+        try:
+            stack.wait_until_ready(timeout_s=START_TIMEOUT_S)
+            yield stack
+        finally:
+            if stack.supervisor.poll() is None:
+                stack.stop(timeout_s=STOP_TIMEOUT_S)
+
+
+class Arrangement:
+    """A stack that answers, and what each request adds to its router's sums."""
+
+    def __init__(self, name: str, model: str, client: httpx.AsyncClient) -> None:
+        self._sums = SUMS[name]
+        self._model = model
+        self._client = client
+
+    async def times(self, workload: Workload, index: int) -> Times:
+        before = await self._parts()
+        timing = await timed_request(self._client, self._model, workload, index)
+        after = await self._parts()
+        parts = {part: (after[part] - before[part]) * 1e3 for part in PARTS}
+        return {"ttft": timing.ttft_s * 1e3, **parts}
+
+    async def _parts(self) -> Times:
+        """Seconds of all requests so far, by part."""
+        text = (await self._client.get("/metrics")).text
+        sums = {
+            sample.name: float(sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name.endswith("_seconds_sum")
+        }
+        return {
+            part: sum(sums[f"twinfang_{name}_seconds_sum"] for name in names)
+            for part, names in self._sums.items()
+        }
+
+
+async def measure_length(
+    arrangements: Mapping[str, Arrangement], prompt_len: int, pairs: int
+) -> list[dict[str, Times]]:
+    """So many pairs of answers to the same prompt; the first two pairs warm up and are left out."""
+    workload = Workload(prompt_len, ANSWER_TOKENS, FIRST_TOKEN_ID, LAST_TOKEN_ID)
+    found: list[dict[str, Times]] = []
+    for index in range(pairs + 2):
+        names = list(arrangements) if index % 2 else list(reversed(arrangements))
+        found.append({name: await arrangements[name].times(workload, index) for name in names})
+    return found[2:]
+
+
+def summary(prompt_len: int, pairs: list[dict[str, Times]]) -> dict[str, Any]:
+    """Medians, in ms; ``rest`` is what the parts' medians leave of the difference's."""
+    differences = {
+        part: statistics.median(pair["disaggregated"][part] - pair["monolithic"][part] for pair in pairs)
+        for part in ("ttft", *PARTS)
+    }
+    total = differences.pop("ttft")
+    parts = differences | {"rest": total - sum(differences.values())}
+    medians = {
+        name: {key: round(statistics.median(pair[name][key] for pair in pairs), 3) for key in pairs[0][name]}
+        for name in SUMS
+    }
+    return {
+        "prompt_tokens": prompt_len,
+        "pairs": len(pairs),
+        "extra_ttft_ms": round(total, 3),
+        "extra_ms": {part: round(ms, 3) for part, ms in parts.items()},
+        "medians_ms": medians,
+    }
+
+
+def row(result: dict[str, Any]) -> str:
+    medians: dict[str, Times] = result["medians_ms"]
+    parts: Times = result["extra_ms"]
+    ttfts = f"{medians['monolithic']['ttft']:>8.2f} {medians['disaggregated']['ttft']:>8.2f}"
+    cells = "".join(f"{ms:>11.2f}" for ms in parts.values())
+    return f"{result['prompt_tokens']:>7} {ttfts} {result['extra_ttft_ms']:>7.2f}{cells}"
+
+
+async def measure(
+    stacks: Mapping[str, LaunchedStack], prompt_lens: tuple[int, ...], pairs: int
+) -> list[dict[str, Any]]:
+    """A summary a length, printed as it is done."""
+    print(
+        f"{'prompt':>7} {'serve':>8} {'up':>8} {'extra':>7}" + "".join(f"{p:>11}" for p in (*PARTS, "rest"))
+    )
+    results = []
+    async with AsyncExitStack() as exits:
+        arrangements = {}
+        for name, stack in stacks.items():
+            client = await exits.enter_async_context(httpx.AsyncClient(base_url=stack.url, timeout=600.0))
+            arrangements[name] = Arrangement(name, stack.model, client)
+        for prompt_len in prompt_lens:
+            num_pairs = max(MIN_PAIRS, pairs * min(1024, prompt_len) // prompt_len)
+            results.append(summary(prompt_len, await measure_length(arrangements, prompt_len, num_pairs)))
+            print(row(results[-1]), flush=True)
+    return results
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Stacked parts of the difference, a bar a prompt length; what is saved goes below zero."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    labels = [f"{result['prompt_tokens']:,}" for result in results]
+    tops, bottoms = [0.0] * len(results), [0.0] * len(results)
+    for part in (*PARTS, "rest"):
+        heights = [result["extra_ms"][part] for result in results]
+        starts = [top if h >= 0 else low for h, top, low in zip(heights, tops, bottoms, strict=True)]
+        axis.bar(labels, heights, bottom=starts, label=part, width=0.6)
+        tops = [top + max(h, 0.0) for top, h in zip(tops, heights, strict=True)]
+        bottoms = [low + min(h, 0.0) for low, h in zip(bottoms, heights, strict=True)]
+    totals = [result["extra_ttft_ms"] for result in results]
+    axis.plot(labels, totals, "k_", markersize=22, markeredgewidth=2, label="sum")
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set(xlabel="prompt, tokens", ylabel="TTFT, disaggregated - monolithic, ms (medians)")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend(ncols=2)
+    figure.savefig(path, dpi=110)
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    return tuple(int(item) for item in text.split(","))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="default: the bundled one")
+    parser.add_argument("--prompt-lens", type=lengths, default=PROMPT_LENS, metavar="N,…")
+    parser.add_argument(
+        "--pairs", type=int, default=PAIRS, help="a length, fewer beyond 1,024 tokens; default: 41"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of each server; default: 1")
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--plot", type=Path, help="draw them there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    before = machine()
+    with ExitStack() as exits:
+        model = exits.enter_context(model_of(options))
+        stacks = {
+            name: exits.enter_context(running(command, model, options.threads))
+            for name, command in (("disaggregated", "up"), ("monolithic", "serve"))
+        }
+        results = asyncio.run(measure(stacks, options.prompt_lens, options.pairs))
+    if options.json:
+        report = {
+            "model": options.model.name,
+            "threads_per_server": options.threads,
+            "machine": before,
+            "results": results,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.plot:
+        plot(results, options.plot)
+
+
+if __name__ == "__main__":
+    main()
