@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wire.layout import Axis, Layout, Segment
+from wire.layout import Axis, Layout, Ranges, Segment
 
 SEGMENT_ALIGNMENT = 256
 """Bytes; keeps every layer's state aligned for vector loads and for RDMA."""
@@ -38,6 +38,10 @@ class CacheSpec:
     state_size: int
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
+    held_kv_heads: Ranges = ()
+    """Which of the model's these are where a tensor-parallel rank has a share; empty: all."""
+    held_conv_channels: Ranges = ()
+    held_mamba_heads: Ranges = ()
 
     def kv_layout(self, num_blocks: int, block_size: int) -> Layout:
         """One block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""
@@ -51,7 +55,7 @@ class CacheSpec:
             ],
             self.kv_dtype.itemsize,
         )
-        segment = Segment("kv", _dtype_name(self.kv_dtype), 0, axes)
+        segment = Segment("kv", _dtype_name(self.kv_dtype), 0, axes, self.held_kv_heads)
         return Layout("block", num_blocks, segment.num_bytes, (segment,))
 
     def state_layout(self, num_slots: int) -> Layout:
@@ -65,12 +69,12 @@ class CacheSpec:
         segments: list[Segment] = []
         offset = 0
         for layer in range(self.mamba_layers):
-            for name, dtype, dims in (
-                ("conv", self.conv_dtype, conv_dims),
-                ("ssm", self.ssm_dtype, ssm_dims),
+            for name, dtype, dims, held in (
+                ("conv", self.conv_dtype, conv_dims, self.held_conv_channels),
+                ("ssm", self.ssm_dtype, ssm_dims, self.held_mamba_heads),
             ):
                 axes = _dense_axes(dims, dtype.itemsize)
-                segment = Segment(f"{name}.{layer}", _dtype_name(dtype), offset, axes)
+                segment = Segment(f"{name}.{layer}", _dtype_name(dtype), offset, axes, held)
                 segments.append(segment)
                 offset = _align(offset + segment.num_bytes)
         return Layout("slot", num_slots, offset, tuple(segments))

@@ -12,6 +12,8 @@ import torch
 from engine.cache_modes import CacheModeName
 from engine.capacity import Demand
 from engine.model_config import ModelConfig
+from engine.model_shard import shard_spec
+from engine.tensor_parallel import ALONE, TensorParallel
 from wire.errors import ConfigError
 from wire.handoff import Role
 
@@ -70,7 +72,9 @@ class EngineConfig:
     sanitize: bool = False
     """Whether every step checks that it reads the blocks and states it should (:mod:`engine.sanitizer`)."""
     num_threads: int | None = None
-    """CPU threads of torch; None leaves torch's choice."""
+    """CPU threads of torch, of each rank; None leaves torch's choice."""
+    tensor_parallel: int = 1
+    """Ranks that share the model: processes on one host, each with a GPU where there are any."""
 
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
@@ -83,6 +87,7 @@ class EngineConfig:
             ("--cache-memory", self.cache_memory_bytes),
             ("--state-block-size", self.state_block_size),
             ("--threads", self.num_threads),
+            ("--tensor-parallel", self.tensor_parallel),
             ("--ngram-min", self.ngram_min),
         ):
             if value is not None and value < 1:
@@ -165,8 +170,8 @@ class EngineConfig:
         """
         return self.resolve_drafter(model) == "mtp"
 
-    def demand(self, model: ModelConfig) -> Demand:
-        """What the pools have to hold.
+    def demand(self, model: ModelConfig, tp: TensorParallel = ALONE) -> Demand:
+        """What the pools have to hold, on each of the ranks.
 
         Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for.
         """
@@ -177,7 +182,7 @@ class EngineConfig:
                 "for; lower it"
             )
         return Demand(
-            model.cache_spec(mtp=self.loads_mtp(model)),
+            shard_spec(model, tp, mtp=self.loads_mtp(model)),
             role=self.role,
             max_model_len=self.max_model_len or limit,
             max_num_seqs=self.max_num_seqs,
@@ -187,11 +192,14 @@ class EngineConfig:
             num_speculative=self.num_positions - 1,
         )
 
-    def resolve_device(self) -> torch.device:
-        """``auto`` is the GPU where there is one."""
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    def resolve_device(self, rank: int = 0) -> torch.device:
+        """``auto`` is the GPU where there is one; each of several ranks has its own."""
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda" and self.tensor_parallel > 1:
+            name = f"cuda:{rank}"
+        return torch.device(name)
 
     def resolve_steps_ahead(self, device: torch.device) -> int:
         """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain.

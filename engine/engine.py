@@ -29,12 +29,15 @@ from engine.rows import PlannedRow
 from engine.sanitizer import Sanitizer
 from engine.scheduler import Scheduler, StepPlan
 from engine.step_runner import StepRunner
+from engine.tensor_parallel import ALONE, TensorParallel
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
+
+DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor-parallel rank"
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,24 @@ class StepResult:
 
 
 class Engine:
-    """Model, caches and scheduler of one server."""
+    """Model, caches and scheduler of one server, or of one of its tensor-parallel ranks."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tp: TensorParallel = ALONE) -> None:
         config.apply_threads()
         self.config = config
-        self.device = config.resolve_device()
+        self.tp = tp
+        self.device = config.resolve_device(tp.rank)
         model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
         self.model = load_model(
             config.model_dir,
             dtype=config.dtype,
             device=self.device,
             mtp=config.loads_mtp(model_config),
+            tp=tp,
         )
-        demand = config.demand(model_config)
+        demand = config.demand(model_config, tp)
         self.max_model_len = demand.max_model_len
-        self.capacity = demand.within(config.cache_budget(self.device))
+        self.capacity = demand.within(tp.least(config.cache_budget(self.device)))
         self.caches = Caches(
             demand.spec,
             num_blocks=self.capacity.num_blocks,
@@ -145,6 +150,9 @@ class Engine:
         Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
         A step in flight lands first: what it writes must not be anyone else's by then.
         """
+        return self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> Request | None:
         self._land_all()
         request = self.scheduler.find_active(request_id)
         if request is None:
@@ -172,7 +180,7 @@ class Engine:
             else:
                 if request.request_id in self.scheduler.waiting:
                     ticket = request.ticket
-                self.cancel(request.request_id)
+                self._cancel(request.request_id)
             request.finish_reason = "moved"
             self._landed.append(
                 RequestOutput(
@@ -189,9 +197,9 @@ class Engine:
         """
         if request.request_id in self.scheduler.quarantined:  # cancelled meanwhile
             if settled:
-                self.release(request.request_id)
+                self._release(request.request_id)
             return []
-        error = error or self._checks.received(request)
+        error = error or self._received(request)
         if error is None:
             assert request.ticket is not None
             self.scheduler.transferred(request, request.ticket.num_tokens)
@@ -199,15 +207,24 @@ class Engine:
             return []
         self.scheduler.quarantine(request)
         if settled:
-            self.release(request.request_id)
+            self._release(request.request_id)
         return [self._failed(request, error)]
+
+    def _received(self, request: Request) -> TwinfangError | None:
+        """What is wrong with what has landed, on any rank."""
+        error = self._checks.received(request)
+        is_damaged = self.tp.any([error is not None])[0] if self.config.sanitize else False
+        return error or (TwinfangError(DAMAGED_ELSEWHERE) if is_damaged else None)
 
     def digests(self, request: Request) -> Digests | None:
         """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
-        return self._checks.digests(request)
+        return self._checks.digests(request) if self.tp.size == 1 else None
 
     def release(self, request_id: str) -> None:
         """Frees blocks and slot of a held (prefilled or kept) or quarantined request."""
+        self._release(request_id)
+
+    def _release(self, request_id: str) -> None:
         self._kept.pop(request_id, None)
         self.scheduler.release(request_id)
 
@@ -258,11 +275,22 @@ class Engine:
 
     def _inspect(self, plan: StepPlan) -> tuple[StepPlan, list[RequestOutput]]:
         """The plan without requests whose blocks or state turn out to be damaged, and what to tell those."""
-        faults = self._checks.inspect(plan)
+        faults = self._faults_of_all_ranks(plan) if self.config.sanitize else []
         if not faults:
             return plan, []
         plan = self.scheduler.discard(plan, [request for request, _ in faults])
         return plan, [self._failed(request, error) for request, error in faults]
+
+    def _faults_of_all_ranks(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
+        """Damage is found by the rank that has it, but the request has to leave on all."""
+        faults: dict[Request, TwinfangError] = dict(self._checks.inspect(plan))
+        returned = [self.scheduler.running[swap.request_id] for swap in plan.swap_in]
+        planned = list(dict.fromkeys([*returned, *(row.request for row in plan.rows), *plan.prefilled]))
+        is_damaged = self.tp.any([request in faults for request in planned])
+        for request, damaged in zip(planned, is_damaged, strict=True):
+            if damaged:
+                faults.setdefault(request, TwinfangError(DAMAGED_ELSEWHERE))
+        return [(request, faults[request]) for request in planned if request in faults]
 
     def _land_all(self, *, but: int = 0) -> None:
         """Reads back what is in flight, oldest first, all but the newest ``but`` steps."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine, StepResult
+from engine.lead_engine import LeadEngine
 from engine.loop import EngineLoop
+from engine.model_config import ModelConfig
+from engine.model_shard import check_divides
+from engine.rank_processes import RankMain, RankProcesses, follow
 from wire.generation import ServerInfo
 
 T = TypeVar("T")
@@ -23,8 +27,20 @@ class EngineHost:
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],
+        rank_main: RankMain = follow,
+        reports: tuple[type, ...] = (),
+        on_report: Callable[[int, Any], None] = lambda _rank, _report: None,
     ) -> None:
-        self.engine = Engine(config)
+        self.ranks: RankProcesses | None = None
+        """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
+        if config.tensor_parallel == 1:
+            self.engine = Engine(config)
+        else:
+            check_divides(ModelConfig.from_directory(config.model_dir, config.dtype), config.tensor_parallel)
+            self.ranks = RankProcesses(
+                config, rank_main, reports=reports, on_report=on_report, on_fatal=on_fatal
+            )
+            self.engine = LeadEngine(config, self.ranks.join(), self.ranks.tell)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
         self._event_loop = asyncio.get_running_loop()
 
@@ -33,6 +49,8 @@ class EngineHost:
 
     def stop(self) -> None:
         self._loop.stop()
+        if self.ranks is not None:
+            self.ranks.stop()
 
     def post(self, event: Callable[[], None]) -> None:
         """Runs ``event`` on the engine's thread between two steps. From any thread."""

@@ -9,16 +9,21 @@ from __future__ import annotations
 import torch
 
 from engine.model_config import AttentionConfig, LayerType, MambaConfig, MlpConfig, ModelConfig, MoeConfig
+from engine.model_shard import shard_config
+from engine.tensor_parallel import ALONE, TensorParallel
 
 
-def weight_bytes(config: ModelConfig, *, mtp: bool = False) -> int:
-    """Bytes of all weights in ``config.dtype``; what the recurrence and the router use stays float32.
+def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool = False) -> int:
+    """Bytes of a rank's weights in ``config.dtype``; what the recurrence and the router use stays float32.
 
     With ``mtp`` the MTP layer counts too; it shares embedding and output head.
     """
     hidden = config.hidden_size
-    embeddings = config.vocab_size * hidden
-    total = embeddings * (1 if config.tie_word_embeddings else 2) + hidden  # and norm_f
+    vocab_share = -(-config.vocab_size // tp.size)
+    total = (
+        config.vocab_size + (0 if config.tie_word_embeddings else vocab_share)
+    ) * hidden + hidden  # norm_f
+    config = shard_config(config, tp)
     layer_types = config.layer_types
     if mtp:
         layer_types += config.require_mtp().layer_types

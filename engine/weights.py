@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from wire.errors import ModelLoadError
+from wire.layout import Ranges
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -40,6 +42,40 @@ def weight_paths(directory: str | Path) -> list[Path]:
     if not paths:
         raise ModelLoadError(f"{directory} holds no safetensors file; other weight formats are not supported")
     return paths
+
+
+@dataclass(frozen=True)
+class Part:
+    """Half-open ranges of one axis, side by side: what a tensor-parallel rank has of a weight."""
+
+    axis: int = 0
+    ranges: Ranges | None = None
+    """None: all."""
+
+    def is_all_of(self, shape: Sequence[int]) -> bool:
+        if self.ranges is None:
+            return True
+        ends = [0, *(stop for _, stop in self.ranges)]
+        return [start for start, _ in self.ranges] == ends[:-1] and ends[-1] == shape[self.axis]
+
+    def of(self, stored: Any) -> Tensor:
+        """``stored`` is a slice of safetensors, which reads what it is indexed with."""
+        assert self.ranges is not None
+        before = (slice(None),) * self.axis
+        return torch.cat([stored[(*before, slice(*one))] for one in self.ranges], dim=self.axis)
+
+
+WHOLE = Part()
+
+
+def of_outputs(*ranges: tuple[int, int]) -> Part:
+    """A part of a weight's outputs, its rows."""
+    return Part(0, ranges)
+
+
+def of_inputs(*ranges: tuple[int, int]) -> Part:
+    """A part of a weight's inputs, its columns."""
+    return Part(1, ranges)
 
 
 class WeightFiles:
@@ -68,10 +104,18 @@ class WeightFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._path_of
 
-    def take(self, name: str, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor ``name`` in ``dtype`` (the model's unless given) on the device.
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given).
 
-        On CPU the result may be a view of the mapped file: read it, never write it.
+        On CPU the whole of a tensor may be a view of the mapped file: read it, never write it. Of a part only
+        its own bytes are read.
         Raises :class:`ModelLoadError` where it is missing, misshapen or not of floating point.
         """
         if name not in self._path_of:
@@ -88,7 +132,7 @@ class WeightFiles:
                 "(quantised checkpoints are not supported)"
             )
         self._taken.add(name)
-        tensor: Tensor = self._files[path].get_tensor(name)
+        tensor: Tensor = self._files[path].get_tensor(name) if part.is_all_of(shape) else part.of(stored)
         return tensor.to(self.device, dtype or self.dtype)
 
     def unused(self) -> list[str]:

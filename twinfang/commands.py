@@ -61,7 +61,10 @@ UP = Command(
     (
         FlagGroup("stack", (table.NUM_PREFILL, table.NUM_DECODE, *_STACK_GROUP.flags)),
         table.MODEL_FLAGS,
-        FlagGroup("each server's capacity", (*table.CAPACITY, table.THREADS_SHARED)),
+        FlagGroup(
+            "each server's capacity",
+            (*table.CAPACITY, table.PREFILL_TENSOR_PARALLEL, table.THREADS_SHARED),
+        ),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
         table.CHECKS,

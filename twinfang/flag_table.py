@@ -61,6 +61,16 @@ MAX_MODEL_LEN = Flag(
     default_text="the checkpoint's limit",
 )
 
+TENSOR_PARALLEL = Flag(
+    *("--tensor-parallel", "N", integer(1, 64)),
+    "ranks that share the model: processes of one server on one host, each with a GPU where there are any",
+    default=1,
+)
+PREFILL_TENSOR_PARALLEL = Flag(
+    *("--prefill-tensor-parallel", "N", integer(1, 64), "the same of prefill servers alone"),
+    default_text="--tensor-parallel",
+)
+
 MAX_NUM_SEQS = Flag(
     *("--max-num-seqs", "N", _at_least_one, "requests a server admits at once; more wait"), default=64
 )
@@ -239,7 +249,9 @@ def port(what: str, default: int) -> Flag:
 
 
 def threads(default_text: str) -> Flag:
-    return Flag(*("--threads", "N", integer(1, 1024), "CPU threads of one server"), default_text=default_text)
+    return Flag(
+        *("--threads", "N", integer(1, 1024), "CPU threads of one server's rank"), default_text=default_text
+    )
 
 
 THREADS_ALL_CORES = threads("all cores this process may use")
@@ -247,6 +259,7 @@ THREADS_SHARED = threads("the cores this process may use, divided among the serv
 
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, DTYPE, DEVICE, MAX_MODEL_LEN))
 CAPACITY = (
+    TENSOR_PARALLEL,
     MAX_NUM_SEQS,
     MAX_BATCH_TOKENS,
     BLOCK_SIZE,

@@ -12,6 +12,8 @@ from pathlib import Path
 from engine.capacity import CapacityPlan, Demand, cache_memory_flag, gib_at_least, size_text
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
 from engine.model_config import ModelConfig
+from engine.model_shard import check_divides
+from engine.tensor_parallel import TensorParallel
 from engine.weight_size import weight_bytes
 from engine.weights import weight_paths
 from wire.errors import CapacityError, ModelLoadError
@@ -47,7 +49,8 @@ def run(config: EngineConfig, *, gpu_bytes: int | None, as_json: bool) -> None:
     Raises :class:`CapacityError` if it does not fit, after the table has been printed.
     """
     model = ModelConfig.from_directory(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
-    demand = config.demand(model)
+    check_divides(model, config.tensor_parallel)
+    demand = config.demand(model, TensorParallel(0, config.tensor_parallel))
     memory = _memory(config, model, gpu_bytes)
     plan, refusal = None, None
     try:
@@ -70,7 +73,7 @@ def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], No
 
 def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
     mtp = config.loads_mtp(model)
-    weights = weight_bytes(model, mtp=mtp)
+    weights = weight_bytes(model, TensorParallel(0, config.tensor_parallel), mtp=mtp)
     given = config.cache_memory_bytes
     if gpu_bytes is None:
         budget = DEFAULT_CPU_CACHE_BYTES if given is None else given
@@ -112,6 +115,7 @@ def _figures(
         "cache_mode": demand.cache_mode,
         "num_speculative": demand.num_speculative,
         "drafter": config.resolve_drafter(model),
+        "tensor_parallel": config.tensor_parallel,
         "memory": {
             "gpu_bytes": memory.gpu,
             "weights_bytes": memory.weights,
@@ -150,6 +154,8 @@ def _table(
 ) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
     title = f"{config.model_dir.name}, {dtype}, role {demand.role}, cache mode {demand.cache_mode}"
+    if config.tensor_parallel > 1:
+        title += f", each of {config.tensor_parallel} ranks"
     sections: list[tuple[str, list[Row]]] = [
         ("memory", list(_memory_rows(memory))),
         ("one of each", list(_unit_rows(demand, model))),

@@ -133,7 +133,8 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         ngram_max=values.ngram_max,
         steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
-        num_threads=values.threads or usable_cores(),
+        num_threads=values.threads or max(1, usable_cores() // values.tensor_parallel),
+        tensor_parallel=values.tensor_parallel,
     )
 
 

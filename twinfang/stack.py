@@ -33,7 +33,7 @@ class Stack:
     servers: tuple[ChildSpec, ...]
     router: ChildSpec
     num_threads: int
-    """Of each server."""
+    """Of each rank of each server."""
     model_name: str
 
     @property
@@ -45,7 +45,8 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
     names = [(role, f"{role}-{i}") for role, count in roles.items() for i in range(count)]
     ports = free_ports(len(names))
-    num_threads = values.threads or max(1, usable_cores() // len(names))
+    num_ranks = sum(_tensor_parallel(role, values) for role, _ in names)
+    num_threads = values.threads or max(1, usable_cores() // num_ranks)
     servers = tuple(
         _server(role, name, port, num_threads, values)
         for (role, name), port in zip(names, ports, strict=True)
@@ -62,10 +63,16 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _server(role: str, name: str, port: int, num_threads: int, values: argparse.Namespace) -> ChildSpec:
     arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
     arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
+    arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
     arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
     arguments += ["--log-level", values.log_level, "--name", name]
     address = f"{LOOPBACK}:{port}"
     return ChildSpec(name, tuple(arguments), address, lambda: until_serving(address), SERVER_STOP_GRACE_S)
+
+
+def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
+    of_prefill = values.prefill_tensor_parallel if role == "prefill" else None
+    return int(of_prefill or values.tensor_parallel)
 
 
 def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSpec:

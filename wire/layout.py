@@ -13,6 +13,9 @@ from typing import Literal
 from wire.codec import message
 from wire.errors import WireError
 
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges ``(start, stop)`` of an axis, in the order in which they stand."""
+
 
 @message
 class Axis:
@@ -35,6 +38,9 @@ class Segment:
     dtype: str
     offset: int
     axes: tuple[Axis, ...]
+    holds: tuple[tuple[int, int], ...] = ()
+    """Of the whole model's outermost axis, the ranges that stand here, one after the other: what one
+    tensor-parallel rank has. Empty: all of it."""
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -47,6 +53,23 @@ class Segment:
                     f"segment {self.name!r}: axis {outer.name!r} has stride {outer.stride}, "
                     f"but {inner.size} entries of {inner.name!r} take {inner.stride * inner.size} bytes"
                 )
+        if self.holds:
+            self._check_holds()
+
+    def _check_holds(self) -> None:
+        if any(not 0 <= start < stop for start, stop in self.holds):
+            raise WireError(f"segment {self.name!r}: {self.holds} are no ranges")
+        held = sum(stop - start for start, stop in self.holds)
+        if held != self.axes[0].size:
+            raise WireError(
+                f"segment {self.name!r}: the ranges {self.holds} hold {held} entries, "
+                f"axis {self.axes[0].name!r} has {self.axes[0].size}"
+            )
+
+    @property
+    def ranges(self) -> Ranges:
+        """Of the whole model's outermost axis, what stands here."""
+        return self.holds or ((0, self.axes[0].size),)
 
     @property
     def num_bytes(self) -> int:

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from engine.model_config import ModelConfig
+from engine.model_shard import check_divides
 from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.models.nemotron_h import NemotronH
+from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WeightFiles
 
 logger = logging.getLogger(__name__)
@@ -24,14 +26,19 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     mtp: bool = False,
+    tp: TensorParallel = ALONE,
 ) -> NemotronH:
     """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
 
-    Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen.
+    Of the weights only what ``tp`` says is this rank's.
+
+    Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen, and
+    :class:`wire.errors.ConfigError` for a number of ranks that can't share the model.
     """
     config = ModelConfig.from_directory(model_dir, dtype, device)
+    check_divides(config, tp.size)
     weights = WeightFiles(model_dir, dtype=config.dtype, device=device)
-    model = MODELS[config.architecture](config, weights, mtp=mtp)
+    model = MODELS[config.architecture](config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if unused:
         logger.warning(

@@ -8,26 +8,41 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.model_config import AttentionConfig
 from engine.models.linear import Linear
-from engine.weights import WeightFiles
+from engine.tensor_parallel import TensorParallel
+from engine.weights import WeightFiles, of_inputs, of_outputs
 from kernels.kv_cache import store_kv
 from kernels.paged_attention_decode import paged_attention_decode
 from kernels.paged_attention_prefill import paged_attention_prefill
 
 
 class Attention:
-    """``o(softmax(q k^T / sqrt(head_dim)) v)``; KV of all new tokens is stored before anything is read."""
+    """``o(softmax(q k^T / sqrt(head_dim)) v)``; KV of all new tokens is stored before anything is read.
 
-    def __init__(self, config: AttentionConfig, hidden_size: int, weights: WeightFiles, prefix: str) -> None:
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
+    A rank has a share of the heads and the KV heads that these attend to.
+    """
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        hidden_size: int,
+        weights: WeightFiles,
+        prefix: str,
+        tp: TensorParallel,
+    ) -> None:
+        heads, kv_heads = tp.share(config.num_heads), tp.share_or_copy(config.num_kv_heads)
+        self.tp = tp
+        self.num_heads = len(heads)
+        self.num_kv_heads = len(kv_heads)
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        self.q_proj = Linear.take(weights, f"{prefix}q_proj", q_size, hidden_size)
-        self.k_proj = Linear.take(weights, f"{prefix}k_proj", kv_size, hidden_size)
-        self.v_proj = Linear.take(weights, f"{prefix}v_proj", kv_size, hidden_size)
-        self.o_proj = Linear.take(weights, f"{prefix}o_proj", hidden_size, q_size)
+        q_part = heads.start * config.head_dim, heads.stop * config.head_dim
+        kv_part = of_outputs((kv_heads.start * config.head_dim, kv_heads.stop * config.head_dim))
+        self.q_proj = Linear.take(weights, f"{prefix}q_proj", q_size, hidden_size, part=of_outputs(q_part))
+        self.k_proj = Linear.take(weights, f"{prefix}k_proj", kv_size, hidden_size, part=kv_part)
+        self.v_proj = Linear.take(weights, f"{prefix}v_proj", kv_size, hidden_size, part=kv_part)
+        self.o_proj = Linear.take(weights, f"{prefix}o_proj", hidden_size, q_size, part=of_inputs(q_part))
 
     def forward(self, x: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
@@ -61,4 +76,4 @@ class Attention:
                 max_seq_len=prefill.max_seq_len,
             )
             outputs.append(attended.view(prefill.num_tokens, -1))
-        return self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+        return self.tp.sum(self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs)))

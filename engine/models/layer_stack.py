@@ -17,6 +17,7 @@ from engine.models.attention import Attention
 from engine.models.mamba_mixer import MambaMixer
 from engine.models.mlp import Mlp
 from engine.models.moe import Moe
+from engine.tensor_parallel import TensorParallel
 from engine.weights import WeightFiles
 from kernels.rms_norm import add_rms_norm, rms_norm
 
@@ -33,6 +34,7 @@ class LayerStack:
         weights: WeightFiles,
         prefix: str,
         last_norm: str,
+        tp: TensorParallel,
     ) -> None:
         self.eps = config.norm_eps
         self.residual_in_fp32 = config.residual_in_fp32
@@ -40,7 +42,7 @@ class LayerStack:
         self.mixers: list[Mixer] = []
         for index, layer_type in enumerate(layer_types):
             self.norms.append(weights.take(f"{prefix}layers.{index}.norm.weight", (config.hidden_size,)))
-            self.mixers.append(_load_mixer(layer_type, config, weights, f"{prefix}layers.{index}.mixer."))
+            self.mixers.append(_load_mixer(layer_type, config, weights, f"{prefix}layers.{index}.mixer.", tp))
         self.last_norm = weights.take(f"{prefix}{last_norm}.weight", (config.hidden_size,))
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
@@ -63,14 +65,16 @@ class LayerStack:
         return x
 
 
-def _load_mixer(layer_type: LayerType, config: ModelConfig, weights: WeightFiles, prefix: str) -> Mixer:
+def _load_mixer(
+    layer_type: LayerType, config: ModelConfig, weights: WeightFiles, prefix: str, tp: TensorParallel
+) -> Mixer:
     hidden = config.hidden_size
     if layer_type == "mamba":
-        return MambaMixer(config.mamba, hidden, config.norm_eps, weights, prefix)
+        return MambaMixer(config.mamba, hidden, config.norm_eps, weights, prefix, tp)
     if layer_type == "attention":
-        return Attention(config.attention, hidden, weights, prefix)
+        return Attention(config.attention, hidden, weights, prefix, tp)
     if layer_type == "moe":
         assert config.moe is not None
-        return Moe(config.moe, hidden, weights, prefix)
+        return Moe(config.moe, hidden, weights, prefix, tp)
     assert config.mlp is not None
-    return Mlp(hidden, config.mlp.intermediate_size, config.mlp.bias, weights, prefix)
+    return Mlp(hidden, config.mlp.intermediate_size, config.mlp.bias, weights, prefix, tp)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.weights import WeightFiles
+from engine.weights import WHOLE, Part, WeightFiles
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,25 @@ class Linear:
 
     @classmethod
     def take(
-        cls, weights: WeightFiles, name: str, out_features: int, in_features: int, *, bias: bool = False
+        cls,
+        weights: WeightFiles,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool = False,
+        part: Part = WHOLE,
     ) -> Linear:
-        """Loads ``name.weight`` ``[out, in]`` and, where the layer has one, ``name.bias`` ``[out]``."""
-        weight = weights.take(f"{name}.weight", (out_features, in_features))
-        return cls(weight, weights.take(f"{name}.bias", (out_features,)) if bias else None)
+        """Loads ``name.weight`` ``[out, in]`` and, where the layer has one, ``name.bias`` ``[out]``.
+
+        Of a part of the inputs the bias must be added once among the ranks: pass ``bias`` on one of them.
+        """
+        weight = weights.take(f"{name}.weight", (out_features, in_features), part=part)
+        if not bias:
+            return cls(weight)
+        return cls(
+            weight, weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[n, in]`` to ``[n, out]``"""

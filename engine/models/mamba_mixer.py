@@ -17,43 +17,68 @@ from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.model_config import MambaConfig
+from engine.model_shard import MambaShard
+from engine.models.gated_norm import GatedNorm
 from engine.models.linear import Linear
-from engine.weights import WeightFiles
+from engine.tensor_parallel import TensorParallel
+from engine.weights import WeightFiles, of_inputs, of_outputs
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
-from kernels.gated_rms_norm import gated_group_rms_norm
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan
+from wire.layout import Ranges
 
 
 class MambaMixer:
-    """One layer's weights and its step over decode and prefill rows."""
+    """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads."""
 
     def __init__(
-        self, config: MambaConfig, hidden_size: int, norm_eps: float, weights: WeightFiles, prefix: str
+        self,
+        config: MambaConfig,
+        hidden_size: int,
+        norm_eps: float,
+        weights: WeightFiles,
+        prefix: str,
+        tp: TensorParallel,
     ) -> None:
-        self.config = config
-        self.norm_eps = norm_eps
-        self.group_size = config.d_inner // config.num_groups
-        self.proj_split = [config.d_inner, config.conv_channels, config.num_heads]
-        bc_size = config.num_groups * config.state_size
-        self.conv_split = [config.d_inner, bc_size, bc_size]
+        shard = MambaShard.of(config, tp)
+        self.tp = tp
+        self.config = shard.local
+        self.norm = GatedNorm(config, norm_eps, weights, f"{prefix}norm", tp)
+        self.proj_split = [self.config.d_inner, self.config.conv_channels, self.config.num_heads]
+        bc_size = self.config.num_groups * config.state_size
+        self.conv_split = [self.config.d_inner, bc_size, bc_size]
 
-        def projection(name: str, out_features: int, in_features: int) -> Linear:
-            return Linear.take(weights, prefix + name, out_features, in_features, bias=config.proj_bias)
+        def take(
+            name: str, shape: tuple[int, ...], ranges: Ranges, dtype: torch.dtype | None = None
+        ) -> Tensor:
+            return weights.take(prefix + name, shape, dtype=dtype, part=of_outputs(*ranges))
 
-        self.in_proj = projection("in_proj", config.proj_size, hidden_size)
-        self.out_proj = projection("out_proj", hidden_size, config.d_inner)
+        self.in_proj = Linear.take(
+            weights,
+            f"{prefix}in_proj",
+            config.proj_size,
+            hidden_size,
+            bias=config.proj_bias,
+            part=of_outputs(*shard.proj_rows),
+        )
+        self.out_proj = Linear.take(
+            weights,
+            f"{prefix}out_proj",
+            hidden_size,
+            config.d_inner,
+            bias=config.proj_bias and tp.rank == 0,
+            part=of_inputs(*shard.inner_rows),
+        )
         conv_shape = (config.conv_channels, 1, config.conv_width)
-        self.conv_weight = weights.take(f"{prefix}conv1d.weight", conv_shape).squeeze(1)
+        self.conv_weight = take("conv1d.weight", conv_shape, shard.conv_rows).squeeze(1)
         self.conv_bias = None
         if config.conv_bias:
-            self.conv_bias = weights.take(f"{prefix}conv1d.bias", (config.conv_channels,))
-        self.norm_weight = weights.take(f"{prefix}norm.weight", (config.d_inner,))
+            self.conv_bias = take("conv1d.bias", (config.conv_channels,), shard.conv_rows)
         # The recurrence runs in float32 whatever the model's dtype.
         heads = (config.num_heads,)
-        self.A = -torch.exp(weights.take(f"{prefix}A_log", heads, dtype=torch.float32))
-        self.D = weights.take(f"{prefix}D", heads, dtype=torch.float32)
-        self.dt_bias = weights.take(f"{prefix}dt_bias", heads, dtype=torch.float32)
+        self.A = -torch.exp(take("A_log", heads, shard.head_rows, torch.float32))
+        self.D = take("D", heads, shard.head_rows, torch.float32)
+        self.dt_bias = take("dt_bias", heads, shard.head_rows, torch.float32)
 
     def forward(self, u: Tensor, batch: Batch, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
@@ -65,8 +90,7 @@ class MambaMixer:
         if batch.prefill is not None:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, conv_state, ssm_state))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        y = gated_group_rms_norm(y, z, self.norm_weight, group_size=self.group_size, eps=self.norm_eps)
-        return self.out_proj(y)
+        return self.tp.sum(self.out_proj(self.norm(y, z)))
 
     def _decode(
         self, xbc: Tensor, dt: Tensor, rows: DecodeRows, conv_state: Tensor, ssm_state: Tensor

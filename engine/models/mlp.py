@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.models.linear import Linear
-from engine.weights import WeightFiles
+from engine.tensor_parallel import TensorParallel
+from engine.weights import WeightFiles, of_inputs, of_outputs
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -14,14 +15,36 @@ def relu_squared(x: Tensor) -> Tensor:
 
 
 class Mlp:
-    """``down(relu(up(x))^2)``"""
+    """``down(relu(up(x))^2)``; a rank has a share of the intermediate channels."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, bias: bool, weights: WeightFiles, prefix: str
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        weights: WeightFiles,
+        prefix: str,
+        tp: TensorParallel,
     ) -> None:
-        self.up_proj = Linear.take(weights, f"{prefix}up_proj", intermediate_size, hidden_size, bias=bias)
-        self.down_proj = Linear.take(weights, f"{prefix}down_proj", hidden_size, intermediate_size, bias=bias)
+        share = tp.share(intermediate_size)
+        part = share.start, share.stop
+        self.tp = tp
+        self.up_proj = Linear.take(
+            weights, f"{prefix}up_proj", intermediate_size, hidden_size, bias=bias, part=of_outputs(part)
+        )
+        self.down_proj = Linear.take(
+            weights,
+            f"{prefix}down_proj",
+            hidden_size,
+            intermediate_size,
+            bias=bias and tp.rank == 0,
+            part=of_inputs(part),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
+        return self.tp.sum(self.summand(x))
+
+    def summand(self, x: Tensor) -> Tensor:
+        """The same before the ranks' summands are added up."""
         return self.down_proj(relu_squared(self.up_proj(x)))

@@ -18,21 +18,28 @@ from torch import Tensor
 from engine.model_config import MoeConfig
 from engine.models.linear import Linear
 from engine.models.mlp import Mlp, relu_squared
-from engine.weights import WeightFiles
+from engine.tensor_parallel import TensorParallel
+from engine.weights import Part, WeightFiles, of_inputs, of_outputs
 
 
 class Moe:
-    """Router, routed experts, shared expert. A token's output depends on that token alone."""
+    """Router, routed experts, shared expert. A token's output depends on that token alone.
 
-    def __init__(self, config: MoeConfig, hidden_size: int, weights: WeightFiles, prefix: str) -> None:
+    A rank has a share of every expert's intermediate channels.
+    """
+
+    def __init__(
+        self, config: MoeConfig, hidden_size: int, weights: WeightFiles, prefix: str, tp: TensorParallel
+    ) -> None:
         self.config = config
+        self.tp = tp
         gate_shape = (config.num_experts, hidden_size)
         self.gate = weights.take(f"{prefix}gate.weight", gate_shape, dtype=torch.float32)
         self.correction = weights.take(
             f"{prefix}gate.e_score_correction_bias", (config.num_experts,), dtype=torch.float32
         )
         self.shared = Mlp(
-            hidden_size, config.shared_intermediate_size, config.bias, weights, f"{prefix}shared_experts."
+            hidden_size, config.shared_intermediate_size, config.bias, weights, f"{prefix}shared_experts.", tp
         )
         size = config.latent_size or hidden_size
         self.enter_latent = self.leave_latent = None
@@ -41,10 +48,14 @@ class Moe:
                 weights, f"{prefix}fc1_latent_proj", size, hidden_size, bias=config.bias
             )
             self.leave_latent = Linear.take(
-                weights, f"{prefix}fc2_latent_proj", hidden_size, size, bias=config.bias
+                weights,
+                f"{prefix}fc2_latent_proj",
+                hidden_size,
+                size,
+                bias=config.bias and tp.rank == 0,  # it is applied to each rank's summand
             )
         experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
-        self.experts = experts(config, size, weights, f"{prefix}experts.")
+        self.experts = experts(*load_experts(config, size, weights, f"{prefix}experts.", tp))
 
     def forward(self, x: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
@@ -53,7 +64,7 @@ class Moe:
         routed = self.experts.forward(entered, expert_ids, expert_weights)
         if self.leave_latent is not None:
             routed = self.leave_latent(routed)
-        return self.shared.forward(x).add_(routed)
+        return self.tp.sum(self.shared.summand(x).add_(routed))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
@@ -79,26 +90,27 @@ class Moe:
 
 
 def load_experts(
-    config: MoeConfig, size: int, weights: WeightFiles, prefix: str
+    config: MoeConfig, size: int, weights: WeightFiles, prefix: str, tp: TensorParallel
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Each expert's up ``[intermediate, size]`` and down ``[size, intermediate]`` matrix."""
+    """The rank's share of each expert's up ``[intermediate, size]`` and down ``[size, intermediate]``."""
     up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
+    share = tp.share(config.intermediate_size)
+    part = ((share.start, share.stop),)
     if f"{prefix}up_proj" in weights:  # as transformers 5 may save it
-        up = weights.take(f"{prefix}up_proj", (config.num_experts, *up_shape))
-        down = weights.take(f"{prefix}down_proj", (config.num_experts, *down_shape))
+        up = weights.take(f"{prefix}up_proj", (config.num_experts, *up_shape), part=Part(1, part))
+        down = weights.take(f"{prefix}down_proj", (config.num_experts, *down_shape), part=Part(2, part))
         return list(up.unbind()), list(down.unbind())
-    experts = range(config.num_experts)
+    experts = [f"{prefix}{expert}." for expert in range(config.num_experts)]
     return (
-        [weights.take(f"{prefix}{expert}.up_proj.weight", up_shape) for expert in experts],
-        [weights.take(f"{prefix}{expert}.down_proj.weight", down_shape) for expert in experts],
+        [weights.take(f"{one}up_proj.weight", up_shape, part=of_outputs(*part)) for one in experts],
+        [weights.take(f"{one}down_proj.weight", down_shape, part=of_inputs(*part)) for one in experts],
     )
 
 
 class LoopedExperts:
     """A loop over the experts that have tokens. For CPU."""
 
-    def __init__(self, config: MoeConfig, size: int, weights: WeightFiles, prefix: str) -> None:
-        up, down = load_experts(config, size, weights, prefix)
+    def __init__(self, up: list[Tensor], down: list[Tensor]) -> None:
         self.up = [Linear(weight) for weight in up]
         self.down = [Linear(weight) for weight in down]
 
@@ -127,8 +139,7 @@ class StackedExperts:
     for nothing, so that a step can be captured as a graph.
     """
 
-    def __init__(self, config: MoeConfig, size: int, weights: WeightFiles, prefix: str) -> None:
-        up, down = load_experts(config, size, weights, prefix)
+    def __init__(self, up: list[Tensor], down: list[Tensor]) -> None:
         self.up, self.down = torch.stack(up), torch.stack(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from engine.caches import LayerCaches
 from engine.model_config import ModelConfig
 from engine.models.layer_stack import LayerStack
 from engine.models.linear import Linear
+from engine.tensor_parallel import TensorParallel
 from engine.weights import WeightFiles
 from kernels.rms_norm import rms_norm
 from wire.errors import ModelLoadError
@@ -30,7 +31,9 @@ PREFIX = "mtp."
 class Mtp:
     """Weights and forward pass. Its attention keeps KV of its own, in the last KV caches of the pool."""
 
-    def __init__(self, config: ModelConfig, weights: WeightFiles, embeddings: Tensor) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: WeightFiles, embeddings: Tensor, tp: TensorParallel
+    ) -> None:
         mtp = config.require_mtp()
         _refuse_further_sets(mtp.num_predictions, len(mtp.layer_types), weights)
         hidden, last = config.hidden_size, len(mtp.layer_types) - 1
@@ -41,7 +44,7 @@ class Mtp:
         self.hidden_norm = weights.take(f"{PREFIX}layers.0.hnorm.weight", (hidden,))
         self.eh_proj = Linear.take(weights, f"{PREFIX}layers.0.eh_proj", hidden, 2 * hidden)
         self.layers = LayerStack(
-            mtp.layer_types, config, weights, PREFIX, last_norm=f"layers.{last}.final_layernorm"
+            mtp.layer_types, config, weights, PREFIX, last_norm=f"layers.{last}.final_layernorm", tp=tp
         )
 
     def forward(self, hidden: Tensor, next_ids: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:

@@ -20,6 +20,7 @@ from engine.model_config import ModelConfig
 from engine.models.layer_stack import LayerStack
 from engine.models.linear import Linear
 from engine.models.mtp import Mtp
+from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WeightFiles
 
 PREFIXES = ("backbone.", "model.")
@@ -29,18 +30,35 @@ PREFIXES = ("backbone.", "model.")
 class NemotronH:
     """Weights and forward pass. It owns no sequence state: caches and batch come with every call."""
 
-    def __init__(self, config: ModelConfig, weights: WeightFiles, *, mtp: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightFiles,
+        *,
+        mtp: bool = False,
+        tp: TensorParallel = ALONE,
+    ) -> None:
         self.config = config
+        self.tp = tp
         hidden = config.hidden_size
         prefix = next((p for p in PREFIXES if f"{p}embeddings.weight" in weights), PREFIXES[0])
         self.embeddings = weights.take(f"{prefix}embeddings.weight", (config.vocab_size, hidden))
-        self.layers = LayerStack(config.layer_types, config, weights, prefix, "norm_f")
+        self.layers = LayerStack(config.layer_types, config, weights, prefix, "norm_f", tp)
         # A tied checkpoint usually leaves lm_head out; where it is stored, it is what was trained.
         if config.tie_word_embeddings and "lm_head.weight" not in weights:
-            self.lm_head = Linear(self.embeddings)
-        else:
+            self.lm_head = Linear(self._vocabulary_share(self.embeddings))
+        elif tp.size == 1:
             self.lm_head = Linear.take(weights, "lm_head", config.vocab_size, hidden)
-        self.mtp = Mtp(config, weights, self.embeddings) if mtp else None
+        else:
+            head = weights.take("lm_head.weight", (config.vocab_size, hidden))
+            self.lm_head = Linear(self._vocabulary_share(head))
+        self.mtp = Mtp(config, weights, self.embeddings, tp) if mtp else None
+
+    def _vocabulary_share(self, weight: Tensor) -> Tensor:
+        """This rank's rows of ``[vocab, hidden]``, as many on each rank: the last has zeros at its end."""
+        each = -(-len(weight) // self.tp.size)
+        rows = weight[self.tp.rank * each : (self.tp.rank + 1) * each]
+        return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Runs all tokens of ``batch`` and brings the caches up to date.
@@ -52,4 +70,5 @@ class NemotronH:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[m, hidden]`` after the last norm, the MTP layer's too, to ``[m, vocab]`` float32."""
-        return self.lm_head(hidden).to(torch.float32)
+        logits = self.tp.gather_columns(self.lm_head(hidden))
+        return logits[:, : self.config.vocab_size].to(torch.float32)

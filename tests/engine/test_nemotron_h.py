@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.model_config import ARCHITECTURES
 from engine.models import MODELS, load_model
-from engine.models.moe import LoopedExperts, StackedExperts
+from engine.models.moe import LoopedExperts, StackedExperts, load_experts
+from engine.tensor_parallel import ALONE
 from engine.weights import WeightFiles
 from tests.checkpoints import (
     DENSE,
@@ -179,8 +180,8 @@ def test_stacked_experts_equal_looped_experts(moe_checkpoint):
     config = model.config.moe
     prefix = "backbone.layers.1.mixer.experts."
     weights = WeightFiles(moe_checkpoint)
-    looped = LoopedExperts(config, config.latent_size, weights, prefix)
-    stacked = StackedExperts(config, config.latent_size, weights, prefix)
+    matrices = load_experts(config, config.latent_size, weights, prefix, ALONE)
+    looped, stacked = LoopedExperts(*matrices), StackedExperts(*matrices)
     moe = model.layers.mixers[1]
     for num_tokens in (1, 2, 50):
         x = torch.randn(num_tokens, model.config.hidden_size)

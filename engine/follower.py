@@ -1,0 +1,93 @@
+"""A rank other than 0: its engine does what rank 0's does, call by call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from engine.engine import Engine, StepResult
+from engine.rank_link import RankLink
+from engine.request import Request
+from wire.errors import TwinfangError, error_from_code
+from wire.ranks import AddRequest, CancelRequest, EndTransfer, MoveRequests, ReleaseRequest, RunStep, Stop
+
+CALLS: tuple[type[Any], ...] = (
+    AddRequest,
+    CancelRequest,
+    ReleaseRequest,
+    MoveRequests,
+    EndTransfer,
+    RunStep,
+    Stop,
+)
+
+
+class Follower:
+    """Carries out rank 0's calls until it says stop or is gone.
+
+    ``on_step`` is told what each step brought that concerns this rank's memory.
+    ``others`` are further messages of rank 0, each with who takes it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        link: RankLink,
+        on_step: Callable[[StepResult], None] = lambda _: None,
+        others: dict[type, Callable[[object], None]] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._on_step = on_step
+        self._others = others or {}
+        self._requests: dict[str, Request] = {}
+        """Those whose transfer has not ended."""
+
+    def run(self) -> None:
+        """Returns after :class:`Stop`. Raises :class:`EOFError` when rank 0 is gone."""
+        while True:
+            call: Any = self._link.receive(*CALLS, *self._others)
+            if isinstance(call, Stop):
+                return
+            taker = self._others.get(type(call))
+            if taker is not None:
+                taker(call)
+            else:
+                self._carry_out(call)
+
+    def _carry_out(self, call: object) -> None:
+        engine = self._engine
+        if isinstance(call, RunStep):
+            result = engine.step()
+            for request in result.to_transfer:
+                self._requests[request.request_id] = request
+            self._on_step(result)
+        elif isinstance(call, AddRequest):
+            with contextlib.suppress(TwinfangError):  # rank 0 refuses it too, and tells whoever sent it
+                engine.add(_request(call))
+        elif isinstance(call, EndTransfer):
+            request = self._requests.pop(call.request_id)
+            error = None if call.error is None else error_from_code(call.error.code, call.error.message)
+            engine.transferred(request, error=error, settled=call.settled)
+        elif isinstance(call, CancelRequest):
+            engine.cancel(call.request_id)
+        elif isinstance(call, ReleaseRequest):
+            engine.release(call.request_id)
+        else:
+            engine.move_all()
+
+
+def _request(call: AddRequest) -> Request:
+    return Request(
+        call.request_id,
+        list(call.tokens),
+        params=call.params,
+        ticket=call.ticket,
+        prompt_logprobs_wanted=call.prompt_logprobs_wanted,
+        stop_token_ids=frozenset(call.stop_token_ids),
+        seed=call.seed,
+        keeps_state=call.keeps_state,
+        cache_salt=call.cache_salt,
+        num_answered=call.num_answered,
+    )

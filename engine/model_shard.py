@@ -1,0 +1,133 @@
+"""What of each layer one tensor-parallel rank holds.
+
+| weight | divided by | what comes out |
+|---|---|---|
+| q, k, v | heads; a KV head is copied where there are fewer than ranks | complete heads |
+| Mamba in_proj, conv, A, D, dt_bias, norm | heads, and groups likewise copied | complete heads |
+| up | intermediate channels, of each expert too | complete channels |
+| o, out_proj, down | their inputs, which are what the rank has | summands of the hidden state |
+| output head | vocabulary | complete logits |
+
+Embedding, norms, expert router, latent projections and ``eh_proj`` stand whole on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.caches import CacheSpec
+from engine.model_config import MambaConfig, ModelConfig
+from engine.tensor_parallel import TensorParallel
+from wire.errors import ConfigError
+from wire.layout import Ranges
+
+
+@dataclass(frozen=True)
+class MambaShard:
+    """One rank's heads and groups of a Mamba mixer, as ranges of the whole layer's tensors."""
+
+    config: MambaConfig
+    """The whole layer's."""
+    heads: range
+    groups: range
+
+    @classmethod
+    def of(cls, config: MambaConfig, tp: TensorParallel) -> MambaShard:
+        return cls(config, tp.share(config.num_heads), tp.share_or_copy(config.num_groups))
+
+    @property
+    def local(self) -> MambaConfig:
+        """The sizes of the share."""
+        return replace(self.config, num_heads=len(self.heads), num_groups=len(self.groups))
+
+    @property
+    def head_rows(self) -> Ranges:
+        """Of A, D, dt_bias, and of the SSM state."""
+        return ((self.heads.start, self.heads.stop),)
+
+    @property
+    def inner_rows(self) -> Ranges:
+        """Channels of x, of the gate and of the norm."""
+        size = self.config.head_dim
+        return ((self.heads.start * size, self.heads.stop * size),)
+
+    @property
+    def conv_rows(self) -> Ranges:
+        """Channels of (x, B, C), and of the convolution's state: three ranges."""
+        config = self.config
+        first_b = config.d_inner
+        first_c = first_b + config.num_groups * config.state_size
+        start, stop = self.groups.start * config.state_size, self.groups.stop * config.state_size
+        return (*self.inner_rows, (first_b + start, first_b + stop), (first_c + start, first_c + stop))
+
+    @property
+    def proj_rows(self) -> Ranges:
+        """Of in_proj: gate, (x, B, C), dt."""
+        config = self.config
+        first_dt = config.d_inner + config.conv_channels
+        return (
+            *self.inner_rows,
+            *((config.d_inner + start, config.d_inner + stop) for start, stop in self.conv_rows),
+            (first_dt + self.heads.start, first_dt + self.heads.stop),
+        )
+
+
+def check_divides(config: ModelConfig, size: int) -> None:
+    """Raises :class:`ConfigError` that names what ``size`` ranks can't share."""
+    divided = [
+        ("mamba_num_heads", config.mamba.num_heads),
+        ("num_attention_heads", config.attention.num_heads),
+    ]
+    if config.mlp is not None:
+        divided.append(("intermediate_size", config.mlp.intermediate_size))
+    if config.moe is not None:
+        divided.append(("moe_intermediate_size", config.moe.intermediate_size))
+        divided.append(("moe_shared_expert_intermediate_size", config.moe.shared_intermediate_size))
+    copied = [("num_key_value_heads", config.attention.num_kv_heads), ("n_groups", config.mamba.num_groups)]
+    for name, count in divided:
+        if count % size:
+            raise ConfigError(f"--tensor-parallel {size} does not divide the checkpoint's {name} of {count}")
+    for name, count in copied:
+        if count % size and size % count:
+            raise ConfigError(
+                f"--tensor-parallel {size} and the checkpoint's {name} of {count}: one must divide the other"
+            )
+
+
+def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
+    """The sizes of one rank's share; what every rank holds whole keeps its size."""
+    attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
+    return replace(
+        config,
+        attention=replace(
+            attention,
+            num_heads=len(tp.share(attention.num_heads)),
+            num_kv_heads=len(tp.share_or_copy(attention.num_kv_heads)),
+        ),
+        mamba=MambaShard.of(mamba, tp).local,
+        mlp=mlp and replace(mlp, intermediate_size=len(tp.share(mlp.intermediate_size))),
+        moe=moe
+        and replace(
+            moe,
+            intermediate_size=len(tp.share(moe.intermediate_size)),
+            shared_intermediate_size=len(tp.share(moe.shared_intermediate_size)),
+        ),
+    )
+
+
+def shard_spec(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> CacheSpec:
+    """What one rank's pools keep, and which of the model's heads and channels those are.
+
+    Raises :class:`ModelLoadError` as :meth:`ModelConfig.require_mtp`.
+    """
+    spec = shard_config(config, tp).cache_spec(mtp=mtp)
+    if tp.size == 1:
+        return spec
+    kv_heads = tp.share_or_copy(config.attention.num_kv_heads)
+    mamba = MambaShard.of(config.mamba, tp)
+    return replace(
+        spec,
+        held_kv_heads=((kv_heads.start, kv_heads.stop),),
+        held_conv_channels=mamba.conv_rows,
+        held_mamba_heads=mamba.head_rows,
+    )

@@ -1,0 +1,171 @@
+"""The processes of a server's other ranks, as rank 0 sees them."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.follower import Follower
+from engine.rank_link import RankLink, RankLogHandler
+from engine.tensor_parallel import TensorParallel, join, leave
+from wire.codec import encode
+from wire.ranks import RankLog, Stop
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What a rank's process is told when it is made."""
+
+    config: EngineConfig
+    rank: int
+    meeting_point: Path
+    """Where the ranks find one another; see :func:`engine.tensor_parallel.join`."""
+    log_level: int
+
+    def enter(self, link: RankLink) -> TensorParallel:
+        """Sets the process up and meets the other ranks; the first thing that it does."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which stops the others
+        logging.basicConfig(level=self.log_level, handlers=[RankLogHandler(link)], force=True)
+        size = self.config.tensor_parallel
+        return join(self.rank, size, self.meeting_point, self.config.resolve_device(self.rank))
+
+
+RankMain = Callable[[RankPlace, RankLink], None]
+"""What a rank's process runs; named in a module, since it is imported there."""
+
+
+def follow(place: RankPlace, link: RankLink) -> None:
+    """A rank of a server that hands nothing over."""
+    Follower(Engine(place.config, place.enter(link)), link).run()
+
+
+class RankProcesses:
+    """Ranks 1 and up. They end when this process does, however it does.
+
+    ``reports`` are the messages that a rank may send; ``on_report`` is told of each, on a thread of that rank.
+    ``on_fatal`` is told that one has ended.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        main: RankMain,
+        *,
+        reports: tuple[type, ...] = (),
+        on_report: Callable[[int, Any], None] = lambda _rank, _report: None,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._reports = reports
+        self._on_report = on_report
+        self._on_fatal = on_fatal
+        self._folder = tempfile.TemporaryDirectory(prefix="twinfang-ranks-")
+        self._has_joined = self._is_stopping = False
+        self._lock = threading.Lock()
+        self._place = RankPlace(
+            config,
+            rank=0,
+            meeting_point=Path(self._folder.name) / "meeting-point",
+            log_level=logging.getLogger().level,
+        )
+        self._ranks = [self._start(rank, main) for rank in range(1, config.tensor_parallel)]
+
+    def join(self) -> TensorParallel:
+        """This process's own place, rank 0, once all are there."""
+        config = self._place.config
+        tp = join(0, config.tensor_parallel, self._place.meeting_point, config.resolve_device(0))
+        self._has_joined = True
+        return tp
+
+    def tell(self, message: object) -> None:
+        """Sends a message to every other rank. From any thread; order is kept."""
+        data = encode(message)
+        with self._lock:
+            for rank in self._ranks:
+                rank.link.send_encoded(data)
+
+    def stop(self) -> None:
+        """Ends the processes after what they were told before."""
+        self._is_stopping = True
+        try:
+            self.tell(Stop())
+        except OSError as error:
+            log.warning("a rank was gone before it was told to stop: %s", error)
+        leave()
+        for rank in self._ranks:
+            rank.process.join(STOP_TIMEOUT_S)
+            if rank.process.is_alive():
+                log.error("rank %d did not stop within %s s; ending it", rank.number, STOP_TIMEOUT_S)
+                rank.process.kill()
+        self._folder.cleanup()
+
+    def _start(self, number: int, main: RankMain) -> _Rank:
+        context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks as they stand
+        ours, theirs = context.Pipe()
+        place = replace(self._place, rank=number)
+        process = context.Process(target=_run, args=(main, place, theirs), name=f"rank-{number}", daemon=True)
+        process.start()
+        theirs.close()  # so that ours ends with the process
+        rank = _Rank(number, process, RankLink(ours))
+        threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
+        return rank
+
+    def _listen(self, rank: _Rank) -> None:
+        try:
+            while True:
+                report = rank.link.receive(RankLog, *self._reports)
+                if not isinstance(report, RankLog):
+                    self._on_report(rank.number, report)
+                    continue
+                logger = logging.getLogger(report.logger)
+                logger.log(report.level, "rank %d: %s", rank.number, report.text)
+        except (EOFError, OSError):
+            if not self._is_stopping:
+                self._give_up(rank)
+        except BaseException as error:
+            log.exception("a report of rank %d could not be taken", rank.number)
+            self._on_fatal(error)
+
+    def _give_up(self, rank: _Rank) -> None:
+        """One rank has ended, so all must: none can compute a step without it."""
+        rank.process.join(STOP_TIMEOUT_S)
+        message = f"rank {rank.number} has ended with exit code {rank.process.exitcode}"
+        log.error("%s", message)
+        if self._has_joined:
+            self._on_fatal(RuntimeError(message))
+        else:
+            os._exit(1)  # the main thread waits for that rank inside the store and can't be reached
+
+
+@dataclass(frozen=True)
+class _Rank:
+    number: int
+    process: SpawnProcess
+    link: RankLink
+
+
+def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
+    try:
+        main(place, RankLink(connection))
+        leave()
+    except EOFError:
+        log.warning("rank %d: rank 0 is gone; ending", place.rank)
+        os._exit(1)  # threads of the transfer layer may be about
+    except BaseException:
+        log.exception("rank %d failed", place.rank)
+        os._exit(1)
