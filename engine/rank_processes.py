@@ -58,8 +58,8 @@ def follow(place: RankPlace, link: RankLink) -> None:
 class RankProcesses:
     """Ranks 1 and up. They end when this process does, however it does.
 
-    ``reports`` are the messages that a rank may send; ``on_report`` is told of each, on a thread of that rank.
-    ``on_fatal`` is told that one has ended.
+    ``reports`` are the messages that a rank may send; ``on_report`` is told of each, on a thread of that
+    rank. ``on_fatal`` is told that one has ended.
     """
 
     def __init__(

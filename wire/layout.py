@@ -101,6 +101,17 @@ class Layout:
         """Bytes of the whole pool."""
         return self.num_units * self.unit_bytes
 
+    def same_kind(self, other: Layout) -> bool:
+        """Whether both keep the same of one entry (a head, a channel), whichever of them they hold."""
+        return self.unit == other.unit and [_kind(one) for one in self.segments] == [
+            _kind(one) for one in other.segments
+        ]
+
     def same_unit(self, other: Layout) -> bool:
         """Whether a unit of ``other`` can be copied byte for byte; the pools' sizes may differ."""
         return (self.unit, self.unit_bytes, self.segments) == (other.unit, other.unit_bytes, other.segments)
+
+
+def _kind(segment: Segment) -> tuple[str, str, str, int, tuple[Axis, ...]]:
+    outermost, *inner = segment.axes
+    return segment.name, segment.dtype, outermost.name, outermost.stride, tuple(inner)
