@@ -20,9 +20,8 @@ def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool =
     """
     hidden = config.hidden_size
     vocab_share = -(-config.vocab_size // tp.size)
-    total = (
-        config.vocab_size + (0 if config.tie_word_embeddings else vocab_share)
-    ) * hidden + hidden  # norm_f
+    num_rows = config.vocab_size + (0 if config.tie_word_embeddings else vocab_share)
+    total = num_rows * hidden + hidden  # and norm_f
     config = shard_config(config, tp)
     layer_types = config.layer_types
     if mtp:

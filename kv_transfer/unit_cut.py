@@ -2,8 +2,8 @@
 
 Both sides say by ranges of the whole model's heads and channels what stands where
 (:attr:`wire.layout.Segment.ranges`). Each range of ours is found in theirs, whatever the two numbers of
-ranks: KV heads are one range, the convolution's channels three (x, B, C), SSM heads one a layer. Where several
-ranks of the peer hold a copy of a head, ours choose different ones.
+ranks: KV heads are one range, the convolution's channels three (x, B, C), SSM heads one a layer. Where
+several ranks of the peer hold a copy of a head, ours choose different ones.
 """
 
 from __future__ import annotations
