@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TWINFANG_SANITIZE", "1")
 if not torch.cuda.is_available():
@@ -13,6 +14,9 @@ if not torch.cuda.is_available():
 # Test processes share the cores, and models this small lose time to a second thread. Tests of how work is
 # shared among threads say themselves how many there are.
 torch.set_num_threads(1)
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

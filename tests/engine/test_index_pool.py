@@ -33,7 +33,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_a_fresh_pool_hands_out_adjacent_ascending_indices():

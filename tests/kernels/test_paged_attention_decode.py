@@ -98,7 +98,7 @@ def test_reference_equals_dense_attention(dtype):
     assert_attends(out, dense(cache, q, 0.2))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(0, 200), min_size=1, max_size=6),
     num_positions=st.integers(1, 4),

@@ -158,7 +158,7 @@ def accepts(reply):
     return True
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(hostile_replies())
 def test_a_reply_is_refused_or_its_regions_hold_its_pools_within_64_bits(reply):
     if not accepts(reply):
@@ -190,7 +190,7 @@ def sink():
     assert faults.empty(), faults.get()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     reply=fitting_replies().filter(accepts), ticket=present(tickets), first=st.integers(0, 3), data=st.data()
 )

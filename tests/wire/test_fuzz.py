@@ -132,28 +132,28 @@ def broken_trees(draw, cls):
 messages = st.sampled_from(MESSAGES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages.flatmap(lambda cls: st.tuples(st.just(cls), TREES[cls])))
 def test_fields_of_the_right_types_make_a_message_or_are_refused(case):
     cls, tree = case
     check(packed(cls, tree), cls)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(messages.flatmap(lambda cls: st.tuples(st.just(cls), broken_trees(cls))))
 def test_broken_fields_are_refused_or_make_a_message(case):
     cls, tree = case
     check(packed(cls, tree), cls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300), messages)
 def test_random_bytes_are_refused(data, cls):
     with pytest.raises(WireError):
         decode(data, cls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(junk, messages)
 def test_any_msgpack_in_place_of_the_envelope_is_refused(tree, cls):
     with pytest.raises(WireError) as refusal:
@@ -161,14 +161,14 @@ def test_any_msgpack_in_place_of_the_envelope_is_refused(tree, cls):
     check_brief(refusal.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(version=junk, name=junk, fields=junk, cls=messages)
 def test_junk_in_the_envelope_is_refused_briefly(version, name, fields, cls):
     for envelope in ([version, cls.__name__, fields], [PROTOCOL_VERSION, name, fields]):
         check(msgpack.packb(envelope), cls)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_flipped_cut_and_doubled_bytes_are_refused_or_make_a_message(data):
     cls = data.draw(messages)
@@ -189,7 +189,7 @@ def test_flipped_cut_and_doubled_bytes_are_refused_or_make_a_message(data):
     check(bytes(raw), cls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages.flatmap(lambda cls: TREES[cls].map(lambda tree: packed(cls, tree))))
 def test_the_stream_s_readers_refuse_what_is_not_theirs(data):
     for read in (rpc.decode_stream_request, rpc.decode_step_outputs):
