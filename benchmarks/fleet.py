@@ -7,7 +7,6 @@ kernel, since each is the leader of a process group that becomes orphaned.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -15,24 +14,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import grpc
 import httpx
 import psutil
 
 from twinfang.ports import LOOPBACK, free_ports
-from twinfang.readiness import until_ready, until_serving
+from wire.codec import decode, encode
 from wire.generation import GetStats, ServerStats
-from wire.rpc import GET_STATS, call, open_channel
+from wire.rpc import CHANNEL_OPTIONS, GET_STATS, RECONNECT_OPTIONS
 
 START_DEADLINE_S = 120.0
 """The first start on a machine compiles kernels."""
 STOP_DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.02
+START_INTERVAL_S = 0.2
+"""A process that starts needs the cores itself."""
 PROMPT_S = 15.0
 """What takes no deadline's expiry is over by then, on a loaded machine too."""
 
@@ -141,15 +141,24 @@ class Fleet:
     def _start(self, processes: list[Process]) -> None:
         for process in processes:
             process.start(self.lifeline[0])
-        run_async(lambda: asyncio.wait_for(self._until_all_serve(processes), START_DEADLINE_S))
-
-    async def _until_all_serve(self, processes: list[Process]) -> None:
-        await asyncio.gather(
-            *(
-                until_ready(LOOPBACK, p.port) if p.name in self.routers else until_serving(p.address)
-                for p in processes
-            )
+        names = ", ".join(process.name for process in processes)
+        wait_until(
+            lambda: all(map(self.serves, processes)),
+            f"all serve: {names}",
+            START_DEADLINE_S,
+            interval_s=START_INTERVAL_S,
         )
+
+    def serves(self, process: Process) -> bool:
+        """Whether it answers; :class:`AssertionError` if it has ended."""
+        assert process.is_alive, f"{process.name} has ended\n{process.log[-2000:]}"
+        try:
+            if process.name in self.routers:
+                return httpx.get(f"{process.url}/readyz", timeout=CALL_TIMEOUT_S).status_code == 200
+            self.stats(process.name)
+        except (grpc.RpcError, httpx.HTTPError):
+            return False
+        return True
 
     def is_connected(self, roles: tuple[str, ...] = ("prefill", "decode")) -> bool:
         """Whether every router uses all its servers of these roles."""
@@ -172,13 +181,11 @@ class Fleet:
     # --- what they say ---------------------------------------------------------------------------
 
     def stats(self, name: str) -> ServerStats:
-        async def ask() -> ServerStats:
-            async with open_channel(self[name].address) as channel:
-                reply: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
-                return reply
-
-        stats: ServerStats = run_async(ask)
-        return stats
+        """Its load and memory; :class:`grpc.RpcError` if it does not answer."""
+        options = [*CHANNEL_OPTIONS, *RECONNECT_OPTIONS]
+        with grpc.insecure_channel(self[name].address, options=options) as channel:
+            answer = channel.unary_unary(GET_STATS.path)(encode(GetStats()), timeout=CALL_TIMEOUT_S)
+        return decode(answer, ServerStats)
 
     def metrics(self, router: str) -> dict[str, float]:
         """Name with labels → value."""
@@ -257,19 +264,15 @@ def running(fleet: Fleet) -> Iterator[None]:
             os.close(fd)
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = PROMPT_S) -> None:
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    deadline_s: float = PROMPT_S,
+    *,
+    interval_s: float = POLL_INTERVAL_S,
+) -> None:
     """Returns once ``condition()`` is true; :class:`AssertionError` with ``what`` at the deadline."""
     limit = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < limit, f"not within {deadline_s} s: {what}"
-        time.sleep(POLL_INTERVAL_S)
-
-
-def run_async(make: Callable[[], Any]) -> Any:
-    """Runs a coroutine to its end, in a thread of its own where a loop is running already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(make())).result()
+        time.sleep(interval_s)

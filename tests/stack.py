@@ -22,14 +22,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from benchmarks.fleet import CALL_TIMEOUT_S, POLL_INTERVAL_S, START_DEADLINE_S, run_async
+from benchmarks.fleet import CALL_TIMEOUT_S, POLL_INTERVAL_S, START_DEADLINE_S
 from twinfang.launch import LaunchedStack, launch
 from twinfang.ports import LOOPBACK, free_ports
 from wire.generation import GetStats, ServerStats
@@ -107,6 +109,16 @@ class Stack(LaunchedStack):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         self.supervisor.wait(STOP_DEADLINE_S)
+
+
+def run_async(make: Callable[[], Any]) -> Any:
+    """Runs a coroutine to its end, in a thread of its own where a loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()
 
 
 @contextlib.contextmanager

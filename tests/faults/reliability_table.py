@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.marked_section import replace_between
+
 BEGIN = "<!-- written by: pytest tests/faults --write-table -->"
 END = "<!-- end of what the tests write -->"
 
@@ -21,17 +23,13 @@ class Table:
 
     def write(self, document: Path) -> None:
         """Replaces what stands between the marks."""
-        text = document.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        assert after, f"{document} has no marks to write between"
         head = ("fault", "servers", "the client gets", "bounded by", "s, this run")
         lines = [
             _line(head),
             _line(("---",) * len(head)),
             *map(_line, sorted(self.rows, key=lambda row: row[0])),
         ]
-        document.write_text("\n".join((before + BEGIN, "", *lines, "", END)) + after, encoding="utf-8")
+        replace_between(document, BEGIN, END, "\n".join(lines))
 
     def missing_from(self, document: Path) -> list[str]:
         """Rows that the document does not have; seconds differ from run to run."""

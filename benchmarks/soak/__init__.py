@@ -1,0 +1,1 @@
+"""A fleet under load whose servers are killed, frozen and drained at random: is every answer still right?"""

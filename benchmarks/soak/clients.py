@@ -1,0 +1,107 @@
+"""Clients in a closed loop: so many requests in flight, each question at random."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+import httpx
+
+from benchmarks.fleet import wait_until
+from benchmarks.soak.answer import ANSWER_TIMEOUT_S, Answer, Outcome, Sending, ask
+from benchmarks.soak.questions import Question
+
+STREAMED = 0.6
+CANCELLED = 0.15
+SALTED = 0.5
+"""Shares of the requests."""
+MAX_EVENTS_BEFORE_CANCEL = 40
+MAX_CANCEL_S = 1.0
+
+
+class Clients:
+    """``concurrency`` threads, each with a connection of its own to each router.
+
+    ``rest_s`` is the mean pause of a client between two requests. ``outcomes`` grows as answers come.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        questions: Sequence[Question],
+        expected: Mapping[str, Answer],
+        *,
+        seed: int,
+        concurrency: int,
+        rest_s: float,
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self._urls, self._questions, self._expected = urls, questions, expected
+        self._rest_s = rest_s
+        self._numbers = itertools.count()
+        self._open = threading.Event()
+        self._ended = threading.Event()
+        self._busy: set[int] = set()
+        self._fault: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._work, args=(i, random.Random(f"client {seed} {i}")), daemon=True)
+            for i in range(concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._busy)
+
+    def resume(self) -> None:
+        self._open.set()
+
+    def pause(self) -> None:
+        """Returns once the last answer is there."""
+        self._open.clear()
+        wait_until(lambda: not self._busy, "all requests are answered", 2 * ANSWER_TIMEOUT_S)
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Whoever waits for an answer is left to it: the thread ends with it, or with its router."""
+        self._ended.set()
+        self._open.set()
+
+    def _work(self, index: int, rng: random.Random) -> None:
+        try:
+            with httpx.Client() as client:
+                while self._may_ask(index):
+                    self.outcomes.append(self._ask(client, rng))
+                    self._busy.discard(index)
+                    self._ended.wait(rng.uniform(0.0, 2 * self._rest_s))
+        except BaseException as fault:
+            self._fault = fault
+        finally:
+            self._busy.discard(index)
+
+    def _may_ask(self, index: int) -> bool:
+        while not self._ended.is_set():
+            self._open.wait()
+            self._busy.add(index)  # before the gate is looked at once more: pause() must not miss this client
+            if self._open.is_set():
+                return not self._ended.is_set()
+            self._busy.discard(index)
+        return False
+
+    def _ask(self, client: httpx.Client, rng: random.Random) -> Outcome:
+        question = rng.choice(self._questions)
+        number = next(self._numbers)
+        stream, cancelled, salted = (rng.random() < share for share in (STREAMED, CANCELLED, SALTED))
+        sending = Sending(
+            rng.choice(self._urls),
+            f"soak-{number}",
+            stream,
+            salt=f"salt-{number}" if salted else "",
+            cancel_after_events=rng.randint(1, MAX_EVENTS_BEFORE_CANCEL) if cancelled and stream else None,
+            cancel_after_s=rng.uniform(0.01, MAX_CANCEL_S) if cancelled and not stream else None,
+        )
+        return ask(client, question, sending, self._expected[question.name])

@@ -1,0 +1,172 @@
+"""Random faults: servers killed, frozen and drained, one of each role at a time."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.fleet import START_DEADLINE_S, START_INTERVAL_S, Fleet, Process, wait_until
+
+DEADLINE_S = 2.0
+"""The fleet's ``--lease-ttl`` and ``--transfer-deadline``."""
+KEEPALIVE_S = 30.0
+"""gRPC's: a peer that says nothing for so long is given up."""
+PAUSE_S = (0.5, 3.0)
+"""Between two faults, at least and at most."""
+DOWN_S = 2.0
+"""At most so long a dead server is not started again."""
+MAX_RESTARTS = 3
+
+KILLED, DRAINED, FROZEN_KILLED = "killed", "drained, restarted", "frozen, then killed"
+SHORT, LONG = "frozen for less than the deadlines", "frozen for longer than the deadlines"
+VERY_LONG = "frozen for longer than the keepalive"
+ENDED = "ended by itself, restarted"
+
+WEIGHTS = {KILLED: 0.3, DRAINED: 0.2, FROZEN_KILLED: 0.1, SHORT: 0.2, LONG: 0.2}
+"""How often what strikes a server. A router is only frozen: its death would end its clients' connections."""
+FREEZES = {SHORT: (0.05, 0.75 * DEADLINE_S), LONG: (1.25 * DEADLINE_S, 4 * DEADLINE_S)}
+FREEZES[FROZEN_KILLED] = FREEZES[LONG]
+FREEZES[VERY_LONG] = (1.1 * KEEPALIVE_S, 1.4 * KEEPALIVE_S)
+"""Seconds, at least and at most."""
+ROLES = {"prefill": 0.45, "decode": 0.45, "router": 0.1}
+
+
+@dataclass(frozen=True)
+class Struck:
+    """One fault that happened."""
+
+    kind: str
+    process: str
+    at: float
+    """``time.monotonic()``"""
+    seconds: float
+    """Until the process was as before, and in use."""
+    num_in_flight: int
+    """Requests of all clients when it struck."""
+    note: str = ""
+
+
+class Faults:
+    """Chooses in the caller's thread what to disturb, and does it in threads of its own.
+
+    Of each role at most one process is disturbed at a time, so that a request has somewhere to go. A server
+    that ends by itself is started again, and noted.
+    """
+
+    def __init__(
+        self, fleet: Fleet, *, seed: int, weights: Mapping[str, float], num_in_flight: Callable[[], int]
+    ) -> None:
+        self.struck: list[Struck] = []
+        self._fleet = fleet
+        self._rng = random.Random(f"faults {seed}")
+        self._weights = weights
+        self._num_in_flight = num_in_flight
+        self._busy: dict[str, Future[None]] = {}  # by the disturbed process
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(len(fleet.processes))
+
+    def strike_for(self, seconds: float) -> None:
+        """Faults for so long; returns once all servers are in use. Raises what went wrong with a fault."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._settle()
+            self._strike_one()
+            time.sleep(min(left, self._rng.uniform(*PAUSE_S)))
+        while self._busy:
+            self._settle()
+            time.sleep(0.05)
+        wait_until(
+            self._is_whole,
+            "every router uses all its servers",
+            START_DEADLINE_S,
+            interval_s=START_INTERVAL_S,
+        )
+
+    def close(self) -> None:
+        """Ends faults that are under way and leaves the processes as they are."""
+        self._ended.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    # --- choosing, in the caller's thread --------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Looks after faults that are over, and servers that ended without one."""
+        for name, future in list(self._busy.items()):
+            if future.done():
+                del self._busy[name]
+                future.result()
+        for name, server in self._fleet.servers.items():
+            if name not in self._busy and not server.is_alive:
+                self._busy[name] = self._pool.submit(self._revive, server)
+
+    def _strike_one(self) -> None:
+        role = self._rng.choices(list(ROLES), list(ROLES.values()))[0]
+        candidates = [process for process in self._fleet.processes if process.role == role]
+        weights = self._weights
+        if role == "router":
+            weights = {kind: weight for kind, weight in weights.items() if kind in (SHORT, LONG)}
+        kind = self._rng.choices(list(weights), list(weights.values()))[0]
+        process, freeze_s = self._rng.choice(candidates), self._rng.uniform(*FREEZES.get(kind, (0.0, 0.0)))
+        down_s = self._rng.uniform(0.0, DOWN_S)
+        if not any(one.name in self._busy for one in candidates):
+            self._busy[process.name] = self._pool.submit(self._strike, process, kind, freeze_s, down_s)
+
+    def _is_whole(self) -> bool:
+        return all(one.is_alive for one in self._fleet.processes) and self._is_used("prefill", "decode")
+
+    # --- a fault, in a thread of its own ---------------------------------------------------------
+
+    def _strike(self, process: Process, kind: str, freeze_s: float, down_s: float) -> None:
+        struck, num_in_flight, note = time.monotonic(), self._num_in_flight(), ""
+        if kind in FREEZES:
+            process.freeze()
+            self._ended.wait(freeze_s)
+        if kind in (KILLED, FROZEN_KILLED):
+            process.kill()
+        elif kind == DRAINED:
+            code = process.stop()
+            note = f"exit code {code}" if code else ""
+        else:
+            process.thaw()
+        if not process.is_alive:
+            self._ended.wait(down_s)
+            self._start(process)
+        self._until_used(process)
+        seconds = time.monotonic() - struck
+        self.struck.append(Struck(kind, process.name, struck, seconds, num_in_flight, note))
+
+    def _revive(self, server: Process) -> None:
+        """It ended, and nobody told it to."""
+        assert server.handle is not None
+        found, num_in_flight = time.monotonic(), self._num_in_flight()
+        note = f"exit code {server.handle.returncode}: {server.log[-400:]}"
+        self._start(server)
+        self._until_used(server)
+        seconds = time.monotonic() - found
+        self.struck.append(Struck(ENDED, server.name, found, seconds, num_in_flight, note))
+
+    def _start(self, process: Process) -> None:
+        if not self._ended.is_set():
+            self._fleet.start_alone(process.name)
+
+    def _until_used(self, process: Process) -> None:
+        """Or until it has ended; it is looked after then."""
+
+        def is_over() -> bool:
+            if self._ended.is_set() or not process.is_alive:
+                return True
+            return self._fleet.serves(process) if process.role == "router" else self._is_used(process.role)
+
+        wait_until(is_over, f"{process.name} is in use", START_DEADLINE_S, interval_s=START_INTERVAL_S)
+
+    def _is_used(self, *roles: str) -> bool:
+        try:
+            return self._fleet.is_connected(roles)
+        except httpx.HTTPError:  # that router is frozen
+            return False

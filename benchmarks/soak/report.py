@@ -1,0 +1,123 @@
+"""What a soak shows: figures for JSON, and the section of docs/reliability.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.marked_section import replace_between
+from benchmarks.serving import PERCENTILES, percentile
+from benchmarks.soak.answer import Outcome
+from benchmarks.soak.faults import ENDED
+from benchmarks.soak.run import Soak
+
+BEGIN = "<!-- written by: python -m benchmarks.soak --write-section -->"
+END = "<!-- end of what the soak writes -->"
+MAX_EXAMPLES = 20
+"""Wrong answers and errors of which the JSON has all."""
+
+
+def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
+    """``before`` is the machine before the run; its load after the run includes the run's own."""
+    verdicts = Counter(outcome.verdict for outcome in result.outcomes)
+    errors = [outcome for outcome in result.outcomes if outcome.verdict == "error"]
+    return {
+        "machine": before | {"load_average_after": machine()["load_average"]},
+        "settings": vars(result.settings),
+        "seconds": round(result.seconds, 1),
+        "questions": result.questions,
+        "requests": len(result.outcomes),
+        "right": verdicts["right"],
+        "cancelled_by_client": verdicts["cancelled"],
+        "errors": dict(Counter(outcome.code for outcome in errors)),
+        "wrong": verdicts["wrong"],
+        "leaked": result.num_leaked,
+        "state_corrupted": result.num_corrupted,
+        "unclean_stops": result.unclean_stops,
+        "problem": result.problem,
+        "faults": dict(Counter(struck.kind for struck in result.struck)),
+        "requests_in_flight_at_faults": sum(struck.num_in_flight for struck in result.struck),
+        "notes": [
+            f"{struck.process}: {struck.kind}: {struck.note}" for struck in result.struck if struck.note
+        ],
+        "pauses": len(result.checks),
+        "seconds_until_idle": [round(check.seconds, 2) for check in result.checks],
+        "retries": dict(result.retries),
+        "logged": result.logged,
+        "seconds_of_answers": {"quiet": times(result.quiet), "faults": times(result.outcomes)},
+        "seconds_to_first_event": {"quiet": ttfts(result.quiet), "faults": ttfts(result.outcomes)},
+        "examples": {"wrong": examples(result.wrong), "errors": examples(errors)},
+        "leaks": [check.leaked for check in result.checks if check.leaked],
+    }
+
+
+def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Percentiles of right answers' seconds."""
+    return _percentiles([one.seconds for one in outcomes if one.verdict == "right"])
+
+
+def ttfts(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    return _percentiles([one.ttft_s for one in outcomes if one.verdict == "right" and one.ttft_s is not None])
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    named = {f"p{percent}": percentile(values, percent) for percent in PERCENTILES} | {"max": max(values)}
+    return {name: round(value, 3) for name, value in named.items()}
+
+
+def examples(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
+    return [
+        {"question": one.question, "request_id": one.request_id, "detail": one.detail}
+        for one in outcomes[:MAX_EXAMPLES]
+    ]
+
+
+def section(report: dict[str, Any]) -> str:
+    """Markdown."""
+    settings, host = report["settings"], report["machine"]
+    faults, logged = report["faults"], report["logged"]
+    num_faults = sum(count for kind, count in faults.items() if kind != ENDED)
+    rows = {
+        "requests": report["requests"],
+        "right, token for token": report["right"],
+        "cancelled by the client, right as far as it came": report["cancelled_by_client"],
+        "clear errors": _counted(report["errors"]),
+        "wrong: other tokens, a stream cut off, an error that says nothing": report["wrong"],
+        "blocks, slots and leases not given back": report["leaked"],
+        "times that the sanitizer found memory of others": report["state_corrupted"],
+        "servers that did not stop cleanly": len(report["unclean_stops"]),
+        "faults": f"{num_faults}: {_counted(faults)}",
+        "retries by what went wrong": _counted(report["retries"]),
+        "logged": _counted(logged),
+    }
+    lines = [
+        f"{report['seconds'] / 60:.0f} minutes, {settings['concurrency']} clients, seed {settings['seed']}, "
+        f"{num_faults} faults, {report['pauses']} pauses in which all had to be given back. "
+        f"{host['processor']}, {host['cores']} cores, load {host['load_average']:.1f} before the run.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "",
+        "| s | " + " | ".join([*(f"p{percent}" for percent in PERCENTILES), "max"]) + " |",
+        "| --- |" + " --- |" * (len(PERCENTILES) + 1),
+    ]
+    for what, key in (("whole answer", "seconds_of_answers"), ("first event", "seconds_to_first_event")):
+        for when, values in report[key].items():
+            label = f"{what}, {'no faults' if when == 'quiet' else 'under faults'}"
+            lines.append(f"| {label} | " + " | ".join(f"{value:.2f}" for value in values.values()) + " |")
+    return "\n".join(lines)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"
+
+
+def write_section(document: Path, report: dict[str, Any]) -> None:
+    """Replaces what stands between the marks."""
+    replace_between(document, BEGIN, END, section(report))

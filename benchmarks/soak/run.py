@@ -1,0 +1,270 @@
+"""One soak: the answers of a server that nobody disturbs, then a quiet fleet, then the fleet under faults."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+
+from benchmarks.fleet import Fleet, held, make_processes, running
+from benchmarks.soak.answer import Answer, Outcome, Sending, receive
+from benchmarks.soak.clients import Clients
+from benchmarks.soak.faults import DEADLINE_S, DRAINED, VERY_LONG, WEIGHTS, Faults, Struck
+from benchmarks.soak.questions import Question, make_questions
+
+_MODEL = ("--max-model-len", "1024", "--threads", "1", "--speculative", "2", "--state-block-size", "64")
+_PREFILL = (
+    "prefill",
+    *_MODEL,
+    "--lease-ttl",
+    str(DEADLINE_S),
+    "--max-num-seqs",
+    "16",
+    "--cache-memory",
+    "0.1",
+)
+_DECODE = ("decode", *_MODEL, "--transfer-deadline", str(DEADLINE_S))
+SERVERS: dict[str, tuple[str, ...]] = {
+    "prefill-a": _PREFILL,
+    "prefill-b": _PREFILL,
+    "decode-a": (*_DECODE, "--max-num-seqs", "3", "--cache-memory", "0.004"),
+    "decode-b": (*_DECODE, "--max-num-seqs", "32", "--cache-memory", "0.1", "--local-prefill"),
+}
+ROUTERS = {"router-a": tuple(SERVERS), "router-b": tuple(SERVERS)}
+ROUTER_FLAGS = ("--request-timeout", "90")
+YARDSTICK = {"yardstick": (*_DECODE, "--role", "both", "--max-num-seqs", "8", "--cache-memory", "0.1")}
+ENVIRONMENT = {"UCX_TLS": "^cma", "TWINFANG_SANITIZE": "1"}
+"""Without CMA a prefill server takes part in being read, and can be stopped in the midst of it."""
+IDLE_DEADLINE_S = 40.0
+"""Longer than leases, reads and gRPC's keepalive last."""
+IDLE_POLL_S = 0.2
+REFERENCE_CONCURRENCY = 4
+LOGGED = {
+    "requests moved by draining servers": r"draining: (\d+) requests move",
+    "leases expired": r"its lease expired",
+    "reads thrown away, their lease had ended": r"the lease ended while",
+    "reads given up": r"did not deliver within",
+    "reads failed, the server was gone": r"the read failed",
+}
+
+
+class SoakError(Exception):
+    """The run can't show anything: what has to be right before the faults is not."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how hard."""
+
+    seconds: float
+    seed: int = 0
+    concurrency: int = 16
+    rest_s: float = 0.05
+    """A client's mean pause between two requests."""
+    quiet_s: float = 30.0
+    """Of load without faults, first."""
+    pause_every_s: float = 60.0
+    """Faults pause as often, and all servers must give everything back."""
+    very_long_freezes: float = 0.0
+    """Weight of freezes beyond the keepalive beside all other faults."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What servers still held in a pause, by server; empty if nothing."""
+
+    seconds: float
+    """Until all was free, or until nobody waited any longer."""
+    leaked: dict[str, dict[str, int]]
+
+    @property
+    def num_leaked(self) -> int:
+        return sum(sum(kinds.values()) for kinds in self.leaked.values())
+
+
+@dataclass
+class Soak:
+    """What a run saw."""
+
+    settings: Settings
+    questions: int
+    quiet: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    """Under faults."""
+    struck: list[Struck] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    retries: Counter[str] = field(default_factory=Counter)
+    logged: dict[str, int] = field(default_factory=dict)
+    unclean_stops: list[str] = field(default_factory=list)
+    problem: str = ""
+    """What cut the run short."""
+    seconds: float = 0.0
+    """Of faults, pauses among them."""
+
+    @property
+    def wrong(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.verdict == "wrong"]
+
+    @property
+    def num_leaked(self) -> int:
+        return sum(check.num_leaked for check in self.checks)
+
+    @property
+    def num_corrupted(self) -> int:
+        """Times that the sanitizer struck: the router tried again, and the client did not see it."""
+        return self.retries["state_corrupted"]
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.wrong or self.num_leaked or self.num_corrupted or self.unclean_stops or self.problem)
+
+
+def soak(settings: Settings, folder: Path, say: Callable[[str], None] = lambda _: None) -> Soak:
+    """Runs it, logs in ``folder``. Raises :class:`SoakError` where the quiet fleet is not right already."""
+    questions = make_questions(settings.seed)
+    result = Soak(settings, len(questions))
+    say(f"{len(questions)} questions for a server that nobody disturbs")
+    expected = undisturbed(questions, folder)
+    servers, routers = make_processes(
+        folder, SERVERS, ROUTERS, router_flags=ROUTER_FLAGS, environment=ENVIRONMENT
+    )
+    fleet = Fleet(folder, servers, routers, ROUTERS)
+    with running(fleet), _clients(fleet, questions, expected, settings) as clients:
+        say("the fleet runs; quiet load")
+        _quiet(fleet, clients, result)
+        say("faults")
+        try:
+            _disturbed(fleet, clients, result, say)
+        except AssertionError as error:
+            result.problem = f"a wait that took too long: {error}"
+        result.unclean_stops += _stop(fleet)
+    return result
+
+
+def undisturbed(questions: Sequence[Question], folder: Path) -> dict[str, Answer]:
+    """Each question's answer by one server of both roles, which is gone before a fault can strike it.
+
+    No handoff, no second server: an answer that a fault or a handoff spoilt can't become the reference. All
+    are asked twice, in other batches and with a warm prefix cache, and must be the same.
+    """
+    servers, routers = make_processes(
+        folder, YARDSTICK, {"reference": tuple(YARDSTICK)}, environment=ENVIRONMENT
+    )
+    fleet = Fleet(folder, servers, routers, {"reference": tuple(YARDSTICK)})
+    with running(fleet), ThreadPoolExecutor(REFERENCE_CONCURRENCY) as pool, httpx.Client() as client:
+
+        def answer(question: Question) -> Answer:
+            return receive(client, question, Sending(fleet["reference"].url, question.name, stream=False))
+
+        first = list(pool.map(answer, questions))
+        second = list(pool.map(answer, reversed(questions)))[::-1]
+    for question, once, again in zip(questions, first, second, strict=True):
+        if once.status != 200 or once.problem or once != again:
+            raise SoakError(f"{question.name} has no one answer: {once} and {again}")
+    return {question.name: one for question, one in zip(questions, first, strict=True)}
+
+
+def _stop(fleet: Fleet) -> list[str]:
+    """Asks all to stop; those that did not do so cleanly, and what their logs end with."""
+    alive = [process for process in fleet.processes if process.is_alive]
+    return [f"{one.name}: exit code {code}: {one.log[-400:]}" for one in alive if (code := one.stop())]
+
+
+@contextlib.contextmanager
+def _clients(
+    fleet: Fleet, questions: Sequence[Question], expected: Mapping[str, Answer], settings: Settings
+) -> Iterator[Clients]:
+    clients = Clients(
+        [router.url for router in fleet.routers.values()],
+        questions,
+        expected,
+        seed=settings.seed,
+        concurrency=settings.concurrency,
+        rest_s=settings.rest_s,
+    )
+    try:
+        yield clients
+    finally:
+        clients.close()
+
+
+def _quiet(fleet: Fleet, clients: Clients, result: Soak) -> None:
+    """The same load without faults: all must be right at the first attempt."""
+    clients.resume()
+    time.sleep(result.settings.quiet_s)
+    clients.pause()
+    result.quiet, clients.outcomes = clients.outcomes, []
+    strange = [one for one in result.quiet if one.verdict not in ("right", "cancelled")]
+    retries, check = _retries(fleet), until_idle(fleet)
+    if strange or retries or check.leaked:
+        raise SoakError(
+            f"the quiet fleet: {strange[:3]}, retries {dict(retries)}, not given back {check.leaked}"
+        )
+
+
+def _disturbed(fleet: Fleet, clients: Clients, result: Soak, say: Callable[[str], None]) -> None:
+    settings = result.settings
+    weights = WEIGHTS | ({VERY_LONG: settings.very_long_freezes} if settings.very_long_freezes else {})
+    faults = Faults(fleet, seed=settings.seed, weights=weights, num_in_flight=lambda: clients.num_in_flight)
+    result.outcomes, result.struck = clients.outcomes, faults.struck
+    started = time.monotonic()
+    try:
+        while (left := settings.seconds - (time.monotonic() - started)) > 0:
+            clients.resume()
+            # No short stretch at the end: it would be over before the first fault.
+            faults.strike_for(left if left < 1.5 * settings.pause_every_s else settings.pause_every_s)
+            clients.pause()
+            result.checks.append(until_idle(fleet))
+            result.seconds = time.monotonic() - started
+            verdicts, check = Counter(one.verdict for one in result.outcomes), result.checks[-1]
+            say(
+                f"{result.seconds:5.0f} s: {len(faults.struck)} faults, {dict(verdicts)}, "
+                f"idle after {check.seconds:.1f} s, leaked {check.leaked or 'nothing'}"
+            )
+    finally:
+        faults.close()
+        logs = "".join(process.log for process in fleet.processes)
+        result.unclean_stops = [
+            f"{one.process}: {one.note}" for one in faults.struck if one.kind == DRAINED and one.note
+        ]
+        result.logged = {name: _count(pattern, logs) for name, pattern in LOGGED.items()}
+    result.retries = _retries(fleet)
+
+
+def until_idle(fleet: Fleet) -> Check:
+    """Waits until every server has all its blocks, slots and leases back; what it has not at the deadline."""
+    started = time.monotonic()
+    while True:
+        leaked = {name: held_by for name in fleet.servers if (held_by := _held(fleet, name))}
+        seconds = time.monotonic() - started
+        if not leaked or seconds > IDLE_DEADLINE_S:
+            return Check(seconds, leaked)
+        time.sleep(IDLE_POLL_S)
+
+
+def _held(fleet: Fleet, name: str) -> dict[str, int]:
+    try:
+        return {kind: count for kind, count in held(fleet.stats(name)).items() if count}
+    except grpc.RpcError:
+        return {"servers that say nothing": 1}
+
+
+def _retries(fleet: Fleet) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for router in fleet.routers:
+        total.update({code: int(count) for code, count in fleet.retries(router).items()})
+    return total
+
+
+def _count(pattern: str, text: str) -> int:
+    """Matches; where the pattern holds a number, their sum."""
+    found = re.findall(pattern, text)
+    return sum(int(match) if match.isdigit() else 1 for match in found)
