@@ -11,6 +11,10 @@ SLOW_S = 1e-3
 """Measured between two processes: at 1 ms a read whose target takes part (TCP, shared memory without
 CMA) pays at most 1 ms more and keeps its bandwidth; a poll costs 4 to 40 µs."""
 
+IDLE_S = 0.1
+"""Of a server that has lent nothing. A read whose lease has run out may still be on its way here, behind a
+link that was cut or is slow: its destination stays in quarantine until it is answered."""
+
 
 def poll_delay(quiet_s: float) -> float:
     """Seconds until the next poll, ``quiet_s`` after the last thing that happened."""

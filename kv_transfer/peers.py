@@ -9,7 +9,7 @@ import grpc.aio
 
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.sink import TransferSink
-from wire.errors import HandshakeError, TwinfangError
+from wire.errors import DeadlineError, HandshakeError, TransferError, TwinfangError, UnavailableError
 from wire.handoff import EndLease, HandshakeReply, RenewedLeases, RenewLeases, Ticket
 from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, call, open_channel
 
@@ -30,7 +30,8 @@ class Peers:
     async def ensure(self, ticket: Ticket) -> None:
         """Returns once memory of the ticket's server can be read.
 
-        Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket.
+        Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket;
+        :class:`UnavailableError` or :class:`TransferError` if it can't be reached from here.
         """
         try:
             if not self._sink.knows(ticket.incarnation):
@@ -82,9 +83,16 @@ class Peers:
 
     async def _shake_hands(self, address: str) -> None:
         request = self._sink.handshake_request()
-        reply: HandshakeReply = await call(
-            self._channel(address), HANDSHAKE, request, timeout_s=self._timeout_s
-        )
+        try:
+            reply: HandshakeReply = await call(
+                self._channel(address), HANDSHAKE, request, timeout_s=self._timeout_s
+            )
+        except UnavailableError as error:
+            raise UnavailableError(f"the server at {address} is out of reach: {error.message}") from error
+        except DeadlineError as error:  # not the request's deadline: it may be tried again elsewhere
+            raise TransferError(
+                f"the server at {address} is out of reach: {error.message}", cause="deadline"
+            ) from error
         if not self._sink.knows(reply.incarnation):
             await asyncio.to_thread(self._sink.add_peer, address, reply)
             log.info("connected to server %s, incarnation %s", address, reply.incarnation)

@@ -13,7 +13,7 @@ import torch
 
 from engine.caches import Caches
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.cadence import poll_delay
+from kv_transfer.cadence import IDLE_S, poll_delay
 from kv_transfer.handshake import check_same_model
 from kv_transfer.lease_table import Lease, LeaseTable
 from kv_transfer.poll_thread import PollThread
@@ -145,7 +145,7 @@ class TransferSource:
 
     # --- on the transfer thread ------------------------------------------------------------------
 
-    def _poll(self) -> float | None:
+    def _poll(self) -> float:
         for message in self._agent.poll():
             self._on_notification(message)
         with self._lock:
@@ -154,7 +154,7 @@ class TransferSource:
             self._tell(lease, "expired")
         now = time.monotonic()
         if self.num_leases == 0 and now > max(self._connect_until_s, self._last_news_s + LINGER_S):
-            return None
+            return IDLE_S
         return poll_delay(now - self._last_news_s)
 
     def _on_notification(self, message: bytes) -> None:

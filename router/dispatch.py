@@ -190,11 +190,11 @@ class Dispatch:
     def _take(self, output: RequestOutput | TwinfangError) -> None:
         """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
         kept, choice = self._pool.conversations, self._choice
+        error = output if isinstance(output, TwinfangError) else _error_of(output)
         if self._leased_by is not None:
-            if isinstance(output, TwinfangError):  # the decode server is gone, perhaps before it has read
+            if error is not None:  # the decode server may be gone, or cut off from the prefill server
                 self._leased_by.abandon(self._request_id)
             self._leased_by = None
-        error = output if isinstance(output, TwinfangError) else _error_of(output)
         if error is not None:
             if isinstance(output, TwinfangError) and self._stream is not None:
                 self._failed_addresses.add(self._stream.address)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 GIB = 1 << 30
+SHORTEST_LINK_TIMEOUT_S = 1.0
+"""Less would take a link that lost a few packets for one that was cut."""
 
 
 def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
@@ -40,6 +42,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         advertise_host=values.advertise_host,
         lease_ttl_s=values.lease_ttl,
     )
+    _notice_cut_links(config.transfer_deadline_s)
     return partial(run, config)
 
 
@@ -58,6 +61,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
     )
+    _notice_cut_links(config.transfer_deadline_s)
     return partial(run, config)
 
 
@@ -149,6 +153,16 @@ def _make_idle_threads_sleep() -> None:
     Between two steps that is wasted, and on cores that several servers share it is taken from the others.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _notice_cut_links(timeout_s: float) -> None:
+    """UCX looks after silent TCP connections only. One that is cut while bytes are unacknowledged the kernel
+    keeps for a quarter of an hour, and a read's destination is in quarantine as long.
+
+    UCX reads the variable when NIXL starts.
+    """
+    milliseconds = 1000 * max(timeout_s, SHORTEST_LINK_TIMEOUT_S)
+    os.environ.setdefault("UCX_TCP_USER_TIMEOUT", f"{milliseconds:.0f}ms")
 
 
 def _quieten_nixl() -> None:

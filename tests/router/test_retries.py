@@ -58,6 +58,8 @@ async def test_a_handoff_that_fails_is_prefilled_on_another_server(make_stack, e
     assert first.request_id != second.request_id, "an earlier attempt may still hold its lease"
     assert first.token_ids == second.token_ids
     assert await stack.metric("twinfang_request_retries_total", code=error.code) == 1
+    (left,) = [one for one in stack.prefill if one.requests[0].request_id == first.request_id]
+    await until(lambda: left.abandoned == [first.request_id])  # its reader may not reach it
 
 
 async def test_a_prefill_server_that_is_gone_is_left_for_another(make_stack):

@@ -1,0 +1,54 @@
+"""Servers that can't be reached for a handshake: an error that says so, after which a router tries others."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+import pytest
+
+from kv_transfer.failure_counts import FailureCounts
+from kv_transfer.peers import Peers
+from kv_transfer.sink import TransferSink
+from tests.kv_transfer.pools import PoolShape
+from wire.errors import TransferError, UnavailableError
+from wire.handoff import Ticket
+
+TIMEOUT_S = 0.5
+
+
+@pytest.fixture
+def sink():
+    faults: list[BaseException] = []
+    sink = TransferSink(
+        PoolShape().caches(),
+        incarnation=f"sink-{secrets.token_hex(4)}",
+        fingerprint="fp",
+        on_settled=lambda _: None,
+        on_fatal=faults.append,
+    )
+    yield sink
+    sink.close()
+    assert not faults
+
+
+@pytest.fixture
+def silent_port():
+    """Takes connections, as behind a link that was cut later, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "expected", "cause"),
+    [(True, UnavailableError, "peer_gone"), (False, TransferError, "deadline")],
+)
+async def test_a_server_out_of_reach_is_named(sink, silent_port, refuses, expected, cause):
+    address = "127.0.0.1:1" if refuses else f"127.0.0.1:{silent_port}"
+    failures = FailureCounts()
+    ticket = Ticket("r", 0, 1, address, "source", 16, (1,), 1, 1.0, None)
+    peers = Peers(sink, failures, timeout_s=TIMEOUT_S)
+    with pytest.raises(expected, match=f"the server at {address} is out of reach: Handshake"):
+        await peers.ensure(ticket)
+    await peers.close()
+    assert failures.counts()[cause] == 1
