@@ -4,7 +4,9 @@
 
 Both stacks run at the same time, each as processes of its own, and answer the same prompts over HTTP in
 turns, one at a time; which one begins changes with every pair. Parts are what a request adds to the sums of
-the routers' histograms, so they belong to that request alone. Medians of the pairs' differences are shown:
+the routers' histograms, so they belong to that request alone. Medians of the pairs' differences are shown,
+over the half of the pairs in which the stacks' processes waited least for a core (the kernel counts that),
+since a machine is seldom ours alone:
 
 | part | is |
 |---|---|
@@ -62,9 +64,10 @@ SUMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Which histograms' seconds make a part, in each arrangement."""
 PARTS = ("queue", "rpc", "prompt", "transfer", "recompute")
+ALL = (*PARTS, "rest")
 
 Times = dict[str, float]
-"""``ttft`` and each part of one request, in milliseconds."""
+"""``ttft``, each part, and ``waited`` for cores, of one request, in milliseconds."""
 
 
 @contextmanager
@@ -102,20 +105,29 @@ def running(command: str, model: Path, threads: int) -> Iterator[LaunchedStack]:
                 stack.stop(timeout_s=STOP_TIMEOUT_S)
 
 
+def waited_s(pids: list[int]) -> float:
+    """How long all threads of these processes have been ready to run and had no core, so far."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text(encoding="ascii").split()[1]) for file in files) / 1e9
+
+
 class Arrangement:
     """A stack that answers, and what each request adds to its router's sums."""
 
-    def __init__(self, name: str, model: str, client: httpx.AsyncClient) -> None:
+    def __init__(self, name: str, stack: LaunchedStack, client: httpx.AsyncClient) -> None:
         self._sums = SUMS[name]
-        self._model = model
+        self._model = stack.model
         self._client = client
+        self._pids = [process.pid for process in stack.processes().values()]
 
     async def times(self, workload: Workload, index: int) -> Times:
-        before = await self._parts()
+        before, waited_before_s = await self._parts(), waited_s(self._pids)
         timing = await timed_request(self._client, self._model, workload, index)
+        waited = waited_s(self._pids) - waited_before_s
         after = await self._parts()
         parts = {part: (after[part] - before[part]) * 1e3 for part in PARTS}
-        return {"ttft": timing.ttft_s * 1e3, **parts}
+        ttft = timing.ttft_s * 1e3
+        return {"ttft": ttft, **parts, "rest": ttft - sum(parts.values()), "waited": waited * 1e3}
 
     async def _parts(self) -> Times:
         """Seconds of all requests so far, by part."""
@@ -145,47 +157,55 @@ async def measure_length(
 
 
 def summary(prompt_len: int, pairs: list[dict[str, Times]]) -> dict[str, Any]:
-    """Medians, in ms; ``rest`` is what the parts' medians leave of the difference's."""
+    """Medians over the quieter half of the pairs, in ms; ``sum`` is that of the parts' medians."""
+
+    def waited(pair: dict[str, Times]) -> float:
+        return max(times["waited"] for times in pair.values())
+
+    quiet = sorted(pairs, key=waited)[: -(-len(pairs) // 2)]
     differences = {
-        part: statistics.median(pair["disaggregated"][part] - pair["monolithic"][part] for pair in pairs)
-        for part in ("ttft", *PARTS)
+        part: sorted(pair["disaggregated"][part] - pair["monolithic"][part] for pair in quiet)
+        for part in ("ttft", *ALL)
     }
-    total = differences.pop("ttft")
-    parts = differences | {"rest": total - sum(differences.values())}
-    medians = {
-        name: {key: round(statistics.median(pair[name][key] for pair in pairs), 3) for key in pairs[0][name]}
-        for name in SUMS
-    }
+    medians = {part: round(statistics.median(values), 3) for part, values in differences.items()}
     return {
         "prompt_tokens": prompt_len,
-        "pairs": len(pairs),
-        "extra_ttft_ms": round(total, 3),
-        "extra_ms": {part: round(ms, 3) for part, ms in parts.items()},
-        "medians_ms": medians,
+        "pairs": len(quiet),
+        "extra_ms": {"sum": round(sum(medians[part] for part in ALL), 3), **medians},
+        "quartiles_ms": {
+            part: [round(values[len(values) // 4], 3), round(values[-1 - len(values) // 4], 3)]
+            for part, values in differences.items()
+        },
+        "medians_ms": {
+            name: {
+                key: round(statistics.median(pair[name][key] for pair in quiet), 3) for key in quiet[0][name]
+            }
+            for name in SUMS
+        },
     }
+
+
+HEADER = f"{'prompt':>7} {'serve':>9} {'up':>9} {'extra':>7} {'sum':>7}" + "".join(f"{p:>10}" for p in ALL)
 
 
 def row(result: dict[str, Any]) -> str:
-    medians: dict[str, Times] = result["medians_ms"]
-    parts: Times = result["extra_ms"]
-    ttfts = f"{medians['monolithic']['ttft']:>8.2f} {medians['disaggregated']['ttft']:>8.2f}"
-    cells = "".join(f"{ms:>11.2f}" for ms in parts.values())
-    return f"{result['prompt_tokens']:>7} {ttfts} {result['extra_ttft_ms']:>7.2f}{cells}"
+    medians, extra = result["medians_ms"], result["extra_ms"]
+    ttfts = f"{medians['monolithic']['ttft']:>9.2f} {medians['disaggregated']['ttft']:>9.2f}"
+    cells = "".join(f"{extra[part]:>10.2f}" for part in ALL)
+    return f"{result['prompt_tokens']:>7} {ttfts} {extra['ttft']:>7.2f} {extra['sum']:>7.2f}{cells}"
 
 
 async def measure(
     stacks: Mapping[str, LaunchedStack], prompt_lens: tuple[int, ...], pairs: int
 ) -> list[dict[str, Any]]:
     """A summary a length, printed as it is done."""
-    print(
-        f"{'prompt':>7} {'serve':>8} {'up':>8} {'extra':>7}" + "".join(f"{p:>11}" for p in (*PARTS, "rest"))
-    )
+    print(HEADER)
     results = []
     async with AsyncExitStack() as exits:
         arrangements = {}
         for name, stack in stacks.items():
             client = await exits.enter_async_context(httpx.AsyncClient(base_url=stack.url, timeout=600.0))
-            arrangements[name] = Arrangement(name, stack.model, client)
+            arrangements[name] = Arrangement(name, stack, client)
         for prompt_len in prompt_lens:
             num_pairs = max(MIN_PAIRS, pairs * min(1024, prompt_len) // prompt_len)
             results.append(summary(prompt_len, await measure_length(arrangements, prompt_len, num_pairs)))
@@ -203,13 +223,13 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7.5, 4), layout="constrained")
     labels = [f"{result['prompt_tokens']:,}" for result in results]
     tops, bottoms = [0.0] * len(results), [0.0] * len(results)
-    for part in (*PARTS, "rest"):
+    for part in ALL:
         heights = [result["extra_ms"][part] for result in results]
         starts = [top if h >= 0 else low for h, top, low in zip(heights, tops, bottoms, strict=True)]
         axis.bar(labels, heights, bottom=starts, label=part, width=0.6)
         tops = [top + max(h, 0.0) for top, h in zip(tops, heights, strict=True)]
         bottoms = [low + min(h, 0.0) for low, h in zip(bottoms, heights, strict=True)]
-    totals = [result["extra_ttft_ms"] for result in results]
+    totals = [result["extra_ms"]["sum"] for result in results]
     axis.plot(labels, totals, "k_", markersize=22, markeredgewidth=2, label="sum")
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set(xlabel="prompt, tokens", ylabel="TTFT, disaggregated - monolithic, ms (medians)")
