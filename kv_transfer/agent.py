@@ -107,8 +107,9 @@ class TransferAgent:
         return Read(self._agent, handle, state)
 
     def _descriptors(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64], region: Region) -> Any:
-        devices = np.full(len(addresses), region.device_id, dtype=np.uint64)
-        return self._agent.get_xfer_descs(np.stack([addresses, lengths, devices], axis=1), region.memory)
+        rows = np.empty((len(addresses), 3), dtype=np.uint64)  # np.stack takes 4 times as long
+        rows[:, 0], rows[:, 1], rows[:, 2] = addresses, lengths, region.device_id
+        return self._agent.get_xfer_descs(rows, region.memory)
 
     def notify(self, peer: str, message: bytes) -> None:
         """Sends a notification. Raises :class:`TransferError` if the peer is gone."""
