@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGES = ("twinfang", "torch", "numba", "nixl", "grpcio", "uvicorn")
@@ -20,6 +21,12 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def waited_s(pids: Iterable[int]) -> float:
+    """How long all threads of these processes have been ready to run and had no core, so far."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text(encoding="ascii").split()[1]) for file in files) / 1e9
 
 
 def _processor() -> str:

@@ -7,8 +7,10 @@
 
 A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, with the second READ that
 checks the lease and the threads in between. Raw is what NIXL takes from making the request to DONE, both
-sides polling every 20 µs; copy is what this process takes to copy as many bytes. The three alternate; medians
-are shown. Below, what both processes take of a core while nothing moves.
+sides polling every 20 µs; copy is what this process takes to copy as many bytes. Each round has one of each.
+Medians are shown, `ratio` and `extra` those of the rounds' own ratios and differences, over the half of the
+rounds in which this process waited least for a core. Below, what both processes take of a core while nothing
+moves.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import itertools
 import json
 import logging
 import multiprocessing
+import os
 import queue
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.machine import machine
+from benchmarks.machine import machine, waited_s
 from engine.caches import Caches, CacheSpec
+from engine.model_config import ModelConfig
 from kv_transfer.agent import Ranges, TransferAgent, region_of
 from kv_transfer.sink import TransferResult, TransferSink
 from kv_transfer.source import TransferSource
+from twinfang.flag_table import BUNDLED_MODEL
 from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
 
 RAW_POLL_S = 20e-6
+WARM_UP_ROUNDS = 3
 IDLE_S = 3.0
 DEADLINE_S = 60.0
 
@@ -92,19 +98,38 @@ def _spec(*, attn_layers: int, kv_heads: int, mamba_layers: int, mamba_heads: in
 SMALL = _spec(attn_layers=1, kv_heads=2, mamba_layers=3, mamba_heads=4)
 LARGE = _spec(attn_layers=6, kv_heads=2, mamba_layers=23, mamba_heads=32)
 
-CASES = [
-    Case("one block of 8 KB, state of 100 KB", SMALL, 16, 1, scattered=False, rounds=400),
-    Case("64 blocks of 8 KB in one run, state of 100 KB", SMALL, 16, 64, scattered=False, rounds=300),
-    Case("64 blocks of 8 KB scattered, state of 100 KB", SMALL, 16, 64, scattered=True, rounds=300),
-    Case("1,024 blocks of 48 KB in one run, state of 6 MB", LARGE, 16, 1024, scattered=False, rounds=30),
-    Case("1,024 blocks of 48 KB scattered, state of 6 MB", LARGE, 16, 1024, scattered=True, rounds=30),
-]
-
 
 def prompt_case(spec: CacheSpec, *, block_size: int, prompt_len: int, rounds: int) -> Case:
     """A prompt's blocks in one run, as a pool that is not worn hands them out."""
     num_blocks = -(-prompt_len // block_size)
     return Case(f"{prompt_len:,} tokens", spec, block_size, num_blocks, scattered=False, rounds=rounds)
+
+
+ONE_BLOCK = Case("one block of 8 KB, state of 100 KB", SMALL, 16, 1, scattered=False, rounds=400)
+
+
+def default_cases() -> list[Case]:
+    """Prompts of the bundled model and of a larger one, in one run and scattered over the pools."""
+    bundled = ModelConfig.from_directory(BUNDLED_MODEL, "auto", "cpu").cache_spec()
+    cases = [ONE_BLOCK]
+    for name, spec in (("bundled", bundled), ("48 KB blocks, 6 MB state", LARGE)):
+        for prompt_len, rounds in ((16, 200), (1024, 200), (4096, 200), (16384, 60)):
+            case = prompt_case(spec, block_size=16, prompt_len=prompt_len, rounds=rounds)
+            cases.append(replace(case, name=f"{name}: {case.name}"))
+            if prompt_len >= 4096:
+                cases.append(replace(cases[-1], name=f"{cases[-1].name}, scattered", scattered=True))
+    return cases
+
+
+@dataclass(frozen=True)
+class Round:
+    """One of each, one after the other; seconds."""
+
+    copy_s: float
+    raw_s: float
+    handoff_s: float
+    waited_s: float
+    """How long this process was ready to run and had no core."""
 
 
 @dataclass(frozen=True)
@@ -114,28 +139,43 @@ class Row:
     name: str
     num_bytes: int
     num_descriptors: int
+    rounds: int
     copy_us: float
     """Of a copy within one process."""
     raw_us: float
     handoff_us: float
+    ratio: float
+    """A handoff's time to that of the raw read beside it."""
+    extra_us: float
+    """By how much it takes longer."""
     best_raw_us: float
     """Least times, which a busy machine moves less."""
     best_handoff_us: float
 
-    @property
-    def ratio(self) -> float:
-        """A handoff's time to a raw read's."""
-        return self.handoff_us / self.raw_us
+    @classmethod
+    def of(cls, name: str, num_bytes: int, num_descriptors: int, rounds: list[Round]) -> Row:
+        quiet = sorted(rounds, key=lambda one: one.waited_s)[: -(-len(rounds) // 2)]
 
-    @property
-    def extra_us(self) -> float:
-        return self.handoff_us - self.raw_us
+        def median_us(seconds: Iterable[float]) -> float:
+            return statistics.median(seconds) * 1e6
+
+        return cls(
+            name,
+            num_bytes,
+            num_descriptors,
+            len(quiet),
+            copy_us=median_us(one.copy_s for one in quiet),
+            raw_us=median_us(one.raw_s for one in quiet),
+            handoff_us=median_us(one.handoff_s for one in quiet),
+            ratio=statistics.median(one.handoff_s / one.raw_s for one in quiet),
+            extra_us=median_us(one.handoff_s - one.raw_s for one in quiet),
+            best_raw_us=min(one.raw_s for one in rounds) * 1e6,
+            best_handoff_us=min(one.handoff_s for one in rounds) * 1e6,
+        )
 
     def figures(self) -> dict[str, object]:
         return {
             **asdict(self),
-            "ratio": self.ratio,
-            "extra_us": self.extra_us,
             "share_of_raw_bandwidth": 1 / self.ratio,
             "ratio_to_copy": self.handoff_us / self.copy_us,
         }
@@ -275,7 +315,7 @@ def _main(json_path: Path | None) -> None:
     facts = machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     print(HEADER, flush=True)
-    rows = measure(CASES, lambda row: print(row, flush=True))
+    rows = measure(default_cases(), lambda row: print(row, flush=True))
     with _prefill_side() as ask:
         idle = _measure_idle(ask)
     for name, share in idle.items():
@@ -300,32 +340,31 @@ def _measure(case: Case, ask: Ask) -> Row:
     peer = raw.add_peer(metadata)
     ranges = np.array([(memory.data_ptr(), remote.address, num_bytes)], dtype=np.uint64)
 
-    copy_s: list[float] = []
-    raw_s: list[float] = []
-    handoff_s: list[float] = []
-    results = []
-    batch = max(1, case.rounds // 10)
-    for _ in range(0, case.rounds, batch):  # in turns: whatever else the machine does meets all
-        copy_s += [_copy(memory, copied) for _ in range(batch)]
+    num_descriptors = 0
+
+    def read_raw() -> float:
         ask("poll_raw")
-        raw_s += [_read_raw(raw, peer, ranges, region_of(memory), remote) for _ in range(batch)]
-        for _ in range(batch):
-            ticket = ask("grant", case.block_ids)
-            seconds, result = _hand_over(sink, ticket, case.block_ids)
-            handoff_s.append(seconds)
-            results.append(result)
+        return _read_raw(raw, peer, ranges, region_of(memory), remote)
+
+    def hand_over() -> float:
+        nonlocal num_descriptors
+        ticket = ask("grant", case.block_ids)
+        seconds, result = _hand_over(sink, ticket, case.block_ids)
+        num_descriptors = result.num_descriptors
+        return seconds
+
+    rounds = []
+    for turn in range(WARM_UP_ROUNDS + case.rounds):
+        waited_before_s = waited_s([os.getpid()])
+        copy_s = _copy(memory, copied)
+        if turn % 2:  # what the one before leaves in the processor's caches is the same for both
+            handoff_s, raw_s = hand_over(), read_raw()
+        else:
+            raw_s, handoff_s = read_raw(), hand_over()
+        rounds.append(Round(copy_s, raw_s, handoff_s, waited_s([os.getpid()]) - waited_before_s))
     raw.close()
     sink.close()
-    return Row(
-        case.name,
-        num_bytes,
-        results[-1].num_descriptors,
-        statistics.median(copy_s) * 1e6,
-        statistics.median(raw_s) * 1e6,
-        statistics.median(handoff_s) * 1e6,
-        min(raw_s) * 1e6,
-        min(handoff_s) * 1e6,
-    )
+    return Row.of(case.name, num_bytes, num_descriptors, rounds[WARM_UP_ROUNDS:])
 
 
 def _open_sink(caches: Caches, ask: Ask) -> TransferSink:
@@ -375,7 +414,7 @@ def _hand_over(sink: TransferSink, ticket: Ticket, block_ids: list[int]) -> tupl
 
 def _measure_idle(ask: Ask) -> dict[str, float]:
     """Share of a core with a connected peer and nothing to move."""
-    case = CASES[0]
+    case = ONE_BLOCK
     ask("open", case)
     sink = _open_sink(case.caches(), ask)
     ticket = ask("grant", case.block_ids)

@@ -34,7 +34,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load import Workload, timed_request
-from benchmarks.machine import machine
+from benchmarks.machine import machine, waited_s
 from twinfang.flag_table import BUNDLED_MODEL
 from twinfang.launch import LaunchedStack, launch
 
@@ -103,12 +103,6 @@ def running(command: str, model: Path, threads: int) -> Iterator[LaunchedStack]:
         finally:
             if stack.supervisor.poll() is None:
                 stack.stop(timeout_s=STOP_TIMEOUT_S)
-
-
-def waited_s(pids: list[int]) -> float:
-    """How long all threads of these processes have been ready to run and had no core, so far."""
-    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(file.read_text(encoding="ascii").split()[1]) for file in files) / 1e9
 
 
 class Arrangement:
