@@ -28,7 +28,7 @@ SHORT, LONG = "frozen for less than the deadlines", "frozen for longer than the 
 VERY_LONG = "frozen for longer than the keepalive"
 ENDED = "ended by itself, restarted"
 
-WEIGHTS = {KILLED: 0.3, DRAINED: 0.2, FROZEN_KILLED: 0.1, SHORT: 0.2, LONG: 0.2}
+WEIGHTS = {KILLED: 0.3, DRAINED: 0.2, FROZEN_KILLED: 0.1, SHORT: 0.15, LONG: 0.25}
 """How often what strikes a server. A router is only frozen: its death would end its clients' connections."""
 FREEZES = {SHORT: (0.05, 0.75 * DEADLINE_S), LONG: (1.25 * DEADLINE_S, 4 * DEADLINE_S)}
 FREEZES[FROZEN_KILLED] = FREEZES[LONG]

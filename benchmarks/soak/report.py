@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
 from benchmarks.marked_section import replace_between
 from benchmarks.serving import PERCENTILES, percentile
 from benchmarks.soak.answer import Outcome
@@ -21,11 +20,11 @@ MAX_EXAMPLES = 20
 
 
 def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
-    """``before`` is the machine before the run; its load after the run includes the run's own."""
+    """``before`` is the machine as it was before the run."""
     verdicts = Counter(outcome.verdict for outcome in result.outcomes)
     errors = [outcome for outcome in result.outcomes if outcome.verdict == "error"]
     return {
-        "machine": before | {"load_average_after": machine()["load_average"]},
+        "machine": before,
         "settings": vars(result.settings),
         "seconds": round(result.seconds, 1),
         "questions": result.questions,
@@ -44,8 +43,10 @@ def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
             f"{struck.process}: {struck.kind}: {struck.note}" for struck in result.struck if struck.note
         ],
         "pauses": len(result.checks),
+        "load_averages": [round(check.load_average, 1) for check in result.checks],
         "seconds_until_idle": [round(check.seconds, 2) for check in result.checks],
         "retries": dict(result.retries),
+        "retries_quiet": dict(result.quiet_retries),
         "logged": result.logged,
         "seconds_of_answers": {"quiet": times(result.quiet), "faults": times(result.outcomes)},
         "seconds_to_first_event": {"quiet": ttfts(result.quiet), "faults": ttfts(result.outcomes)},
@@ -98,7 +99,8 @@ def section(report: dict[str, Any]) -> str:
     lines = [
         f"{report['seconds'] / 60:.0f} minutes, {settings['concurrency']} clients, seed {settings['seed']}, "
         f"{num_faults} faults, {report['pauses']} pauses in which all had to be given back. "
-        f"{host['processor']}, {host['cores']} cores, load {host['load_average']:.1f} before the run.",
+        f"{host['processor']}, {host['cores']} cores, load {host['load_average']:.1f} before the run, "
+        f"{_span(report['load_averages'])} in the pauses.",
         "",
         "| | |",
         "| --- | --- |",
@@ -112,6 +114,10 @@ def section(report: dict[str, Any]) -> str:
             label = f"{what}, {'no faults' if when == 'quiet' else 'under faults'}"
             lines.append(f"| {label} | " + " | ".join(f"{value:.2f}" for value in values.values()) + " |")
     return "\n".join(lines)
+
+
+def _span(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}" if values else "unknown"
 
 
 def _counted(counts: dict[str, int]) -> str:

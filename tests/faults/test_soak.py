@@ -18,6 +18,6 @@ def test_answers_are_right_and_everything_is_given_back_whatever_fails(tmp_path)
     report = figures(result, {"processor": "", "cores": 0, "load_average": 0.0})
     print(section(report))
     assert result.is_good, report
-    assert report["right"] > 100
-    assert sum(report["faults"].values()) > 10
+    assert report["right"] > 50
+    assert sum(report["faults"].values()) > 5
     assert sum(report["retries"].values()) > 0, "no fault struck a request"
