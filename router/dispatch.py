@@ -91,7 +91,8 @@ class Dispatch:
         self._attempt = 0
         self._failures = 0
         """Attempts in a row that brought no token."""
-        self._failed_addresses: set[str] = set()
+        self._failed_addresses: list[str] = []
+        """Servers of attempts that failed, the last one last."""
 
     @property
     def _request_id(self) -> str:
@@ -143,6 +144,11 @@ class Dispatch:
         self._stream = None
         self._task = asyncio.create_task(self._try_again())
 
+    def _avoid(self, address: str) -> None:
+        if address in self._failed_addresses:
+            self._failed_addresses.remove(address)
+        self._failed_addresses.append(address)
+
     async def _try_again(self) -> None:
         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
         self._attempt += 1
@@ -168,7 +174,7 @@ class Dispatch:
         prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # those come once
         request = PrefillRequest(request_id, token_ids, prompt_logprobs, choice.cache_salt, resume)
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
-        self._failed_addresses.add(prefill.address)  # should this attempt fail, whoever's fault it is
+        self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
         called_s = time.monotonic()
         reply = await prefill.prefill(request, timeout_s=timeout_s)
         # No await from here on: a cancel comes before the ticket or after the submission.
@@ -196,8 +202,8 @@ class Dispatch:
                 self._leased_by.abandon(self._request_id)
             self._leased_by = None
         if error is not None:
-            if isinstance(output, TwinfangError) and self._stream is not None:
-                self._failed_addresses.add(self._stream.address)
+            if isinstance(error, UnavailableError) and self._stream is not None:
+                self._avoid(self._stream.address)  # it is gone, about to stop, or cut off
             self._fail(error)
             return
         assert isinstance(output, RequestOutput)
@@ -215,7 +221,7 @@ class Dispatch:
     def _move(self, ticket: Ticket | None) -> None:
         """The server lets the request go: another one reads its state, or prefills what there is so far."""
         assert self._stream is not None
-        self._failed_addresses.add(self._stream.address)
+        self._avoid(self._stream.address)
         self._attempt += 1
         if ticket is None:
             self.start()

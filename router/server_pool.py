@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,10 +72,10 @@ class ServerPool:
             eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
         )
 
-    def choose_decode(self, fingerprint: str | None = None, *, avoid: Collection[str] = ()) -> DecodeStream:
+    def choose_decode(self, fingerprint: str | None = None, *, avoid: Sequence[str] = ()) -> DecodeStream:
         """The server for the next request; after a prefill, one that can read from it.
 
-        Addresses to ``avoid`` are taken only where no other will do.
+        Addresses to ``avoid`` are taken only where no other will do, the first of them first.
         """
         if fingerprint is None:
             candidates = [stream for stream in self._decode if self._is_usable(stream.info)]
@@ -95,7 +95,7 @@ class ServerPool:
         """Whether a prefill server can be asked whose state a decode server of ``fingerprint`` can read."""
         return any(p.info is not None and p.info.fingerprint == fingerprint for p in self._prefill)
 
-    def choose_prefill(self, fingerprint: str, *, avoid: Collection[str] = ()) -> PrefillClient:
+    def choose_prefill(self, fingerprint: str, *, avoid: Sequence[str] = ()) -> PrefillClient:
         candidates = [p for p in self._prefill if p.info is not None and p.info.fingerprint == fingerprint]
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
@@ -148,5 +148,7 @@ def _known(stats: Sequence[tuple[str, ServerStats | None]]) -> dict[str, ServerS
     return {address: answer for address, answer in stats if answer is not None}
 
 
-def _preferred(candidates: Sequence[Server], avoid: Collection[str]) -> Sequence[Server]:
-    return [server for server in candidates if server.address not in avoid] or candidates
+def _preferred(candidates: Sequence[Server], avoid: Sequence[str]) -> Sequence[Server]:
+    """The candidates not to be avoided, else the one that failed the longest time ago."""
+    others = [server for server in candidates if server.address not in avoid]
+    return others or [min(candidates, key=lambda server: avoid.index(server.address))]

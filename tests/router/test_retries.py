@@ -149,6 +149,34 @@ async def test_a_request_that_is_let_go_is_read_by_another_server(make_stack):
     assert await stack.metric("twinfang_request_retries_total", code="no_server_available") == 0
 
 
+async def test_a_server_that_is_about_to_stop_costs_one_attempt(make_stack):
+    """It refuses requests for as long as others read what it had; its stream is still open."""
+    stack = await make_stack(num_decode=2)
+    stopping, other = stack.decode
+    stopping.script = failing(UnavailableError("this decode server is about to stop"))
+    other.script = saying([50])
+    responses = await asyncio.gather(*(complete(stack, max_tokens=1) for _ in range(16)))
+    assert {response.status_code for response in responses} == {200}
+    refused = [submit.request_id.partition("~")[0] for submit in stopping.submitted]
+    assert len(set(refused)) == len(refused) > 0
+
+
+async def test_where_all_have_failed_the_one_that_did_so_first_is_tried_again(make_stack):
+    """It has had the most time to come back."""
+    stack = await make_stack(num_prefill=2, num_decode=2)
+    wanted = {"prefill": 2, "decode": 2}
+    pool = stack.services.pool
+    await until(lambda: pool.num_connected() == wanted)
+    fingerprint = stack.decode[0].info.fingerprint
+    for servers, choose in (
+        (stack.decode, pool.choose_decode),
+        (stack.prefill, lambda avoid: pool.choose_prefill(fingerprint, avoid=avoid)),
+    ):
+        for first, last in (servers, servers[::-1]):
+            chosen = {choose(avoid=[first.address, last.address]).address for _ in range(3)}
+            assert chosen == {first.address}
+
+
 @pytest.mark.parametrize("error", [InvalidRequestError("no"), CapacityError("too small")])
 async def test_what_would_fail_again_is_not_tried_again(make_stack, error):
     stack = await make_stack(num_prefill=2)
