@@ -38,8 +38,9 @@ from benchmarks.machine import machine, waited_s
 from engine.caches import Caches, CacheSpec
 from engine.model_config import ModelConfig
 from kv_transfer.agent import Ranges, TransferAgent, region_of
-from kv_transfer.sink import TransferResult, TransferSink
+from kv_transfer.sink import TransferSink
 from kv_transfer.source import TransferSource
+from kv_transfer.transfer import TransferResult
 from twinfang.flag_table import BUNDLED_MODEL
 from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
 

@@ -24,10 +24,10 @@ from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
-from kv_transfer.sink import TransferResult
+from kv_transfer.transfer import TransferResult
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
-from wire.handoff import Ticket
+from wire.handoff import AnyTicket, Ticket
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
 from wire.server import GrpcServer
 
@@ -84,7 +84,8 @@ class DecodeService:
         self._is_draining = True
         if self._exchange is not None and self._streams:
             log.info("draining: %d requests move to other servers", len(self._streams))
-            self._host.post(self._engine.move_all)
+            await self._host.ask(self._engine.move_all)
+            self._exchange.stop_following()
             give_up = time.monotonic() + DRAIN_S
             while self._open_streams and time.monotonic() < give_up and await self._is_being_read():
                 await asyncio.sleep(DRAIN_POLL_S)
@@ -152,7 +153,7 @@ class DecodeService:
             self._introductions[request_id] = task
             task.add_done_callback(lambda _: self._introductions.pop(request_id, None))
 
-    async def _add_after_handshake(self, request: Request, ticket: Ticket) -> None:
+    async def _add_after_handshake(self, request: Request, ticket: AnyTicket) -> None:
         """The ticket is of a server never met before, or of one that has restarted."""
         assert self._exchange is not None
         try:
@@ -169,7 +170,7 @@ class DecodeService:
         else:
             self._host.post(lambda: self._add(request))
 
-    def _refuse(self, request_id: str, ticket: Ticket | None, error: TwinfangError) -> None:
+    def _refuse(self, request_id: str, ticket: AnyTicket | None, error: TwinfangError) -> None:
         if ticket is not None:
             self._end_lease(ticket)
         self._deliver([_refusal(request_id, error)])
@@ -209,14 +210,16 @@ class DecodeService:
             num_answered=message.num_answered,
         )
 
-    def _check_ticket(self, ticket: Ticket, num_tokens: int) -> None:
+    def _check_ticket(self, ticket: AnyTicket, num_tokens: int) -> None:
         if self._exchange is None:
             raise InvalidRequestError("this server runs prompts itself and takes no tickets")
         block_size = self._config.engine.block_size
-        num_blocks = blocks_for(ticket.num_tokens, block_size)
-        if ticket.num_tokens != num_tokens - 1 or len(ticket.block_ids) != num_blocks:
+        num_blocks = blocks_for(num_tokens - 1, block_size)
+        # Which blocks, an early ticket does not know yet: that is checked when they are told.
+        found = len(ticket.block_ids) if isinstance(ticket, Ticket) else num_blocks
+        if (ticket.num_tokens, found) != (num_tokens - 1, num_blocks):
             raise WireError(
-                f"the ticket covers {ticket.num_tokens} tokens in {len(ticket.block_ids)} blocks; "
+                f"the ticket covers {ticket.num_tokens} tokens in {found} blocks; "
                 f"the prompt needs {num_tokens - 1} in {num_blocks}"
             )
 
@@ -255,7 +258,7 @@ class DecodeService:
         for stream, news in by_stream.items():
             stream.deliver(news)
 
-    def _end_lease(self, ticket: Ticket) -> None:
+    def _end_lease(self, ticket: AnyTicket) -> None:
         if self._exchange is not None:
             self._exchange.decline(ticket)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -47,6 +48,8 @@ class StepResult:
     outputs: list[RequestOutput] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
     """Requests whose h(N-1) and blocks are now held until :meth:`Engine.release`."""
+    progressed: list[Request] = field(default_factory=list)
+    """Requests that are only prefilled and have computed a further chunk, but not the last."""
     to_transfer: list[Request] = field(default_factory=list)
     """Admitted requests to read from another server; answer with :meth:`Engine.transferred`."""
     kept: list[Request] = field(default_factory=list)
@@ -101,6 +104,7 @@ class Engine:
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed: list[RequestOutput] = []
         self._landed_prefilled: list[Request] = []
+        self._landed_chunks: list[Request] = []
         self._landed_kept: list[Request] = []
         self._kept: dict[str, Request] = {}
         self._num_steps = 0
@@ -131,6 +135,10 @@ class Engine:
         self.scheduler.owned.cache.clear()
         self._num_steps = self._prefill_tokens = self._decode_tokens = 0
         self._drafts = DraftCounts(self.config.num_positions - 1)
+
+    def before_free(self, tell: Callable[[Request], None]) -> None:
+        """``tell`` is called with each request that gives its memory back, before others may get that."""
+        self.scheduler.owned.before_free = tell
 
     # --- events, between steps -------------------------------------------------------------------
 
@@ -179,7 +187,7 @@ class Engine:
                 self._landed_kept.append(request)
             else:
                 if request.request_id in self.scheduler.waiting:
-                    ticket = request.ticket
+                    ticket = request.ticket  # an early one can be followed as well
                 self._cancel(request.request_id)
             request.finish_reason = "moved"
             self._landed.append(
@@ -247,11 +255,20 @@ class Engine:
             self._in_flight or self._landed or plan.admitted or plan.swap_out or plan.prefilled
         )
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
-        prefilled = plan.prefilled + self._landed_prefilled
+        held, running = self.scheduler.held, self.scheduler.running
+        landed = plan.prefilled + self._landed_prefilled
+        prefilled = [one for one in landed if held.get(one.request_id) is one]  # else released meanwhile
+        progressed = [one for one in self._landed_chunks if running.get(one.request_id) is one]
         outputs, kept = self._landed, self._landed_kept
-        self._landed, self._landed_prefilled, self._landed_kept = [], [], []
+        self._landed, self._landed_prefilled, self._landed_kept, self._landed_chunks = [], [], [], []
         return StepResult(
-            outputs, prefilled, plan.to_transfer, kept, self._to_give_up(plan), did_nothing=did_nothing
+            outputs,
+            prefilled,
+            progressed,
+            plan.to_transfer,
+            kept,
+            self._to_give_up(plan),
+            did_nothing=did_nothing,
         )
 
     @torch.inference_mode()
@@ -325,6 +342,8 @@ class Engine:
         elif request.prefill_only and request.num_computed == request.target:
             self.scheduler.hold(request)
             self._landed_prefilled.append(request)
+        elif request.prefill_only:
+            self._landed_chunks.append(request)
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
@@ -424,4 +443,5 @@ def _stats_of(request: Request) -> RequestStats:
         cached_tokens=request.num_cached,
         drafted_tokens=request.num_drafted,
         accepted_tokens=request.num_accepted,
+        early_bytes=request.early_bytes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan, blocks_for
@@ -31,6 +31,8 @@ class Ownership:
         self._block_size = plan.block_size
         self._num_positions = num_positions
         self._rows = list(range(max_num_seqs - 1, -1, -1))
+        self.before_free: Callable[[Request], None] = lambda _: None
+        """Told of each request whose memory is about to be free, while nobody else can have it yet."""
 
     @property
     def num_free_rows(self) -> int:
@@ -189,6 +191,7 @@ class Ownership:
 
     def free_memory(self, request: Request) -> None:
         """Blocks that are the cache's stay there; all others, and the slot, are free again."""
+        self.before_free(request)
         self._release_read_state(request)
         nodes = request.nodes
         own = [

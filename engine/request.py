@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, TokenLogprobs
-from wire.handoff import Ticket
+from wire.handoff import AnyTicket
 from wire.sampling_params import SamplingParams
 
 
@@ -33,7 +33,7 @@ class Request:
     tokens: list[int]
     params: SamplingParams | None
     """None in a request that is only prefilled."""
-    ticket: Ticket | None = None
+    ticket: AnyTicket | None = None
     prompt_logprobs_wanted: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     """End of sequence (unless ignored) and the request's own stop tokens."""
@@ -79,6 +79,8 @@ class Request:
     transfer_s: float = field(init=False, default=0.0)
     transfer_bytes: int = field(init=False, default=0)
     transfer_descriptors: int = field(init=False, default=0)
+    early_bytes: int = field(init=False, default=0)
+    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
     num_drafted: int = field(init=False, default=0)
     num_accepted: int = field(init=False, default=0)
     """Drafts that became tokens of the answer."""

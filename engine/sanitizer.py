@@ -40,7 +40,7 @@ from engine.row_table import RowTable
 from engine.rows import PlannedRow, decode_slots
 from engine.scheduler import Scheduler, StepPlan, Swap
 from wire.errors import SanitizerError
-from wire.handoff import Digests
+from wire.handoff import Digests, Ticket
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Sanitizer:
 
     def received(self, request: Request) -> SanitizerError | None:
         ticket = request.ticket
-        assert ticket is not None
+        assert isinstance(ticket, Ticket), "an early ticket has become a whole one by now"
         first, num_tokens = len(request.nodes), ticket.num_tokens
         slot = request.state_slot
         if self._slots.epochs.is_free[slot] or self._slots.current(slot) is not None:

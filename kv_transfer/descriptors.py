@@ -6,24 +6,18 @@ Pure arithmetic over two :class:`Layout`; the layouts name their axes and nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wire.errors import TransferError
 from wire.layout import Layout
 
-
-@dataclass(frozen=True)
-class Span:
-    """``num_bytes`` at ``remote`` of a peer's pool belong at ``local`` of ours; offsets in bytes."""
-
-    local: int
-    remote: int
-    num_bytes: int
+Spans = NDArray[np.int64]
+"""``[n, 3]``: offset in our pool, offset in the peer's pool, length; all in bytes."""
 
 
-def unit_spans(
-    local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int]
-) -> list[Span]:
+def unit_spans(local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int]) -> Spans:
     """Spans that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]`` of ours.
 
     Neighbours that are adjacent on both sides become one span. Raises :class:`TransferError` for an id that
@@ -31,29 +25,29 @@ def unit_spans(
     """
     if len(local_ids) != len(remote_ids):
         raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
-    _check(local, local_ids, "this server's")
-    _check(remote, remote_ids, "the prefill server's")
+    ours = _checked(local, local_ids, "this server's")
+    theirs = _checked(remote, remote_ids, "the prefill server's")
     unit_bytes = local.unit_bytes
-    spans: list[Span] = []
-    if unit_bytes == 0:
-        return spans
-    start = 0
-    for i in range(1, len(local_ids) + 1):
-        if i < len(local_ids) and (
-            local_ids[i] == local_ids[i - 1] + 1 and remote_ids[i] == remote_ids[i - 1] + 1
-        ):
-            continue
-        spans.append(
-            Span(local_ids[start] * unit_bytes, remote_ids[start] * unit_bytes, (i - start) * unit_bytes)
+    if unit_bytes == 0 or len(ours) == 0:
+        return np.empty((0, 3), dtype=np.int64)
+    breaks = np.flatnonzero((np.diff(ours) != 1) | (np.diff(theirs) != 1)) + 1
+    starts = np.concatenate(([0], breaks))
+    lengths = np.diff(starts, append=len(ours))
+    return np.stack([ours[starts], theirs[starts], lengths], axis=1) * unit_bytes
+
+
+def _checked(layout: Layout, ids: Sequence[int], whose: str) -> NDArray[np.int64]:
+    last = layout.num_units - 1
+    try:
+        array = np.array(ids, dtype=np.int64)
+    except OverflowError:  # an id of more than 63 bits is outside any pool
+        array = np.empty(0, dtype=np.int64)
+        is_good = False
+    else:
+        is_good = bool(((array >= 1) & (array <= last)).all())
+    if not is_good:
+        bad = next(index for index in ids if not 1 <= index <= last)
+        raise TransferError(
+            f"{layout.unit} {bad} is not one that can be read: {whose} pool has {layout.unit}s 1 to {last}"
         )
-        start = i
-    return spans
-
-
-def _check(layout: Layout, ids: Sequence[int], whose: str) -> None:
-    for index in ids:
-        if not 1 <= index < layout.num_units:
-            raise TransferError(
-                f"{layout.unit} {index} is not one that can be read: {whose} pool has "
-                f"{layout.unit}s 1 to {layout.num_units - 1}"
-            )
+    return array

@@ -9,18 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.failure_counts import FailureCounts
-from kv_transfer.handlers import transfer_handlers
+from kv_transfer.followers import Followers
+from kv_transfer.handlers import follow_handlers, transfer_handlers
 from kv_transfer.lease_keeper import LeaseKeeper
+from kv_transfer.part_plan import Destination, PartPlan
 from kv_transfer.peers import Peers
-from kv_transfer.sink import TransferResult, TransferSink
+from kv_transfer.progress_feed import ProgressFeeds
+from kv_transfer.sink import TransferSink
 from kv_transfer.source import EndedLease, TransferSource
+from kv_transfer.transfer import TransferResult
+from wire.errors import CancelledRequestError
 from wire.generation import RequestOutput, ServerStats
-from wire.handoff import EndLease, Ticket
+from wire.handoff import AnyTicket, EndLease, PartialTicket, Ticket
 from wire.rpc import TRANSFER_SERVICE
 from wire.server import GrpcServer
 
@@ -54,7 +60,7 @@ class StateExchange:
             self._engine.caches,
             incarnation=incarnation,
             fingerprint=self._engine.fingerprint,
-            on_settled=self._release_soon,
+            on_settled=self._settled,
             on_fatal=server.fail,
         )
         self._source = TransferSource(
@@ -67,34 +73,44 @@ class StateExchange:
             on_lease_ended=self._lease_ended,
             on_fatal=server.fail,
         )
-        self._tickets: dict[str, Ticket] = {}  # of leases that are held; the engine's thread alone
+        self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; the engine's thread alone
+        self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise
+        self._feeds = ProgressFeeds(incarnation)
+        self._engine.before_free(self._revoke)
         self._failures = FailureCounts()
         # All reasons from the start: its size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
         self.peers = Peers(self._sink, self._failures, timeout_s=handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
         self._keeper = LeaseKeeper(self.peers)
-        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source))
+        self._followers = Followers(self.peers)
+        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow_handlers(self._feeds))
 
-    def knows(self, ticket: Ticket) -> bool:
+    def knows(self, ticket: AnyTicket) -> bool:
         """Whether the ticket's server can be read without a handshake."""
         return self._sink.knows(ticket.incarnation)
 
-    def expect(self, ticket: Ticket) -> None:
+    def expect(self, ticket: AnyTicket) -> None:
         """The ticket is to be read when there is room: its lease is kept alive until then."""
         self._keeper.hold(ticket)
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, ticket: AnyTicket) -> None:
         """The ticket will not be read here."""
         self._keeper.let_go(ticket)
 
-    def decline(self, ticket: Ticket) -> None:
-        """The ticket will not be read at all: its lease ends now."""
+    def decline(self, ticket: AnyTicket) -> None:
+        """The ticket will not be read, or no further: its lease ends now."""
         self._keeper.let_go(ticket)
+        self._followers.stop(ticket)
         self.peers.end_lease_soon(ticket)
+
+    def stop_following(self) -> None:
+        """No prompt is read any further that is still computed."""
+        self._followers.stop_all()
 
     async def close(self) -> None:
         """Stops the engine as well: it must be gone before the memory that others read is."""
+        await self._followers.close()
         await self._keeper.close()
         await self.peers.close()
         await asyncio.to_thread(self._host.stop)
@@ -103,17 +119,47 @@ class StateExchange:
 
     # --- on the engine's thread ------------------------------------------------------------------
 
+    def publish(self, request: Request) -> PartialTicket | None:
+        """Tells followers which blocks of a prompt are full that is still computed.
+
+        The first time the prompt is leased, and its early ticket returned; None from then on.
+        """
+        request_id = request.request_id
+        early, is_new = self._tickets.get(request_id), request_id not in self._tickets
+        if early is None:
+            early = self._source.open(request_id, num_tokens=request.target)
+            self._tickets[request_id] = early
+            self._num_published[request_id] = 0
+            self._host.answer(self._feeds.open, early)
+        num_full = request.num_computed // self._engine.config.block_size
+        further = request.block_ids[self._num_published[request_id] : num_full]
+        self._num_published[request_id] = num_full
+        self._host.answer(self._feeds.add, early, further)
+        return early if is_new and isinstance(early, PartialTicket) else None
+
     def lease(self, request: Request) -> Ticket:
         """A ticket for the blocks and the state of a request that the engine holds."""
+        request_id = request.request_id
         num_blocks = blocks_for(request.num_computed, self._engine.config.block_size)
-        ticket = self._source.grant(
-            request.request_id,
-            num_tokens=request.num_computed,
-            block_ids=request.block_ids[:num_blocks],
-            state_slot=request.state_slot,
-            digests=self._engine.digests(request),
-        )
-        self._tickets[request.request_id] = ticket
+        block_ids, digests = request.block_ids[:num_blocks], self._engine.digests(request)
+        early, ticket = self._tickets.get(request_id), None
+        if isinstance(early, PartialTicket):
+            ticket = self._source.settle(
+                early, block_ids=block_ids, state_slot=request.state_slot, digests=digests
+            )
+            if ticket is None:  # whoever followed did not want it any more
+                self._forget(request_id, early)
+            else:
+                self._host.answer(self._feeds.complete, ticket)
+        if ticket is None:
+            ticket = self._source.grant(
+                request_id,
+                num_tokens=request.num_computed,
+                block_ids=block_ids,
+                state_slot=request.state_slot,
+                digests=digests,
+            )
+        self._tickets[request_id] = ticket
         return ticket
 
     def holds(self, request_id: str) -> bool:
@@ -129,13 +175,19 @@ class StateExchange:
         return True
 
     def read(self, request: Request) -> None:
-        """Reads what the request's ticket names, but for the blocks that the prefix cache had."""
+        """Reads what the request's ticket names, but for the blocks that the prefix cache had.
+
+        With an early ticket that takes as long as its prompt is computed.
+        """
         ticket = request.ticket
-        assert ticket is not None
 
         def on_done(transfer: TransferResult) -> None:  # on the transfer thread
             self._host.post(lambda: self._transferred(request, transfer))
 
+        if isinstance(ticket, PartialTicket):
+            self._follow(request, ticket, on_done)
+            return
+        assert ticket is not None
         num_cached = len(request.nodes)
         self._sink.read(
             # The sink reports by the ticket's request, which for a kept state is the turn before this one.
@@ -147,6 +199,26 @@ class StateExchange:
             on_done=on_done,
         )
 
+    def _follow(
+        self, request: Request, early: PartialTicket, on_done: Callable[[TransferResult], None]
+    ) -> None:
+        """Reads each block once it is computed; the request goes on with the whole ticket."""
+
+        def take(ticket: Ticket) -> None:
+            request.ticket = ticket
+
+        destination = Destination(
+            block_ids=tuple(request.block_ids),
+            num_cached=len(request.nodes),
+            state_slot=request.state_slot,
+            block_size=self._engine.config.block_size,
+        )
+        transfer = self._sink.begin(
+            request.request_id, early.incarnation, deadline_s=self._transfer_deadline_s, on_done=on_done
+        )
+        start = partial(self._followers.start, on_ticket=lambda ticket: self._host.post(lambda: take(ticket)))
+        self._host.answer(start, early, PartPlan(early, destination), transfer)
+
     def stats(self) -> ServerStats:
         """The engine's figures and those of leases and transfers."""
         return replace(
@@ -155,6 +227,7 @@ class StateExchange:
             leases_ended=dict(self._leases_ended),
             transfers_in_flight=self._sink.num_in_flight,
             transfer_bytes=self._sink.bytes_read,
+            early_bytes=self._sink.early_bytes,
             transfer_failures=self._failures.counts(),
         )
 
@@ -164,23 +237,40 @@ class StateExchange:
         request.transfer_s = transfer.seconds
         request.transfer_bytes = transfer.num_bytes
         request.transfer_descriptors = transfer.num_descriptors
+        request.early_bytes = transfer.early_bytes
         outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
         if transfer.error is not None:
-            self._failures.count(transfer.error)
+            if not isinstance(transfer.error, CancelledRequestError):
+                self._failures.count(transfer.error)
         elif outputs:  # it came, and is not what was sent
             self._failures.add("digest")
         self._on_read(request, transfer, outputs)
 
-    def _release(self, request_id: str) -> None:
-        self._tickets.pop(request_id, None)
-        self._engine.release(request_id)
+    def _release(self, lease: EndedLease) -> None:
+        """A lease is over, and its memory free unless it is leased anew."""
+        ticket = self._tickets.get(lease.request_id)
+        if ticket is not None and (ticket.lease_id, ticket.epoch) == (lease.lease_id, lease.epoch):
+            self._forget(lease.request_id, ticket)
+            self._engine.release(lease.request_id)
+
+    def _revoke(self, request: Request) -> None:
+        """A request gives its memory back, and others may get it next: whoever still reads must find out."""
+        ticket = self._tickets.get(request.request_id)
+        if ticket is not None:
+            self._source.revoke(ticket)
+            self._forget(request.request_id, ticket)
+
+    def _forget(self, request_id: str, ticket: AnyTicket) -> None:
+        del self._tickets[request_id]
+        if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, hence a feed
+            self._host.answer(self._feeds.end, ticket.lease_id, ticket.epoch)
 
     # --- on the transfer thread ------------------------------------------------------------------
 
-    def _release_soon(self, request_id: str) -> None:
-        self._host.post(lambda: self._release(request_id))
+    def _settled(self, request_id: str) -> None:
+        self._host.post(lambda: self._engine.release(request_id))
 
     def _lease_ended(self, lease: EndedLease) -> None:
         self._leases_ended[lease.reason] += 1
         self._on_lease_ended(lease)
-        self._release_soon(lease.request_id)
+        self._host.post(lambda: self._release(lease))

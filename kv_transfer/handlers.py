@@ -1,4 +1,4 @@
-"""The gRPC calls of a server whose memory others read: handshake, renewal and early end of leases."""
+"""The gRPC calls of a server whose memory others read: handshake, news of leases, renewal and early end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 
+from kv_transfer.progress_feed import ProgressFeeds
 from kv_transfer.source import TransferSource
 from wire.generation import Empty
 from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, RenewedLeases, RenewLeases
-from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, unary_handler
+from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, replies_handler, unary_handler
 
 
 def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -31,3 +32,8 @@ def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler
         END_LEASE.name: unary_handler(END_LEASE, end_lease),
         RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
     }
+
+
+def follow_handlers(feeds: ProgressFeeds) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Those of a server that leases prompts while it computes them."""
+    return {FOLLOW.name: replies_handler(FOLLOW, feeds.follow)}

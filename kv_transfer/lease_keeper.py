@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kv_transfer.peers import Peers
 from wire.errors import TwinfangError
-from wire.handoff import RenewLeases, Ticket
+from wire.handoff import AnyTicket, RenewLeases
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ RENEWALS_PER_LIFETIME = 3
 
 @dataclass
 class _Held:
-    ticket: Ticket
+    ticket: AnyTicket
     due: float
     """When it has to be renewed next, in the event loop's time."""
 
@@ -48,7 +48,7 @@ class LeaseKeeper:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, ticket: Ticket) -> None:
+    def hold(self, ticket: AnyTicket) -> None:
         """From now on the ticket's lease is renewed, until :meth:`let_go`."""
         held = _Held(ticket, 0.0)
         held.due = asyncio.get_running_loop().time() + held.interval_s
@@ -57,7 +57,7 @@ class LeaseKeeper:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._renew_while_any())
 
-    def let_go(self, ticket: Ticket) -> None:
+    def let_go(self, ticket: AnyTicket) -> None:
         """The read has ended, or will never begin."""
         self._held.pop(_lease_of(ticket), None)
 
@@ -79,7 +79,7 @@ class LeaseKeeper:
             due = [held for held in self._held.values() if held.due <= loop.time()]
             for held in due:
                 held.due = loop.time() + held.interval_s
-            by_address: dict[str, list[Ticket]] = defaultdict(list)
+            by_address: dict[str, list[AnyTicket]] = defaultdict(list)
             for held in due:
                 by_address[held.ticket.address].append(held.ticket)
             for address, tickets in by_address.items():
@@ -88,7 +88,7 @@ class LeaseKeeper:
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
 
-    async def _renew(self, address: str, held: list[Ticket]) -> None:
+    async def _renew(self, address: str, held: list[AnyTicket]) -> None:
         timeout_s = min(ticket.ttl_s for ticket in held) / RENEWALS_PER_LIFETIME
         message = RenewLeases(tuple((ticket.lease_id, ticket.epoch) for ticket in held))
         try:
@@ -102,5 +102,5 @@ class LeaseKeeper:
                 self.let_go(ticket)
 
 
-def _lease_of(ticket: Ticket) -> tuple[str, int, int]:
+def _lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
     return ticket.incarnation, ticket.lease_id, ticket.epoch

@@ -7,6 +7,7 @@ another request's and is thrown away (a seqlock with one writer). A late read ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,37 +34,62 @@ class LeaseTable:
         self._clock = clock
         self._free = list(range(len(epochs) - 1, -1, -1))
         self._leases: dict[int, Lease] = {}  # soonest to expire first
+        self._open: dict[int, Lease] = {}  # of prompts that are still computed: they do not expire
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + len(self._open)
 
     def grant(self, request_id: str) -> Lease:
         """A new lease. Running out of cells is a fault of ours: the scheduler holds no more at a time."""
+        lease = self._take(request_id, self._clock() + self._ttl_s)
+        self._leases[lease.lease_id] = lease
+        return lease
+
+    def open(self, request_id: str) -> Lease:
+        """A new lease that lives until it is ended or, once :meth:`settle` was called, expires."""
+        lease = self._take(request_id, math.inf)
+        self._open[lease.lease_id] = lease
+        return lease
+
+    def settle(self, lease_id: int, epoch: int) -> bool:
+        """An open lease's time to live begins; False if it has ended already."""
+        lease = self._open.get(lease_id)
+        if lease is None or lease.epoch != epoch:
+            return False
+        del self._open[lease_id]
+        self._leases[lease_id] = replace(lease, expires_at=self._clock() + self._ttl_s)
+        return True
+
+    def _take(self, request_id: str, expires_at: float) -> Lease:
         if not self._free:
             raise RuntimeError(f"all {len(self._epochs)} leases are taken")
         lease_id = self._free.pop()
-        lease = Lease(lease_id, int(self._epochs[lease_id]), request_id, self._clock() + self._ttl_s)
-        self._leases[lease_id] = lease
-        return lease
+        return Lease(lease_id, int(self._epochs[lease_id]), request_id, expires_at)
 
     def end(self, lease_id: int, epoch: int) -> Lease | None:
         """Ends a lease and bumps its cell; None if it has ended already (a late or repeated message)."""
-        lease = self._leases.get(lease_id)
+        lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return None
         self._epochs[lease_id] = epoch + 1
-        del self._leases[lease_id]
+        self._leases.pop(lease_id, None)
+        self._open.pop(lease_id, None)
         self._free.append(lease_id)
         return lease
 
     def renew(self, lease_id: int, epoch: int) -> bool:
         """Starts a lease's time to live anew; False if it has ended already."""
-        lease = self._leases.get(lease_id)
+        lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return False
+        if lease_id in self._open:
+            return True
         del self._leases[lease_id]  # it joins the end: all live equally long
         self._leases[lease_id] = replace(lease, expires_at=self._clock() + self._ttl_s)
         return True
+
+    def _find(self, lease_id: int) -> Lease | None:
+        return self._leases.get(lease_id) or self._open.get(lease_id)
 
     def end_expired(self) -> list[Lease]:
         """Ends all leases whose time to live is over."""

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 
 import grpc.aio
 
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.sink import TransferSink
 from wire.errors import DeadlineError, HandshakeError, TransferError, TwinfangError, UnavailableError
-from wire.handoff import EndLease, HandshakeReply, RenewedLeases, RenewLeases, Ticket
-from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, call, open_channel
+from wire.handoff import (
+    AnyTicket,
+    EndLease,
+    Follow,
+    HandshakeReply,
+    PartialTicket,
+    Progress,
+    RenewedLeases,
+    RenewLeases,
+    Ticket,
+)
+from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, call, call_for_replies, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +38,7 @@ class Peers:
         self._handshakes: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ensure(self, ticket: Ticket) -> None:
+    async def ensure(self, ticket: AnyTicket) -> None:
         """Returns once memory of the ticket's server can be read.
 
         Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket;
@@ -50,9 +61,18 @@ class Peers:
         """Shakes hands in the background, so that the first request does not pay for it."""
         self._spawn(self._connect_quietly(address))
 
-    def end_lease_soon(self, ticket: Ticket) -> None:
+    def end_lease_soon(self, ticket: AnyTicket) -> None:
         """Tells the server that nobody will read; its time to live covers a message that is lost."""
         self._spawn(self._end_lease(ticket))
+
+    def follow(self, early: PartialTicket) -> AsyncGenerator[Progress | Ticket, None]:
+        """How a prompt gets on that its server still computes, and last its ticket.
+
+        Raises :class:`TwinfangError`. There is no deadline: a server that dies ends the call, one that is
+        frozen loses it to gRPC's keepalive.
+        """
+        message = Follow(early.incarnation, early.lease_id, early.epoch)
+        return call_for_replies(self._channel(early.address), FOLLOW, message, timeout_s=None)
 
     async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
         """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
@@ -103,7 +123,7 @@ class Peers:
         except TwinfangError as error:
             log.warning("no connection to server %s yet: %s", address, error)
 
-    async def _end_lease(self, ticket: Ticket) -> None:
+    async def _end_lease(self, ticket: AnyTicket) -> None:
         message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
         try:
             await call(self._channel(ticket.address), END_LEASE, message, timeout_s=self._timeout_s)

@@ -20,11 +20,13 @@ from kv_transfer.poll_thread import PollThread
 from wire.codec import decode
 from wire.errors import WireError
 from wire.handoff import (
+    AnyTicket,
     Digests,
     Done,
     EndLease,
     HandshakeReply,
     HandshakeRequest,
+    PartialTicket,
     RenewedLeases,
     RenewLeases,
     Ticket,
@@ -44,6 +46,7 @@ class EndedLease:
 
     request_id: str
     lease_id: int
+    epoch: int
     reason: Literal["done", "ended", "expired"]
 
 
@@ -129,6 +132,55 @@ class TransferSource:
             digests=digests,
         )
 
+    def open(self, request_id: str, *, num_tokens: int) -> PartialTicket:
+        """Leases a prompt that is still computed: blocks stay as they are once they were told to be full."""
+        with self._lock:
+            lease = self._leases.open(request_id)
+        self._thread.post(self._note_news)
+        return PartialTicket(
+            request_id=request_id,
+            lease_id=lease.lease_id,
+            epoch=lease.epoch,
+            address=self._address,
+            incarnation=self._incarnation,
+            num_tokens=num_tokens,
+            ttl_s=self._lease_ttl_s,
+        )
+
+    def settle(
+        self,
+        early: PartialTicket,
+        *,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket | None:
+        """The whole ticket of an open lease whose prompt is computed; None if the lease has ended already."""
+        with self._lock:
+            is_settled = self._leases.settle(early.lease_id, early.epoch)
+        self._thread.post(self._note_news)
+        if not is_settled:
+            return None
+        return Ticket(
+            request_id=early.request_id,
+            lease_id=early.lease_id,
+            epoch=early.epoch,
+            address=early.address,
+            incarnation=early.incarnation,
+            num_tokens=early.num_tokens,
+            block_ids=tuple(block_ids),
+            state_slot=state_slot,
+            ttl_s=early.ttl_s,
+            digests=digests,
+        )
+
+    def revoke(self, ticket: AnyTicket) -> None:
+        """Ends a lease here and now: its memory is about to be reused."""
+        with self._lock:
+            lease = self._leases.end(ticket.lease_id, ticket.epoch)
+        if lease is not None:
+            self._thread.post(lambda: self._tell(lease, "ended"))
+
     def end(self, message: EndLease) -> None:
         """Ends a lease before it was read; one that has ended already is left alone."""
         self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
@@ -175,7 +227,7 @@ class TransferSource:
             self._tell(lease, reason)
 
     def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
-        self._on_lease_ended(EndedLease(lease.request_id, lease.lease_id, reason))
+        self._on_lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
 
     def _note_news(self) -> None:
         self._last_news_s = time.monotonic()

@@ -1,9 +1,9 @@
 """The prefill service: runs a prompt up to its last but one token and leases the result.
 
-The gRPC side lives on the event loop, the engine on its own thread. A call waits on a future that the
-engine's thread resolves with a ticket. Whatever becomes of the call, the lease ends exactly once: when
-the decode server has read, when the router gives it back, when the call is cancelled, or by its time
-to live.
+The gRPC side lives on the event loop, the engine on its own thread. A call waits for what the engine's
+thread answers: for a prompt of several chunks an early ticket behind the first, then the reply with the whole
+ticket. Whatever becomes of the call, the lease ends exactly once: when the decode server has read, when the
+router gives it back, when the call is cancelled, when the prompt loses its memory, or by its time to live.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from engine.capacity import blocks_for
@@ -18,16 +19,26 @@ from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
-from kv_transfer.sink import TransferResult
 from kv_transfer.source import EndedLease
+from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
-from wire.generation import Empty, PrefillReply, PrefillRequest, RequestOutput, ServerInfo, ServerStats
+from wire.generation import (
+    Empty,
+    PrefillReply,
+    PrefillRequest,
+    PrefillStarted,
+    RequestOutput,
+    ServerInfo,
+    ServerStats,
+)
 from wire.handoff import Abandon, Ticket
-from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, unary_handler
+from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
+
+Answer = PrefillStarted | PrefillReply
 
 
 class PrefillService:
@@ -49,11 +60,11 @@ class PrefillService:
             on_read=self._on_read,
             on_lease_ended=_warn_of_expiry,
         )
-        self._calls: dict[str, asyncio.Future[PrefillReply]] = {}
+        self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
         server.add_service(
             PREFILL_SERVICE,
             {
-                PREFILL.name: unary_handler(PREFILL, self.prefill),
+                PREFILL.name: replies_handler(PREFILL, self.prefill),
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
@@ -67,7 +78,7 @@ class PrefillService:
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
-    async def prefill(self, message: PrefillRequest, _context: Any) -> PrefillReply:
+    async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Answer, None]:
         """Computes N-1 tokens and answers with a ticket. A cancelled call gives everything back."""
         request_id = message.request_id
         if len(message.token_ids) < 2:
@@ -87,16 +98,21 @@ class PrefillService:
         )
         if request.ticket is not None:
             self._exchange.expect(request.ticket)
-        future: asyncio.Future[PrefillReply] = asyncio.get_running_loop().create_future()
-        self._calls[request_id] = future
+        answers: asyncio.Queue[Answer | TwinfangError] = asyncio.Queue()
+        self._calls[request_id] = answers
         self._host.post(lambda: self._add(request))
+        has_ended = False
         try:
-            return await future
-        except asyncio.CancelledError:
-            self._host.post(lambda: self._abandon(request_id))
-            raise
+            while not has_ended:
+                answer = await answers.get()
+                has_ended = not isinstance(answer, PrefillStarted)
+                if isinstance(answer, TwinfangError):
+                    raise answer
+                yield answer
         finally:
             del self._calls[request_id]
+            if not has_ended:
+                self._host.post(lambda: self._abandon(request_id))
             if request.ticket is not None:
                 self._exchange.forget(request.ticket)
 
@@ -132,12 +148,12 @@ class PrefillService:
         try:
             self._engine.add(request)
         except TwinfangError as error:
-            self._host.answer(self._fail, request.request_id, error)
+            self._host.answer(self._answer, request.request_id, error)
 
     def _abandon(self, request_id: str) -> None:
         """Nobody will read this prompt: stop computing it, or end the lease if it was granted already."""
-        if not self._exchange.end_lease(request_id):
-            self._engine.cancel(request_id)
+        if self._engine.cancel(request_id) is None:
+            self._exchange.end_lease(request_id)
 
     def _on_step(self, result: StepResult) -> None:
         for request in result.to_transfer:
@@ -145,7 +161,11 @@ class PrefillService:
         for output in result.outputs:
             if output.error is not None:
                 error = error_from_code(output.error.code, output.error.message)
-                self._host.answer(self._fail, output.request_id, error)
+                self._host.answer(self._answer, output.request_id, error)
+        for request in result.progressed:
+            early = self._exchange.publish(request)
+            if early is not None:
+                self._host.answer(self._answer, request.request_id, PrefillStarted(early))
         for request in result.prefilled:
             now = time.monotonic()
             reply = PrefillReply(
@@ -157,7 +177,7 @@ class PrefillService:
                 queue_s=request.admitted_s - request.arrived_s,
                 prefill_s=now - request.admitted_s,
             )
-            self._host.answer(self._reply, request.request_id, reply)
+            self._host.answer(self._answer, request.request_id, reply)
 
     def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
         """Goes on from the kept state; if it was given up meanwhile, the whole prompt is computed."""
@@ -168,19 +188,14 @@ class PrefillService:
             self._add(again)
         else:
             error = TransferError("reading the conversation's state took too long; send the request again")
-            self._host.answer(self._fail, request.request_id, error)
+            self._host.answer(self._answer, request.request_id, error)
 
     # --- answers, back on the event loop ---------------------------------------------------------
 
-    def _reply(self, request_id: str, reply: PrefillReply) -> None:
-        future = self._calls.get(request_id)
-        if future is not None and not future.done():
-            future.set_result(reply)
-
-    def _fail(self, request_id: str, error: TwinfangError) -> None:
-        future = self._calls.get(request_id)
-        if future is not None and not future.done():
-            future.set_exception(error)
+    def _answer(self, request_id: str, answer: Answer | TwinfangError) -> None:
+        call = self._calls.get(request_id)
+        if call is not None:
+            call.put_nowait(answer)
 
 
 def _warn_of_expiry(lease: EndedLease) -> None:

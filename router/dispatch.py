@@ -1,4 +1,8 @@
-"""The life of one choice on the servers: prefill, ticket, decode."""
+"""The life of one choice on the servers: prefill, ticket, decode.
+
+A prompt of several chunks is submitted with its early ticket, while it is still computed. What the decode
+server says before the prefill's reply is held back: until then the attempt may fail as a whole.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from router.decode_stream import DecodeStream
@@ -23,7 +28,7 @@ from wire.errors import (
     error_from_code,
 )
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
-from wire.handoff import Ticket
+from wire.handoff import AnyTicket, PartialTicket, Ticket
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -76,11 +81,14 @@ class Dispatch:
         self.prefill_call_s = 0.0
         """What the call took that brought it."""
         self.first_output_s = 0.0
-        """From the last submission to the first token behind it."""
+        """From the last submission, and the prefill's reply, to the first token behind it."""
         self._submitted_s = 0.0
         self._answer_ids: list[int] = []
-        self._leased_by: PrefillClient | None = None
-        """Whose lease the request has until its first output."""
+        self._lease: tuple[PrefillClient, str] | None = None
+        """Who leases what is to be read until the first output, and under which request id."""
+        self._prefilling: asyncio.Task[None] | None = None
+        """Set while a prefill's reply is waited for."""
+        self._held_back: list[RequestOutput] = []
         self._pool = pool
         self._choice = _seeded(choice)
         self._deadline = deadline
@@ -136,18 +144,27 @@ class Dispatch:
         """Tries again, or lets the error through."""
         now = asyncio.get_running_loop().time()
         self._failures += 1
+        self._call_back()
         if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
             self._deliver(error)
             return
         log.warning("request %s: trying again: %s", self._request_id, error.message)
         self._on_retry(error.code)
-        self._stream = None
         self._task = asyncio.create_task(self._try_again())
 
     def _avoid(self, address: str) -> None:
         if address in self._failed_addresses:
             self._failed_addresses.remove(address)
         self._failed_addresses.append(address)
+
+    def _call_back(self) -> None:
+        """Ends what is left of an attempt: a submission whose prefill failed, a prefill that nobody reads."""
+        if self._stream is not None:
+            self._stream.cancel(self._request_id)
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+        self._stream = self._prefilling = self._lease = None
+        self._held_back = []
 
     async def _try_again(self) -> None:
         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
@@ -175,21 +192,39 @@ class Dispatch:
         request = PrefillRequest(request_id, token_ids, prompt_logprobs, choice.cache_salt, resume)
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
+
+        def submit(ticket: AnyTicket) -> None:
+            # Lost while the prefill ran: another one can read as well.
+            chosen = decode if decode.info is not None else self._pool.choose_decode(fingerprint)
+            self._submit(chosen, ticket)
+            self._lease = (prefill, request_id)
+
+        def submit_early(ticket: PartialTicket) -> None:
+            with suppress(UnavailableError):  # there may be a decode server when the prompt is computed
+                submit(ticket)
+
         called_s = time.monotonic()
-        reply = await prefill.prefill(request, timeout_s=timeout_s)
+        self._prefilling = asyncio.current_task()
+        try:
+            reply = await prefill.prefill(request, timeout_s=timeout_s, on_started=submit_early)
+        finally:
+            if self._prefilling is asyncio.current_task():
+                self._prefilling = None
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
             self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
-        try:
-            if decode.info is None:  # lost while the prefill ran: another one can read as well
-                decode = self._pool.choose_decode(fingerprint)
-            self._leased_by = prefill
-            self._submit(decode, reply.ticket)
-        except UnavailableError:
-            prefill.abandon(request_id)
-            raise
+        if self._stream is None:
+            try:
+                submit(reply.ticket)
+            except UnavailableError:
+                prefill.abandon(request_id)
+                raise
+        self._submitted_s = time.monotonic()
+        held_back, self._held_back = self._held_back, []
+        for output in held_back:
+            self._take(output)
 
     # --- outputs ---------------------------------------------------------------------------------
 
@@ -197,41 +232,47 @@ class Dispatch:
         """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
         kept, choice = self._pool.conversations, self._choice
         error = output if isinstance(output, TwinfangError) else _error_of(output)
-        if self._leased_by is not None:
-            if error is not None:  # the decode server may be gone, or cut off from the prefill server
-                self._leased_by.abandon(self._request_id)
-            self._leased_by = None
         if error is not None:
             if isinstance(error, UnavailableError) and self._stream is not None:
                 self._avoid(self._stream.address)  # it is gone, about to stop, or cut off
+            if self._lease is not None and self._prefilling is None:
+                prefill, request_id = self._lease  # who was to read may be gone, or cut off from there
+                prefill.abandon(request_id)
             self._fail(error)
             return
         assert isinstance(output, RequestOutput)
-        if output.finish_reason == "moved":
+        has_moved = output.finish_reason == "moved"
+        if self._prefilling is not None and (self._held_back or not has_moved):
+            self._held_back.append(output)
+            return
+        if has_moved:
             self._move(output.ticket)
             return
+        self._lease = None
         if output.token_ids:
             self.first_output_s = self.first_output_s or time.monotonic() - self._submitted_s
             self._answer_ids += output.token_ids
             self._failures = 0
-        if kept is not None and output.ticket is not None:
+        if kept is not None and isinstance(output.ticket, Ticket):
             kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
         self._deliver(output)
 
-    def _move(self, ticket: Ticket | None) -> None:
+    def _move(self, ticket: AnyTicket | None) -> None:
         """The server lets the request go: another one reads its state, or prefills what there is so far."""
         assert self._stream is not None
         self._avoid(self._stream.address)
-        self._attempt += 1
         if ticket is None:
+            self._call_back()
+            self._attempt += 1
             self.start()
             return
+        self._attempt += 1
         try:
             self._submit(self._pool.choose_decode(avoid=self._failed_addresses), ticket)
         except TwinfangError as error:
             self._fail(error)
 
-    def _submit(self, decode: DecodeStream, ticket: Ticket | None) -> None:
+    def _submit(self, decode: DecodeStream, ticket: AnyTicket | None) -> None:
         choice = self._choice
         wants_prompt = ticket is None and self.prefill_reply is None and not self._answer_ids
         submit = Submit(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
-from wire.handoff import Abandon
-from wire.rpc import ABANDON, PREFILL, call
+from wire.handoff import Abandon, PartialTicket
+from wire.rpc import ABANDON, PREFILL, call, call_for_replies
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,15 @@ class PrefillClient:
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._connection.close()
 
-    async def prefill(self, request: PrefillRequest, *, timeout_s: float) -> PrefillReply:
-        """Runs the prompt. Raises what the server raised; cancelling cancels the call there."""
+    async def prefill(
+        self, request: PrefillRequest, *, timeout_s: float, on_started: Callable[[PartialTicket], None]
+    ) -> PrefillReply:
+        """Runs the prompt. Raises what the server raised; cancelling cancels the call there.
+
+        ``on_started`` gets the early ticket of a prompt that takes a while, at most once.
+        """
         try:
-            reply: PrefillReply = await call(self._connection.channel, PREFILL, request, timeout_s=timeout_s)
+            return await self._prefill(request, timeout_s, on_started)
         except (asyncio.CancelledError, DeadlineError):
             self.abandon(request.request_id)  # its answer, and with it a lease, may be on its way already
             raise
@@ -66,7 +72,20 @@ class PrefillClient:
             raise UnavailableError(
                 f"the prefill server at {self.address} could not be reached; send the request again"
             ) from error
-        return reply
+
+    async def _prefill(
+        self, request: PrefillRequest, timeout_s: float, on_started: Callable[[PartialTicket], None]
+    ) -> PrefillReply:
+        replies = call_for_replies(self._connection.channel, PREFILL, request, timeout_s=timeout_s)
+        has_started = False
+        async with aclosing(replies):
+            async for reply in replies:
+                if isinstance(reply, PrefillReply):
+                    return reply
+                if not has_started:
+                    on_started(reply.ticket)
+                has_started = True
+        raise UnavailableError("Prefill ended without a reply")
 
     async def stats(self) -> ServerStats | None:
         """The server's figures; None without a connection or an answer."""

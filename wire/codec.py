@@ -5,7 +5,8 @@ read from the annotations once, when the class is defined, and every value is ch
 on decode, so that code behind the codec never meets a wrong type. Nothing is ever unpickled.
 
 Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
-``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes.
+``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes. A field that may be of
+several message classes (``A | B``, ``A | B | None``) travels as ``[class name, [field values]]``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgpack
 
 from wire.errors import WireError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -82,9 +83,25 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
 def _encoder(cls: type) -> Callable[[Any], list[Any]]:
     if cls not in _encoders:
-        names = [f.name for f in dataclasses.fields(cls)]
-        _encoders[cls] = lambda msg: [_plain(getattr(msg, name)) for name in names]
+        hints = typing.get_type_hints(cls)
+        parts = [
+            (f.name, _tagged if _alternatives(hints[f.name]) else _plain) for f in dataclasses.fields(cls)
+        ]
+        _encoders[cls] = lambda msg: [pack(getattr(msg, name)) for name, pack in parts]
     return _encoders[cls]
+
+
+def _alternatives(hint: Any) -> dict[str, type]:
+    """The message classes, by name, of a field that may be of one of several; empty for any other."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return {}
+    inner = [a for a in typing.get_args(hint) if a is not type(None)]
+    is_of_messages = len(inner) > 1 and all(dataclasses.is_dataclass(a) for a in inner)
+    return {a.__name__: a for a in inner} if is_of_messages else {}
+
+
+def _tagged(value: Any) -> Any:
+    return None if value is None else [type(value).__name__, _plain(value)]
 
 
 def _plain(value: Any) -> Any:
@@ -120,9 +137,11 @@ def _check_for(hint: Any) -> _Check:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         inner = [a for a in args if a is not type(None)]
-        if len(inner) != 1 or len(args) != 2:
-            raise TypeError(f"{hint}: the only union a message may hold is X | None")
-        return _optional(_check_for(inner[0]))
+        alternatives = _alternatives(hint)
+        if not alternatives and (len(inner) != 1 or len(args) != 2):
+            raise TypeError(f"{hint}: the unions a message may hold are X | None and those of messages")
+        check = _one_of(alternatives) if alternatives else _check_for(inner[0])
+        return _optional(check) if type(None) in args else check
     if origin is Literal:
         return _literal(args)
     if origin is list:
@@ -163,6 +182,17 @@ def _float(value: Any, where: str) -> float:
 
 def _optional(inner: _Check) -> _Check:
     return lambda value, where: None if value is None else inner(value, where)
+
+
+def _one_of(classes: dict[str, type]) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        if type(value) is not list or len(value) != 2 or type(value[0]) is not str:
+            raise _wrong(where, "[class name, fields]", value)
+        if value[0] not in classes:
+            raise WireError(f"{where}: expected {' or '.join(classes)}, got {reprlib.repr(value[0])}")
+        return _decoder(classes[value[0]])(value[1], where)
+
+    return check
 
 
 def _literal(options: tuple[Any, ...]) -> _Check:

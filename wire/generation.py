@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from wire.codec import message
-from wire.handoff import Role, Ticket
+from wire.handoff import AnyTicket, PartialTicket, Role, Ticket
 from wire.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
@@ -44,6 +44,13 @@ class PrefillRequest:
 
 
 @message
+class PrefillStarted:
+    """Comes before the reply of a prompt that takes several chunks, once the first one is computed."""
+
+    ticket: PartialTicket
+
+
+@message
 class PrefillReply:
     ticket: Ticket
     prompt_logprobs: tuple[TokenLogprobs, ...] | None
@@ -64,7 +71,7 @@ class Submit:
     request_id: str
     token_ids: tuple[int, ...]
     params: SamplingParams
-    ticket: Ticket | None
+    ticket: AnyTicket | None
     prompt_logprobs: int | None = None
     """Only where there is no ticket: with one, the prefill server has answered it already."""
     cache_salt: str = ""
@@ -100,6 +107,7 @@ class RequestStats:
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
+    """From when there was room and the prompt was prefilled, whichever came last, to when all had landed."""
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     first_token_s: float = 0.0
@@ -108,6 +116,8 @@ class RequestStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """Drafts that became tokens of the answer."""
+    early_bytes: int = 0
+    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
 
 
 @message
@@ -125,8 +135,9 @@ class RequestOutput:
     """Set exactly if ``finish_reason`` is ``error``."""
     stats: RequestStats | None = None
     """Set in the last output of a request."""
-    ticket: Ticket | None = None
-    """For what is kept of a finished request, if it asked for that: all tokens but the last."""
+    ticket: AnyTicket | None = None
+    """For what is kept of a finished request, if it asked for that: all tokens but the last. One that is let
+    go (``moved``) before it has read gives on the ticket that it came with."""
 
 
 @message
@@ -197,6 +208,8 @@ class ServerStats:
     transfers_in_flight: int = 0
     transfer_bytes: int = 0
     """Bytes read from other servers since the start."""
+    early_bytes: int = 0
+    """Of ``transfer_bytes``, those that had landed before their prompt was prefilled."""
     transfer_failures: dict[str, int] = field(default_factory=dict)
     """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
 

@@ -58,6 +58,52 @@ class Ticket:
 
 
 @message
+class PartialTicket:
+    """The early ticket of a prompt that is still being computed: its lease stands, and can be followed.
+
+    The lease does not expire while the prompt is computed. The ``Ticket`` that ends :class:`Follow` is of the
+    same lease.
+    """
+
+    request_id: str
+    lease_id: int
+    epoch: int
+    address: str
+    incarnation: str
+    num_tokens: int
+    """Tokens that blocks and state will cover: N-1."""
+    ttl_s: float
+    """Time to live, counted from when the prompt is computed."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.lease_id < 0 or not self.ttl_s > 0:
+            raise WireError(
+                f"early ticket of {self.request_id!r}: num_tokens {self.num_tokens}, "
+                f"lease_id {self.lease_id} and ttl_s {self.ttl_s} must all be positive"
+            )
+
+
+AnyTicket = Ticket | PartialTicket
+
+
+@message
+class Follow:
+    """Asks how a prompt gets on whose early ticket one has: ``Progress``, and last its ``Ticket``."""
+
+    incarnation: str
+    lease_id: int
+    epoch: int
+
+
+@message
+class Progress:
+    """Blocks of a followed prompt that are full and will not change any more."""
+
+    block_ids: tuple[int, ...]
+    """In the prompt's order, behind all those that were told before."""
+
+
+@message
 class HandshakeRequest:
     """A decode server introduces itself to one life (incarnation) of a prefill server."""
 

@@ -7,9 +7,9 @@ on the server side crosses as :class:`ErrorReply` and is raised again on the cli
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from wire.generation import (
     GetStats,
     PrefillReply,
     PrefillRequest,
+    PrefillStarted,
     ServerInfo,
     ServerStats,
     StepOutputs,
@@ -35,10 +36,13 @@ from wire.generation import (
 from wire.handoff import (
     Abandon,
     EndLease,
+    Follow,
     HandshakeReply,
     HandshakeRequest,
+    Progress,
     RenewedLeases,
     RenewLeases,
+    Ticket,
 )
 
 log = logging.getLogger(__name__)
@@ -82,13 +86,28 @@ class Method:
         return f"/{self.service}/{self.name}"
 
 
+@dataclass(frozen=True)
+class StreamMethod:
+    """A method with one request and several replies, each of one of ``replies``."""
+
+    service: str
+    name: str
+    request: type
+    replies: tuple[type, ...]
+
+    @property
+    def path(self) -> str:
+        return f"/{self.service}/{self.name}"
+
+
 PREFILL_SERVICE = "twinfang.Prefill"
 DECODE_SERVICE = "twinfang.Decode"
 TRANSFER_SERVICE = "twinfang.Transfer"
 """Of every server whose memory others may read."""
 SERVER_SERVICE = "twinfang.Server"
 
-PREFILL = Method(PREFILL_SERVICE, "Prefill", PrefillRequest, PrefillReply)
+PREFILL = StreamMethod(PREFILL_SERVICE, "Prefill", PrefillRequest, (PrefillStarted, PrefillReply))
+FOLLOW = StreamMethod(TRANSFER_SERVICE, "Follow", Follow, (Progress, Ticket))
 END_LEASE = Method(TRANSFER_SERVICE, "EndLease", EndLease, Empty)
 RENEW_LEASES = Method(TRANSFER_SERVICE, "RenewLeases", RenewLeases, RenewedLeases)
 ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
@@ -118,15 +137,36 @@ def unary_handler(
     async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
             return encode(await serve(decode(data, method.request), context))
-        except TwinfangError as error:
-            return encode(ErrorReply(error.code, error.message))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            log.exception("%s failed", method.path)
-            return encode(ErrorReply("internal_error", f"{method.name}: {type(error).__name__}: {error}"))
+            return encode(_error_reply(method, error))
 
     return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def replies_handler(
+    method: StreamMethod, serve: Callable[[Any], AsyncGenerator[Any, None]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that sends what ``serve(request)`` yields, and last its error if it raises one.
+
+    A call that is cancelled ends the generator there and then.
+    """
+
+    async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        try:
+            async with aclosing(serve(decode(data, method.request))) as replies:
+                async for reply in replies:
+                    await context.write(encode(reply))
+        except Exception as error:
+            await context.write(encode(_error_reply(method, error)))
+
+    return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def _error_reply(method: Method | StreamMethod, error: Exception) -> ErrorReply:
+    if isinstance(error, TwinfangError):
+        return ErrorReply(error.code, error.message)
+    log.error("%s failed", method.path, exc_info=error)
+    return ErrorReply("internal_error", f"{method.name}: {type(error).__name__}: {error}")
 
 
 def stream_handler(
@@ -158,10 +198,34 @@ async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeo
     try:
         data = await stub(encode(request), timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise DeadlineError(f"{method.name} got no answer within {timeout_s} s") from error
-        raise UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}") from error
-    reply = decode(data, method.reply, ErrorReply)
+        raise _fault_of(method, error, timeout_s) from error
+    return _reply_in(data, method.reply)
+
+
+async def call_for_replies(
+    channel: grpc.aio.Channel, method: StreamMethod, request: Any, *, timeout_s: float | None
+) -> AsyncGenerator[Any, None]:
+    """The replies of one call as they come. Raises as :func:`call`; closing it cancels the call."""
+    replies: Any = channel.unary_stream(method.path)(encode(request), timeout=timeout_s)
+    try:
+        while (data := await replies.read()) is not grpc.aio.EOF:
+            yield _reply_in(data, *method.replies)
+    except grpc.aio.AioRpcError as error:
+        raise _fault_of(method, error, timeout_s) from error
+    finally:
+        replies.cancel()
+
+
+def _fault_of(
+    method: Method | StreamMethod, error: grpc.aio.AioRpcError, timeout_s: float | None
+) -> TwinfangError:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{method.name} got no answer within {timeout_s} s")
+    return UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}")
+
+
+def _reply_in(data: bytes, *expected: type) -> Any:
+    reply = decode(data, *expected, ErrorReply)
     if isinstance(reply, ErrorReply):
         raise error_from_code(reply.code, reply.message)
     return reply

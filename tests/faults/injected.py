@@ -26,7 +26,7 @@ from typing import Any
 from engine.engine import Engine
 from kv_transfer.agent import TransferAgent
 from kv_transfer.lease_keeper import LeaseKeeper
-from kv_transfer.sink import TransferSink
+from kv_transfer.transfer import Transfer
 from twinfang.cli import main
 
 FOLDER_VARIABLE = "FAULTS"
@@ -46,8 +46,8 @@ def inject(folder: Path) -> None:
 
         setattr(owner, name, chosen)
 
-    replace(TransferSink, "_start", "dies-in-read", _die_in_read)
-    replace(TransferSink, "_give_up", "no-quarantine", _give_up_as_if_settled)
+    replace(Transfer, "read_part", "dies-in-read", _die_in_read)
+    replace(Transfer, "_give_up", "no-quarantine", _give_up_as_if_settled)
     replace(TransferAgent, "notify", "loses-done", _do_nothing)
     replace(Engine, "step", "slow-steps", _step_slowly)
     replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
@@ -63,17 +63,16 @@ def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:
     return sound(engine)
 
 
-def _die_in_read(sound: Callable[..., Any], sink: TransferSink, transfer: Any) -> None:
-    sound(sink, transfer)
-    assert sink._flights, "the read was over as soon as it was posted"
+def _die_in_read(sound: Callable[..., Any], transfer: Transfer, part: Any) -> None:
+    sound(transfer, part)
+    assert transfer._num_under_way, "the read was over as soon as it was posted"
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _give_up_as_if_settled(sound: Callable[..., Any], sink: TransferSink, transfer: Any) -> None:
-    def on_done(result: Any) -> None:
-        transfer.on_done(dataclasses.replace(result, settled=True))
-
-    sound(sink, dataclasses.replace(transfer, on_done=on_done))
+def _give_up_as_if_settled(sound: Callable[..., Any], transfer: Transfer) -> None:
+    on_done = transfer._on_done
+    transfer._on_done = lambda result: on_done(dataclasses.replace(result, settled=True))
+    sound(transfer)
 
 
 if __name__ == "__main__":

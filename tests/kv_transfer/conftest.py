@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kv_transfer.sink import TransferResult, TransferSink
+from kv_transfer.sink import TransferSink
+from kv_transfer.transfer import TransferResult
 from tests.kv_transfer.pools import PoolShape, poison, transport_variables
 from tests.kv_transfer.source_process import ADDRESS, DEADLINE_S, SourceProcess
 from wire.handoff import Ticket

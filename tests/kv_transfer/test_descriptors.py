@@ -43,33 +43,30 @@ def test_spans_copy_each_named_unit_and_no_other_byte(case):
     for ours, theirs in zip(local_ids, remote_ids, strict=True):
         size = local.unit_bytes
         expected[ours * size : (ours + 1) * size] = source[theirs * size : (theirs + 1) * size]
-    for span in unit_spans(local, local_ids, remote, remote_ids):
-        copied[span.local : span.local + span.num_bytes] = source[span.remote : span.remote + span.num_bytes]
+    for here, there, size in unit_spans(local, local_ids, remote, remote_ids).tolist():
+        copied[here : here + size] = source[there : there + size]
     assert copied == expected
 
 
 @given(two_pools())
 def test_no_two_successive_spans_could_have_been_one(case):
-    spans = unit_spans(*case)
-    for first, second in pairwise(spans):
-        adjacent_here = first.local + first.num_bytes == second.local
-        adjacent_there = first.remote + first.num_bytes == second.remote
-        assert not (adjacent_here and adjacent_there)
+    for first, second in pairwise(unit_spans(*case).tolist()):
+        assert (first[0] + first[2], first[1] + first[2]) != (second[0], second[1])
 
 
 @given(two_pools())
 def test_spans_stay_inside_both_pools_and_clear_of_the_null_entry(case):
     local, _, remote, _ = case
-    for span in unit_spans(*case):
-        assert local.unit_bytes <= span.local
-        assert span.local + span.num_bytes <= local.num_bytes
-        assert remote.unit_bytes <= span.remote
-        assert span.remote + span.num_bytes <= remote.num_bytes
+    for here, there, size in unit_spans(*case).tolist():
+        assert local.unit_bytes <= here
+        assert here + size <= local.num_bytes
+        assert remote.unit_bytes <= there
+        assert there + size <= remote.num_bytes
 
 
 def test_a_run_on_both_sides_is_one_span():
     spans = unit_spans(pool(20), [3, 4, 5, 6], pool(20), [9, 10, 11, 12])
-    assert [(s.local, s.remote, s.num_bytes) for s in spans] == [(24, 72, 32)]
+    assert spans.tolist() == [[24, 72, 32]]
 
 
 def test_a_run_on_one_side_only_is_not_joined():
@@ -103,6 +100,6 @@ def test_lists_of_different_length_are_refused():
 
 
 def test_a_pool_of_no_bytes_has_nothing_to_copy_but_checks_its_ids():
-    assert unit_spans(pool(8, 0), [1, 2], pool(8, 0), [3, 4]) == []
+    assert len(unit_spans(pool(8, 0), [1, 2], pool(8, 0), [3, 4])) == 0
     with pytest.raises(TransferError):
         unit_spans(pool(8, 0), [9], pool(8, 0), [3])

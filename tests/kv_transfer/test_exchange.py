@@ -10,8 +10,8 @@ import kv_transfer.exchange
 import kv_transfer.peers
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
-from kv_transfer.sink import TransferResult
 from kv_transfer.source import EndedLease
+from kv_transfer.transfer import TransferResult
 from tests.router.scripted_servers import server_stats
 from wire.errors import DeadlineError, HandshakeError, TransferError, UnavailableError
 from wire.handoff import EndLease, Ticket
@@ -20,7 +20,7 @@ from wire.handoff import EndLease, Ticket
 class ScriptedSink:
     """Reads that end when the test says so."""
 
-    num_in_flight = bytes_read = 0
+    num_in_flight = bytes_read = early_bytes = 0
 
     def __init__(self, _caches, *, on_settled, **_settings):
         self.on_settled = on_settled
@@ -44,7 +44,7 @@ class ScriptedSource:
 
     def end(self, message):
         self.ended.append(message)
-        self.on_lease_ended(EndedLease(message.request_id, message.lease_id, "ended"))
+        self.on_lease_ended(EndedLease(message.request_id, message.lease_id, message.epoch, "ended"))
 
 
 class ScriptedEngine:
@@ -57,6 +57,9 @@ class ScriptedEngine:
         self.config = SimpleNamespace(block_size=16)
         self.released = []
         self.finds_damage = False
+
+    def before_free(self, tell):
+        self.tell_before_free = tell
 
     def transferred(self, request, *, error, settled):
         if self.finds_damage:

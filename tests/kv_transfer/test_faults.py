@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from kv_transfer import sink as sink_module
+from kv_transfer import peer_memories
 from kv_transfer.agent import TransferAgent
 from tests.kv_transfer.pools import POISON, PoolShape, unit_bytes_of
 from wire.errors import HandshakeError, TransferError
@@ -151,7 +151,7 @@ def test_after_closing_nothing_lands_any_more(make_pair, own_source):
 
 
 def test_connecting_to_a_frozen_source_fails_by_its_deadline(make_pair, make_decode, own_source, monkeypatch):
-    monkeypatch.setattr(sink_module, "WARM_UP_DEADLINE_S", 0.3)
+    monkeypatch.setattr(peer_memories, "WARM_UP_DEADLINE_S", 0.3)
     pair = make_pair(transport="emulated", source=own_source())
     newcomer = make_decode(PoolShape(), transport="emulated")
     reply = pair.source.handshake(newcomer.sink.handshake_request())
@@ -162,7 +162,7 @@ def test_connecting_to_a_frozen_source_fails_by_its_deadline(make_pair, make_dec
     with pytest.raises(HandshakeError, match="have not ended yet"):
         newcomer.sink.add_peer("x:1", reply)
     pair.source.thaw()
-    monkeypatch.setattr(sink_module, "WARM_UP_DEADLINE_S", 10.0)
+    monkeypatch.setattr(peer_memories, "WARM_UP_DEADLINE_S", 10.0)
     _until(lambda: _connects(newcomer, reply))
     assert newcomer.read(pair.source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
 
@@ -170,7 +170,7 @@ def test_connecting_to_a_frozen_source_fails_by_its_deadline(make_pair, make_dec
 def test_a_source_killed_while_it_did_not_answer_a_connection_is_no_fault_of_ours(
     make_pair, make_decode, own_source, monkeypatch
 ):
-    monkeypatch.setattr(sink_module, "WARM_UP_DEADLINE_S", 0.3)
+    monkeypatch.setattr(peer_memories, "WARM_UP_DEADLINE_S", 0.3)
     pair = make_pair(transport="emulated", source=own_source())
     newcomer = make_decode(PoolShape(), transport="emulated")
     reply = pair.source.handshake(newcomer.sink.handshake_request())

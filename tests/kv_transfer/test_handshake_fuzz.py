@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.handshake import EPOCH_BYTES, check_regions, check_same_model
-from kv_transfer.sink import TransferSink, _Transfer
+from kv_transfer.part import OwnPools, Part, part_ranges
+from kv_transfer.sink import TransferSink
 from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape
 from wire.errors import HandshakeError, TransferError, WireError
 from wire.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
@@ -195,15 +196,18 @@ def sink():
     reply=fitting_replies().filter(accepts), ticket=present(tickets), first=st.integers(0, 3), data=st.data()
 )
 def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, first, data):
-    """Descriptors as the sink makes them from an accepted reply and any ticket."""
+    """Descriptors as a transfer makes them from an accepted reply and any ticket."""
     wanted = max(0, len(ticket.block_ids) - first)
     ours = data.draw(
         st.lists(st.integers(1, 23), min_size=wanted, max_size=wanted) | st.lists(NUMBERS, max_size=4)
     )
     slot = data.draw(st.integers(1, 7))
-    transfer = _Transfer(ticket, ours, first, slot, 0.0, 1.0, lambda _: None)
+    part = Part(ours, ticket.block_ids[first:], [slot], [ticket.state_slot])
+    layouts = sink.caches.kv_layout, sink.caches.state_layout
+    pools = OwnPools(*layouts, region_of(sink.caches.kv), region_of(sink.caches.state))
     try:
-        ranges = sink.sink._ranges(transfer, reply)
+        ranges = part_ranges(part, pools, reply)
+        epoch = sink.sink._check._ranges(slot, reply.epoch_region, ticket.lease_id)
     except REFUSALS:
         return
     here = [region_of(pool) for pool in (sink.caches.kv, sink.caches.state)]
@@ -217,6 +221,7 @@ def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, fir
                 for pool, unit in zip(pools, units, strict=True)
             )
     assert 0 <= ticket.lease_id < reply.epoch_region.num_bytes // EPOCH_BYTES
+    assert epoch[0, 1] == reply.epoch_region.address + ticket.lease_id * EPOCH_BYTES
     assert int(ranges[:, 2].sum()) == len(ours) * units[0] + units[1]
 
 
@@ -245,13 +250,13 @@ def _hostile_metadata(pipe, seed):
         name = b"h%06d" % count
         reply = honest_reply(incarnation=name.decode(), agent_metadata=broken.replace(NAME, name), **regions)
         try:
-            added = sink._add_to_agent(reply)
+            added = sink._peers.add_to_agent(reply)
             outcomes.append("accepted")
             sink._agent.remove_peer(added)
         except REFUSALS:
             outcomes.append("refused")
     reply = honest_reply(incarnation=NAME.decode(), agent_metadata=agent.metadata, **regions)
-    outcomes.append("the true one accepted" if sink._add_to_agent(reply) else "")
+    outcomes.append("the true one accepted" if sink._peers.add_to_agent(reply) else "")
     sink._agent.remove_peer(NAME.decode())
     sink.close()
     agent.close()

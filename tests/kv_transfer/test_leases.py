@@ -20,21 +20,21 @@ def test_a_read_ends_the_lease_and_only_that_one(pair):
     first, second = (pair.source.grant(name, BLOCKS, SLOT) for name in ("a", "b"))
     assert pair.source.num_leases() == 2
     assert pair.decode.read(first, BLOCKS, SLOT).error is None
-    assert pair.source.next_ended() == EndedLease("a", first.lease_id, "done")
+    assert pair.source.next_ended() == EndedLease("a", first.lease_id, first.epoch, "done")
     assert pair.source.num_leases() == 1
     assert pair.decode.read(second, BLOCKS, SLOT).error is None
-    assert pair.source.next_ended() == EndedLease("b", second.lease_id, "done")
+    assert pair.source.next_ended() == EndedLease("b", second.lease_id, second.epoch, "done")
 
 
 def test_giving_a_lease_back_ends_it_once(pair):
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     pair.source.end(ticket)
     pair.source.end(ticket)
-    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, "ended")
+    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, ticket.epoch, "ended")
     other = pair.source.grant("b", BLOCKS, SLOT)
     pair.source.end(ticket)  # late, and of a cell that may be another's by now
     assert pair.decode.read(other, BLOCKS, SLOT).error is None
-    assert pair.source.next_ended() == EndedLease("b", other.lease_id, "done")
+    assert pair.source.next_ended() == EndedLease("b", other.lease_id, other.epoch, "done")
 
 
 def test_data_read_after_the_lease_has_ended_is_thrown_away(pair):
@@ -59,14 +59,14 @@ def test_a_late_read_does_not_end_the_lease_that_took_the_cell(pair):
     assert held.epoch != late.epoch
     assert pair.decode.read(late, BLOCKS, SLOT).error is not None
     assert pair.decode.read(held, BLOCKS, SLOT).error is None
-    assert pair.source.next_ended() == EndedLease("b", held.lease_id, "done")
+    assert pair.source.next_ended() == EndedLease("b", held.lease_id, held.epoch, "done")
 
 
 def test_a_lease_that_nobody_reads_expires(make_pair):
     pair = make_pair(lease_ttl_s=0.2)
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     assert ticket.ttl_s == 0.2
-    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, "expired")
+    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, ticket.epoch, "expired")
     assert pair.source.num_leases() == 0
     assert pair.decode.read(ticket, BLOCKS, SLOT).error is not None
 
@@ -109,7 +109,7 @@ def test_a_tampered_ticket_is_refused_and_harms_nothing(make_pair, change, cause
     assert result.settled
     assert pair.decode.sink.num_in_flight == 0
     assert pair.decode.read(ticket, [1, 2, 3], 1).error is None
-    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, "done")
+    assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, ticket.epoch, "done")
 
 
 @pytest.mark.parametrize(

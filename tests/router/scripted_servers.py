@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from wire.generation import (
     ErrorReply,
     PrefillReply,
     PrefillRequest,
+    PrefillStarted,
     RequestOutput,
     RequestStats,
     ServerInfo,
@@ -30,7 +31,7 @@ from wire.generation import (
     Submit,
     TokenLogprobs,
 )
-from wire.handoff import Abandon, Ticket
+from wire.handoff import Abandon, PartialTicket, Ticket
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
@@ -41,6 +42,7 @@ from wire.rpc import (
     SERVER_OPTIONS,
     SERVER_SERVICE,
     decode_stream_request,
+    replies_handler,
     service,
     stream_handler,
     unary_handler,
@@ -216,21 +218,30 @@ class ScriptedPrefill(Scripted):
     requests: list[PrefillRequest] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     num_cancelled: int = 0
+    starts_early: bool = False
+    """Whether an early ticket comes before each reply."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         methods = {
-            PREFILL.name: unary_handler(PREFILL, self.prefill),
+            PREFILL.name: replies_handler(PREFILL, self.prefill),
             ABANDON.name: unary_handler(ABANDON, self.abandon),
         }
         return [service(PREFILL_SERVICE, methods)]
 
-    async def prefill(self, request: PrefillRequest, _context: Any) -> PrefillReply:
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillStarted | PrefillReply, None]:
         self.requests.append(request)
         try:
-            return await self.script(request) if self.script else self.reply(request)
+            if self.starts_early:
+                yield PrefillStarted(self.early_ticket(request))
+            yield await self.script(request) if self.script else self.reply(request)
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
+
+    def early_ticket(self, request: PrefillRequest) -> PartialTicket:
+        num_tokens = len(request.token_ids) - 1
+        fields = (request.request_id, len(self.requests), 1, self.address, self.info.incarnation, num_tokens)
+        return PartialTicket(*fields, ttl_s=30.0)
 
     def reply(self, request: PrefillRequest) -> PrefillReply:
         wanted = request.prompt_logprobs

@@ -36,7 +36,11 @@ def tree_of(hint):
     """msgpack values that a field of that type may hold, most of them plausible."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return st.none() | tree_of(next(a for a in args if a is not type(None)))
+        inner = [a for a in args if a is not type(None)]
+        if len(inner) == 1:
+            return st.none() | tree_of(inner[0])
+        tagged = [st.tuples(st.just(a.__name__), tree_of(a)).map(list) for a in inner]
+        return st.one_of(st.none(), *tagged) if type(None) in args else st.one_of(*tagged)
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is tuple and args[-1] is not Ellipsis:

@@ -1,0 +1,96 @@
+"""The seqlock's reader: after the data, the lease's epoch; if it moved, the data may be another request's.
+
+NIXL gives no order within one read, hence a read of its own behind the last of the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from kv_transfer.agent import Ranges, TransferAgent, region_of
+from kv_transfer.flights import Flights, Patience, PeerMemory
+from kv_transfer.handshake import EPOCH_BYTES
+from wire.codec import encode
+from wire.errors import TransferError
+from wire.handoff import Done, Region
+
+log = logging.getLogger(__name__)
+
+
+class EpochCheck:
+    """Reads epochs into ``epochs``, int64, registered with the agent. On the transfer thread.
+
+    Every transfer has a cell of its own; cell 0 takes what nobody looks at.
+    """
+
+    def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
+        self._agent = agent
+        self._flights = flights
+        self._cells = epochs.numpy()
+        self._region = region_of(epochs)
+
+    def read(
+        self,
+        peer: PeerMemory,
+        lease_id: int,
+        cell: int,
+        *,
+        patience: Patience,
+        on_end: Callable[[TransferError | None, bool], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
+        self._flights.post(
+            peer,
+            self._ranges(cell, peer.reply.epoch_region, lease_id),
+            local=self._region,
+            remote=peer.reply.epoch_region,
+            patience=patience,
+            on_end=on_end,
+            on_late=on_late,
+        )
+
+    def conclude(self, peer: PeerMemory, lease: Done, cell: int, request_id: str) -> None:
+        """Tells the peer that its lease may end. Raises :class:`TransferError` if it ended before."""
+        if not self._matches(cell, lease.epoch):
+            raise TransferError(
+                f"the lease ended while its data was read (epoch {int(self._cells[cell])}, the ticket's is "
+                f"{lease.epoch}); what was read is thrown away",
+                cause="lease_ended",
+            )
+        try:
+            self._agent.notify(peer.name, encode(lease))
+        except TransferError as error:  # the data is valid; the lease ends by its time to live
+            log.warning("request %s: the prefill server was not told: %s", request_id, error)
+
+    def flush(self, peer: PeerMemory) -> None:
+        """A small read behind a notification: when it has ended, the notification has arrived.
+
+        It keeps this thread polling until then, and whatever wait for the peer a notification causes is over
+        before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
+        """
+        self.read(
+            peer,
+            0,
+            0,
+            patience=Patience(math.inf),
+            on_end=lambda error, late: None,
+            on_late=lambda: None,
+        )
+
+    def _matches(self, cell: int, epoch: int) -> bool:
+        return int(self._cells[cell]) == epoch
+
+    def _ranges(self, cell: int, region: Region, lease_id: int) -> Ranges:
+        if not 0 <= lease_id < region.num_bytes // EPOCH_BYTES:
+            raise TransferError(
+                f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"
+            )
+        ours = self._region.address + cell * EPOCH_BYTES
+        theirs = region.address + lease_id * EPOCH_BYTES
+        return np.array([(ours, theirs, EPOCH_BYTES)], dtype=np.uint64)

@@ -1,0 +1,199 @@
+"""One request's transfer: parts in any number, then one validation for all of them, then ``Done``.
+
+    transfer.read_part(part) …        data alone, several at a time, as the peer computes them
+    transfer.finish(part, lease)      the last part, with the state; when all have landed, the epoch's check
+
+A part that fails or is late fails the transfer. The patience of a transfer runs only while it has something
+under way: a peer that computes for a minute is not late. What was given up stays in quarantine until every
+part that was posted has ended one way or the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_transfer.agent import Ranges
+from kv_transfer.epoch_check import EpochCheck
+from kv_transfer.flights import Flights, Patience, PeerMemory
+from kv_transfer.part import Part, Pools, part_ranges
+from wire.errors import TransferError, TwinfangError
+from wire.handoff import Done
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """How a transfer ended."""
+
+    request_id: str
+    num_bytes: int
+    num_descriptors: int
+    seconds: float
+    """From when all was there to be read (of :meth:`Transfer.finish`; if it never was, from the start)."""
+    error: TwinfangError | None
+    settled: bool
+    """False: bytes may still land at the destination; ``on_settled`` will say when none can any more."""
+    early_bytes: int = 0
+    """Of ``num_bytes``, those that had landed before the last part could be read."""
+
+
+class Transfer:
+    """Reads of one request from one peer. On the transfer thread.
+
+    ``on_done`` is called exactly once; ``on_settled`` later if bytes could still land then, and now can't.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        peer: PeerMemory | None,
+        *,
+        ours: Pools,
+        flights: Flights,
+        check: EpochCheck,
+        deadline_s: float,
+        started_s: float,
+        on_done: Callable[[TransferResult], None],
+        on_settled: Callable[[str], None],
+    ) -> None:
+        self._request_id = request_id
+        self._on_done = on_done
+        self._on_settled = on_settled
+        self._peer = peer
+        self._ours = ours
+        self._flights = flights
+        self._check = check
+        self._patience = Patience(deadline_s)
+        self._waited_since_s = started_s
+        self._num_under_way = 0
+        self._num_bytes = self._num_descriptors = self._early_bytes = 0
+        self._error: TwinfangError | None = None
+        self._lease: Done | None = None
+        self._cell = 0
+        self._is_validating = self._is_reported = self._is_in_quarantine = False
+
+    # --- what the owner asks for -----------------------------------------------------------------
+
+    def read_part(self, part: Part) -> None:
+        """Posts a read of a part; nothing is validated."""
+        if self._error is not None or self._is_reported:
+            return
+        if self._peer is None:
+            self.fail(TransferError("the prefill server that wrote the ticket is gone"))
+            return
+        try:
+            ranges = part_ranges(part, self._ours, self._peer.reply)
+        except TransferError as error:
+            self.fail(TransferError(error.message, cause="ticket_refused"))
+            return
+        if len(ranges) == 0:
+            return
+        self._take_off()
+        self._flights.post(
+            self._peer,
+            ranges,
+            local=self._ours.kv_region,
+            remote=self._peer.reply.kv_region,
+            patience=self._patience,
+            on_end=lambda error, late: self._landed(error, ranges),
+            on_late=self._give_up,
+        )
+
+    def finish(self, part: Part, lease: Done, *, cell: int, asked_s: float) -> None:
+        """Reads the last part; when all have landed, their one validation. ``cell`` takes the epoch."""
+        self._early_bytes = self._num_bytes
+        self._waited_since_s = asked_s
+        self.read_part(part)
+        self._lease, self._cell = lease, cell
+        self._go_on()
+
+    def fail(self, error: TwinfangError) -> None:
+        """Nothing more will be read: ends with ``error`` once what is under way has landed."""
+        self._error = self._error or error
+        self._go_on()
+
+    # --- what the reads bring --------------------------------------------------------------------
+
+    def _take_off(self) -> None:
+        if self._num_under_way == 0:
+            self._patience.renew()
+        self._num_under_way += 1
+        self._flights.note_news()
+
+    def _landed(self, error: TransferError | None, ranges: Ranges | None) -> None:
+        self._num_under_way -= 1
+        self._patience.renew()
+        self._error = self._error or error
+        if error is None and ranges is not None:
+            self._num_bytes += int(ranges[:, 2].sum())
+            self._num_descriptors += len(ranges)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """If nothing is under way any more, the next thing, whichever that is."""
+        if self._num_under_way > 0:
+            return
+        if self._is_in_quarantine:
+            self._is_in_quarantine = False
+            self._on_settled(self._request_id)
+        elif self._is_reported:
+            return
+        elif self._error is not None:
+            self._report(self._error)
+        elif self._lease is not None and self._is_validating:
+            self._conclude(self._lease)
+        elif self._lease is not None:
+            self._validate(self._lease)
+
+    def _validate(self, lease: Done) -> None:
+        """The data is here; read the lease's epoch to learn whether it was still under lease."""
+        assert self._peer is not None
+        self._is_validating = True
+        self._take_off()
+        try:
+            self._check.read(
+                self._peer,
+                lease.lease_id,
+                self._cell,
+                patience=self._patience,
+                on_end=lambda error, late: self._landed(error, None),
+                on_late=self._give_up,
+            )
+        except TransferError as error:
+            self._landed(error, None)
+
+    def _conclude(self, lease: Done) -> None:
+        assert self._peer is not None
+        try:
+            self._check.conclude(self._peer, lease, self._cell, self._request_id)
+        except TransferError as error:
+            self._report(error)
+        else:
+            self._report(None)
+            self._check.flush(self._peer)
+
+    def _give_up(self) -> None:
+        """What is under way is late; its destination stays in quarantine."""
+        if not self._is_reported:
+            seconds = time.monotonic() - self._waited_since_s
+            error = TransferError(
+                f"the prefill server did not deliver within {seconds:.1f} s", cause="deadline"
+            )
+            self._is_in_quarantine = True
+            self._report(self._error or error)
+
+    def _report(self, error: TwinfangError | None) -> None:
+        self._is_reported = True
+        is_here = error is None
+        self._on_done(
+            TransferResult(
+                self._request_id,
+                self._num_bytes if is_here else 0,
+                self._num_descriptors if is_here else 0,
+                time.monotonic() - self._waited_since_s,
+                error,
+                settled=not self._is_in_quarantine,
+                early_bytes=self._early_bytes if is_here else 0,
+            )
+        )
