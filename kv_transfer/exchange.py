@@ -228,6 +228,7 @@ class StateExchange:
             transfers_in_flight=self._sink.num_in_flight,
             transfer_bytes=self._sink.bytes_read,
             early_bytes=self._sink.early_bytes,
+            transfer_parts=self._sink.num_parts,
             transfer_failures=self._failures.counts(),
         )
 

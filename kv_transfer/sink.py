@@ -61,6 +61,7 @@ class TransferSink:
         self._num_transfers = 0
         self._bytes_read = 0
         self._early_bytes = 0
+        self._num_parts = 0
         self._thread = PollThread("transfer", self._poll, on_fatal)
 
     @property
@@ -77,6 +78,11 @@ class TransferSink:
     def early_bytes(self) -> int:
         """Of :attr:`bytes_read`, those that had landed before their prompt was computed."""
         return self._early_bytes
+
+    @property
+    def num_parts(self) -> int:
+        """Parts that have landed since the start, whatever became of their transfers."""
+        return self._num_parts
 
     def handshake_request(self) -> HandshakeRequest:
         return self._introduction
@@ -135,6 +141,7 @@ class TransferSink:
                     deadline_s=deadline_s,
                     started_s=started_s,
                     on_done=lambda result: self._done(result, on_done),
+                    on_part=self._count_part,
                     on_settled=self._on_settled,
                 )
             )
@@ -174,6 +181,9 @@ class TransferSink:
         self._bytes_read += result.num_bytes
         self._early_bytes += result.early_bytes
         on_done(result)
+
+    def _count_part(self) -> None:
+        self._num_parts += 1
 
     def _poll(self) -> float | None:
         self._agent.poll()

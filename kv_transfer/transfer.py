@@ -41,7 +41,8 @@ class TransferResult:
 class Transfer:
     """Reads of one request from one peer. On the transfer thread.
 
-    ``on_done`` is called exactly once; ``on_settled`` later if bytes could still land then, and now can't.
+    ``on_part`` is called for each part that has landed, ``on_done`` exactly once, and ``on_settled`` later if
+    bytes could still land then and now can't.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Transfer:
         deadline_s: float,
         started_s: float,
         on_done: Callable[[TransferResult], None],
+        on_part: Callable[[], None],
         on_settled: Callable[[str], None],
     ) -> None:
         self._request_id = request_id
         self._on_done = on_done
+        self._on_part = on_part
         self._on_settled = on_settled
         self._peer = peer
         self._ours = ours
@@ -128,6 +131,7 @@ class Transfer:
         if error is None and ranges is not None:
             self._num_bytes += int(ranges[:, 2].sum())
             self._num_descriptors += len(ranges)
+            self._on_part()
         self._go_on()
 
     def _go_on(self) -> None:

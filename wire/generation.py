@@ -210,6 +210,8 @@ class ServerStats:
     """Bytes read from other servers since the start."""
     early_bytes: int = 0
     """Of ``transfer_bytes``, those that had landed before their prompt was prefilled."""
+    transfer_parts: int = 0
+    """Parts of prompts that have landed since the start, of transfers under way and failed ones too."""
     transfer_failures: dict[str, int] = field(default_factory=dict)
     """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
 

@@ -7,6 +7,7 @@ none there the process is what ``python -m twinfang`` would be.
 |---|---|
 | ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
 | ``loses-done`` | does not send the notification that ends a lease |
+| ``small-chunks`` | computes at most 32 tokens of prompts a step, and rests 50 ms after each |
 | ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
 | ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.engine import Engine
+from engine.scheduler import Scheduler
 from kv_transfer.agent import TransferAgent
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.transfer import Transfer
@@ -31,6 +33,8 @@ from twinfang.cli import main
 
 FOLDER_VARIABLE = "FAULTS"
 REST_S = 0.02
+SMALL_CHUNK = 32
+REST_AFTER_CHUNK_S = 0.05
 
 
 def inject(folder: Path) -> None:
@@ -50,6 +54,7 @@ def inject(folder: Path) -> None:
     replace(Transfer, "_give_up", "no-quarantine", _give_up_as_if_settled)
     replace(TransferAgent, "notify", "loses-done", _do_nothing)
     replace(Engine, "step", "slow-steps", _step_slowly)
+    replace(Scheduler, "_plan_chunks", "small-chunks", _plan_small_chunks)
     replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
 
 
@@ -61,6 +66,13 @@ def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:
     if engine.config.role == "decode":
         time.sleep(REST_S)
     return sound(engine)
+
+
+def _plan_small_chunks(sound: Callable[..., Any], scheduler: Scheduler, budget: int, rows: list[Any]) -> Any:
+    planned = sound(scheduler, min(budget, SMALL_CHUNK), rows)
+    if planned:
+        time.sleep(REST_AFTER_CHUNK_S)
+    return planned
 
 
 def _die_in_read(sound: Callable[..., Any], transfer: Transfer, part: Any) -> None:

@@ -20,7 +20,7 @@ from wire.handoff import EndLease, Ticket
 class ScriptedSink:
     """Reads that end when the test says so."""
 
-    num_in_flight = bytes_read = early_bytes = 0
+    num_in_flight = bytes_read = early_bytes = num_parts = 0
 
     def __init__(self, _caches, *, on_settled, **_settings):
         self.on_settled = on_settled
@@ -214,5 +214,5 @@ async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch
 
 def test_ended_leases_are_counted_by_reason(world):
     for number, reason in enumerate(("done", "expired", "expired")):
-        world.source.on_lease_ended(EndedLease(f"r{number}", number, reason))
+        world.source.on_lease_ended(EndedLease(f"r{number}", number, 0, reason))
     assert world.exchange.stats().leases_ended == {"done": 1, "ended": 0, "expired": 2}
