@@ -7,7 +7,7 @@ none there the process is what ``python -m twinfang`` would be.
 |---|---|
 | ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
 | ``loses-done`` | does not send the notification that ends a lease |
-| ``small-chunks`` | computes at most 32 tokens of prompts a step, and rests 50 ms after each |
+| ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
 | ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
 | ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.cache_modes import StateBlocks
 from engine.engine import Engine
 from engine.scheduler import Scheduler
 from kv_transfer.agent import TransferAgent
@@ -54,7 +55,8 @@ def inject(folder: Path) -> None:
     replace(Transfer, "_give_up", "no-quarantine", _give_up_as_if_settled)
     replace(TransferAgent, "notify", "loses-done", _do_nothing)
     replace(Engine, "step", "slow-steps", _step_slowly)
-    replace(Scheduler, "_plan_chunks", "small-chunks", _plan_small_chunks)
+    replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
+    replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
     replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
 
 
@@ -68,8 +70,12 @@ def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:
     return sound(engine)
 
 
-def _plan_small_chunks(sound: Callable[..., Any], scheduler: Scheduler, budget: int, rows: list[Any]) -> Any:
-    planned = sound(scheduler, min(budget, SMALL_CHUNK), rows)
+def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any, start: int, end: int) -> Any:
+    return sound(mode, request, start, min(end, start + SMALL_CHUNK))
+
+
+def _plan_chunks_slowly(sound: Callable[..., Any], *arguments: Any) -> Any:
+    planned = sound(*arguments)
     if planned:
         time.sleep(REST_AFTER_CHUNK_S)
     return planned

@@ -6,6 +6,7 @@ prompts are leased, so that the fault strikes at the moment that the test's name
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -151,3 +152,41 @@ def test_restarted_under_the_same_address(fleet, ask, table):
         fault = "prefill server restarted at its address before the read"
         outcome = f"{EXACT}; the ticket of its former life is refused"
         table.add(fault, SERVERS[router], outcome, f"its restart, {RETRIES}", seconds)
+
+
+def test_killed_while_later_chunks_are_computed(fleet, requests, table):
+    """Early blocks have been read by then; of the two servers one goes on without a fault."""
+    bodies, expected = requests.make(len(ROUTERS), num_prompt=700, max_tokens=12)
+    parts = {name: fleet.stats(name).transfer_parts for name in ("decode", "decode-local")}
+    with fleet.fault("small-chunks"):
+        replies = [fleet.send(router, body) for router, body in zip(ROUTERS, bodies, strict=True)]
+        for name, count in parts.items():
+            wait_until(
+                lambda name=name, count=count: fleet.stats(name).transfer_parts >= count + 4,
+                f"{name} has read early blocks",
+            )
+        assert not any(reply.done() for reply in replies)
+        assert fleet.stats("prefill-a").leases_held > 0
+        fleet["prefill-a"].kill()
+    asked = Asked(fleet, replies, expected)
+    check_after_a_kill(asked, "prefill server killed while it computed what was read already", table)
+    wait_until(lambda: fleet.is_idle_alone("decode"), "all blocks of decode are back")
+    wait_until(lambda: fleet.is_idle_alone("decode-local"), "all blocks of decode-local are back")
+
+
+def test_frozen_while_later_chunks_are_computed_and_thawed(fleet, requests, table):
+    """Nothing is late while there is nothing to read; a read that was under way just then is tried again."""
+    (body,), (tokens,) = requests.make(1, num_prompt=700, max_tokens=12)
+    parts, retries = fleet.stats("decode").transfer_parts, fleet.retries("alone")
+    with fleet.fault("small-chunks"):
+        reply = fleet.send("alone", body)
+        wait_until(lambda: fleet.stats("decode").transfer_parts >= parts + 2, "early blocks are read")
+        fleet["prefill-a"].freeze()
+        time.sleep(1.5 * TRANSFER_DEADLINE_S)
+        assert not reply.done()
+        fleet["prefill-a"].thaw()
+    answer = reply.result()
+    assert (answer.status, answer.token_ids) == (200, tokens)
+    assert sum(fleet.retries("alone").values()) <= sum(retries.values()) + 1
+    fault = "prefill server frozen while it computed what was read already, thawed"
+    table.add(fault, SERVERS["alone"], EXACT, "the thaw, or gRPC's keepalive", answer.seconds)
