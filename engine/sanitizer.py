@@ -106,18 +106,20 @@ class Sanitizer:
 
     def received(self, request: Request) -> SanitizerError | None:
         ticket = request.ticket
-        assert isinstance(ticket, Ticket), "an early ticket has become a whole one by now"
+        assert ticket is not None
+        # Early tickets have no digests: on rank 0 the whole one has taken their place by now.
+        digests = ticket.digests if isinstance(ticket, Ticket) else None
         first, num_tokens = len(request.nodes), ticket.num_tokens
         slot = request.state_slot
         if self._slots.epochs.is_free[slot] or self._slots.current(slot) is not None:
             raise _error(
                 request, f"slot {slot}", "nothing there before the transfer", self._slots.describe(slot)
             )
-        if ticket.digests is not None:
+        if digests is not None:
             found = self._digests(request, first, num_tokens)
-            landed = [f"block {block_id}" for block_id in request.block_ids[first : len(ticket.block_ids)]]
+            landed = [f"block {block_id}" for block_id in request.block_ids[first : len(digests.blocks)]]
             landed += [f"slot {slot}, {segment}" for segment in self._checksums.segments]
-            sent = (*ticket.digests.blocks[first:], *ticket.digests.state)
+            sent = (*digests.blocks[first:], *digests.state)
             for where, theirs, ours in zip_longest(landed, sent, (*found.blocks, *found.state)):
                 if theirs != ours:
                     return _error(request, f"{where} as received", f"checksum {theirs}", str(ours))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from wire.codec import message
 from wire.generation import ErrorReply
-from wire.handoff import Ticket
+from wire.handoff import AnyTicket
 from wire.sampling_params import SamplingParams
 
 
@@ -19,7 +19,7 @@ class AddRequest:
     request_id: str
     tokens: tuple[int, ...]
     params: SamplingParams | None
-    ticket: Ticket | None
+    ticket: AnyTicket | None
     prompt_logprobs_wanted: int | None
     stop_token_ids: tuple[int, ...]
     seed: int
