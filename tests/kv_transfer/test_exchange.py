@@ -206,7 +206,7 @@ async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch
     monkeypatch.setattr(kv_transfer.peers, "call", refuse)
     world.sink.knows = lambda _incarnation: False
     world.sink.handshake_request = lambda: None
-    with pytest.raises(type(error)):
+    with pytest.raises((type(error), TransferError)):  # a deadline of the handshake is none of the request's
         await world.exchange.peers.ensure(ticket_of("turn-1"))
     failures = world.exchange.stats().transfer_failures
     assert {name for name, count in failures.items() if count} == {cause}
