@@ -81,16 +81,17 @@ async def test_a_prompt_of_one_chunk_is_read_when_it_is_computed(plain, overlapp
 
 
 async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, overlapped):
-    (prompt,) = prompts(2, 1)
-    longer = prompt + prompts(3, 1)[0][:300]
+    (prompt,) = prompts(2, 1, 300)
+    longer = prompt + prompts(3, 1)[0]
     with Figures(overlapped) as first:
         assert await exact(overlapped, plain, [greedy_body(prompt, 4)])
     with Figures(overlapped) as second:
         assert await exact(overlapped, plain, [greedy_body(longer, 4)])
     # The prefill server goes on from its cached state; the decode server has that prompt's blocks.
-    assert first.computed == NUM_TOKENS - 1
-    assert 300 <= second.computed < 300 + 8 * BLOCK
-    assert second.bytes_read < first.bytes_read
+    assert first.computed == 299
+    assert NUM_TOKENS <= second.computed < NUM_TOKENS + 8 * BLOCK
+    # Blocks: 19 of 300 tokens, the last not full; 59 of 940, of which 18 are there. Each reads one state.
+    assert second.bytes_read < 3 * first.bytes_read
     assert second.early_bytes > 0
 
 
@@ -99,10 +100,10 @@ async def test_a_conversation_s_next_turn_starts_from_its_kept_state_and_overlap
     (prompt,) = prompts(4, 1, 200)
     async with http_client(overlapped) as client:
         first = await complete(client, greedy_body(prompt, 20))
-    new = prompts(5, 1, 300)[0]
+    new = prompts(5, 1, 700)[0]
     with Figures(overlapped) as figures:
         assert await exact(overlapped, plain, [greedy_body(prompt + first.token_ids + new, 8)])
-    assert figures.computed == 300, "the state covers all but the answer's last token"
+    assert figures.computed == 700, "the state covers all but the answer's last token"
     assert figures.early_bytes > 0
 
 
