@@ -92,7 +92,7 @@ async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, ove
     assert NUM_TOKENS <= second.computed < NUM_TOKENS + 8 * BLOCK
     with Figures(overlapped) as again:
         assert await exact(overlapped, plain, [greedy_body(prompt, 4)])
-    # Each reads one state. Blocks: 19, the last not full; of 59, those behind the 18 full ones; the last alone.
+    # Each reads one state, and of blocks: 19; those of 59 behind the 18 that were full; the last alone.
     assert (second.bytes_read - again.bytes_read) * 18 == (first.bytes_read - again.bytes_read) * 40
     assert second.early_bytes > 0
 
