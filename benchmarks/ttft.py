@@ -26,7 +26,7 @@ import asyncio
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from twinfang.launch import LaunchedStack, launch
 
 PROMPT_LENS = (16, 64, 256, 1024, 2048, 4096, 8192)
 PAIRS = 41
-MIN_PAIRS = 9
+MIN_PAIRS = 7
 ANSWER_TOKENS = 4
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
 START_TIMEOUT_S = 300.0
@@ -194,9 +194,12 @@ def row(result: dict[str, Any]) -> str:
 
 
 async def measure(
-    stacks: Mapping[str, LaunchedStack], prompt_lens: tuple[int, ...], pairs: int
-) -> list[dict[str, Any]]:
-    """A summary a length, printed as it is done."""
+    stacks: Mapping[str, LaunchedStack],
+    prompt_lens: tuple[int, ...],
+    pairs: int,
+    on_results: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    """A summary a length, printed as it is done; ``on_results`` gets all there are so far."""
     print(HEADER)
     results = []
     async with AsyncExitStack() as exits:
@@ -208,7 +211,7 @@ async def measure(
             num_pairs = max(MIN_PAIRS, pairs * min(1024, prompt_len) // prompt_len)
             results.append(summary(prompt_len, await measure_length(arrangements, prompt_len, num_pairs)))
             print(row(results[-1]), flush=True)
-    return results
+            on_results(results)
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
@@ -258,6 +261,21 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def write(
+    options: argparse.Namespace, machine_before: dict[str, object], results: list[dict[str, Any]]
+) -> None:
+    if options.json:
+        report = {
+            "model": options.model.name,
+            "threads_per_server": options.threads,
+            "machine": machine_before,
+            "results": results,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.plot:
+        plot(results, options.plot)
+
+
 def main() -> None:
     options = parse()
     before = machine()
@@ -267,17 +285,9 @@ def main() -> None:
             name: exits.enter_context(running(command, model, options.threads))
             for name, command in (("disaggregated", "up"), ("monolithic", "serve"))
         }
-        results = asyncio.run(measure(stacks, options.prompt_lens, options.pairs))
-    if options.json:
-        report = {
-            "model": options.model.name,
-            "threads_per_server": options.threads,
-            "machine": before,
-            "results": results,
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if options.plot:
-        plot(results, options.plot)
+        asyncio.run(
+            measure(stacks, options.prompt_lens, options.pairs, lambda found: write(options, before, found))
+        )
 
 
 if __name__ == "__main__":
