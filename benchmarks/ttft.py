@@ -172,6 +172,7 @@ def summary(prompt_len: int, pairs: list[dict[str, Times]]) -> dict[str, Any]:
             part: [round(values[len(values) // 4], 3), round(values[-1 - len(values) // 4], 3)]
             for part, values in differences.items()
         },
+        "least_ttft_ms": {name: round(min(pair[name]["ttft"] for pair in pairs), 3) for name in SUMS},
         "medians_ms": {
             name: {
                 key: round(statistics.median(pair[name][key] for pair in quiet), 3) for key in quiet[0][name]
