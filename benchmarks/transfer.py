@@ -114,7 +114,7 @@ def default_cases() -> list[Case]:
     bundled = ModelConfig.from_directory(BUNDLED_MODEL, "auto", "cpu").cache_spec()
     cases = [ONE_BLOCK]
     for name, spec in (("bundled", bundled), ("48 KB blocks, 6 MB state", LARGE)):
-        for prompt_len, rounds in ((16, 200), (1024, 200), (4096, 200), (16384, 60)):
+        for prompt_len, rounds in ((16, 400), (1024, 400), (4096, 400), (16384, 120)):
             case = prompt_case(spec, block_size=16, prompt_len=prompt_len, rounds=rounds)
             cases.append(replace(case, name=f"{name}: {case.name}"))
             if prompt_len >= 4096:
