@@ -436,7 +436,7 @@ class Engine:
 def _stats_of(request: Request) -> RequestStats:
     return RequestStats(
         queue_s=max(0.0, request.admitted_s - request.arrived_s) if request.admitted_s else 0.0,
-        first_token_s=max(0.0, request.first_token_s - request.admitted_s - request.transfer_s),
+        first_token_s=max(0.0, request.first_token_s - max(request.admitted_s, request.landed_s)),
         transfer_s=request.transfer_s,
         transfer_bytes=request.transfer_bytes,
         transfer_descriptors=request.transfer_descriptors,

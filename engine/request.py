@@ -75,6 +75,8 @@ class Request:
     finish_reason: FinishReason | None = field(init=False, default=None)
     arrived_s: float = field(init=False, default_factory=time.monotonic)
     admitted_s: float = field(init=False, default=0.0)
+    landed_s: float = field(init=False, default=0.0)
+    """When what its ticket names had been read."""
     first_token_s: float = field(init=False, default=0.0)
     transfer_s: float = field(init=False, default=0.0)
     transfer_bytes: int = field(init=False, default=0)

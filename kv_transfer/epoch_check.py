@@ -55,20 +55,24 @@ class EpochCheck:
             on_late=on_late,
         )
 
-    def conclude(self, peer: PeerMemory, lease: Done, cell: int, request_id: str) -> None:
-        """Tells the peer that its lease may end. Raises :class:`TransferError` if it ended before."""
+    def validate(self, lease: Done, cell: int) -> None:
+        """Raises :class:`TransferError` if the lease had ended before its epoch was read into ``cell``."""
         if not self._matches(cell, lease.epoch):
             raise TransferError(
                 f"the lease ended while its data was read (epoch {int(self._cells[cell])}, the ticket's is "
                 f"{lease.epoch}); what was read is thrown away",
                 cause="lease_ended",
             )
+
+    def conclude(self, peer: PeerMemory, lease: Done, request_id: str) -> None:
+        """Tells the peer that its lease may end, and sees to it that this arrives."""
         try:
             self._agent.notify(peer.name, encode(lease))
         except TransferError as error:  # the data is valid; the lease ends by its time to live
             log.warning("request %s: the prefill server was not told: %s", request_id, error)
+        self._flush(peer)
 
-    def flush(self, peer: PeerMemory) -> None:
+    def _flush(self, peer: PeerMemory) -> None:
         """A small read behind a notification: when it has ended, the notification has arrived.
 
         It keeps this thread polling until then, and whatever wait for the peer a notification causes is over

@@ -7,6 +7,7 @@ server reads prompts and leases the states that it keeps.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -182,7 +183,8 @@ class StateExchange:
         ticket = request.ticket
 
         def on_done(transfer: TransferResult) -> None:  # on the transfer thread
-            self._host.post(lambda: self._transferred(request, transfer))
+            landed_s = time.monotonic()
+            self._host.post(lambda: self._transferred(request, transfer, landed_s))
 
         if isinstance(ticket, PartialTicket):
             self._follow(request, ticket, on_done)
@@ -232,8 +234,9 @@ class StateExchange:
             transfer_failures=self._failures.counts(),
         )
 
-    def _transferred(self, request: Request, transfer: TransferResult) -> None:
+    def _transferred(self, request: Request, transfer: TransferResult, landed_s: float) -> None:
         assert request.ticket is not None
+        request.landed_s = landed_s
         self._host.answer(self._keeper.let_go, request.ticket)
         request.transfer_s = transfer.seconds
         request.transfer_bytes = transfer.num_bytes

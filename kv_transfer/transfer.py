@@ -170,12 +170,12 @@ class Transfer:
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
         try:
-            self._check.conclude(self._peer, lease, self._cell, self._request_id)
+            self._check.validate(lease, self._cell)
         except TransferError as error:
             self._report(error)
         else:
-            self._report(None)
-            self._check.flush(self._peer)
+            self._report(None)  # first: the request need not wait for what only the peer waits for
+            self._check.conclude(self._peer, lease, self._request_id)
 
     def _give_up(self) -> None:
         """What is under way is late; its destination stays in quarantine."""

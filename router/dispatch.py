@@ -82,6 +82,8 @@ class Dispatch:
         """What the call took that brought it."""
         self.first_output_s = 0.0
         """From the last submission, and the prefill's reply, to the first token behind it."""
+        self.was_early = False
+        """Whether it was submitted before its prompt was prefilled."""
         self._submitted_s = 0.0
         self._answer_ids: list[int] = []
         self._lease: tuple[PrefillClient, str] | None = None
@@ -215,7 +217,8 @@ class Dispatch:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
             self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
-        if self._stream is None:
+        self.was_early = self._stream is not None
+        if not self.was_early:
             try:
                 submit(reply.ticket)
             except UnavailableError:

@@ -108,7 +108,9 @@ class Generation:
             dispatch = self._dispatches[index]
             dispatch.cancel()  # a stop string: the server does not know yet
             if answer.stats is not None:
-                self._services.metrics.decoded(answer.stats, dispatch.first_output_s)
+                self._services.metrics.decoded(
+                    answer.stats, dispatch.first_output_s, was_early=dispatch.was_early
+                )
             if dispatch.prefill_reply is not None:
                 self._services.metrics.prefilled(dispatch.prefill_reply, dispatch.prefill_call_s)
         return delta

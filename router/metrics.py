@@ -155,9 +155,13 @@ class Metrics:
         self.prefill_queue.observe(reply.queue_s)
         self.prefill.observe(reply.prefill_s)
 
-    def decoded(self, stats: RequestStats, first_output_s: float) -> None:
-        """``first_output_s``: from the submission to the first token as the router saw it."""
-        server_s = stats.queue_s + stats.transfer_s + stats.first_token_s
+    def decoded(self, stats: RequestStats, first_output_s: float, *, was_early: bool) -> None:
+        """``first_output_s``: from the submission to the first token as the router saw it.
+
+        Of a prompt that was submitted early it is from the prefill's reply; the queue was before that.
+        """
+        queue_s = 0.0 if was_early else stats.queue_s
+        server_s = queue_s + stats.transfer_s + stats.first_token_s
         self.decode_rpc.observe(max(0.0, first_output_s - server_s))
         self.first_token.observe(stats.first_token_s)
         self.decode_queue.observe(stats.queue_s)
