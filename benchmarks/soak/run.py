@@ -22,16 +22,10 @@ from benchmarks.soak.faults import DEADLINE_S, DRAINED, VERY_LONG, WEIGHTS, Faul
 from benchmarks.soak.questions import Question, make_questions
 
 _MODEL = ("--max-model-len", "1024", "--threads", "1", "--speculative", "2", "--state-block-size", "64")
-_PREFILL = (
-    "prefill",
-    *_MODEL,
-    "--lease-ttl",
-    str(DEADLINE_S),
-    "--max-num-seqs",
-    "16",
-    "--cache-memory",
-    "0.012",
-)
+_LEASES = ("--lease-ttl", str(DEADLINE_S))
+_CHUNKS = ("--max-batch-tokens", "192")
+"""Long prompts run in several chunks, and are read meanwhile."""
+_PREFILL = ("prefill", *_MODEL, *_LEASES, *_CHUNKS, "--max-num-seqs", "16", "--cache-memory", "0.012")
 _DECODE = ("decode", *_MODEL, "--transfer-deadline", str(DEADLINE_S))
 SERVERS: dict[str, tuple[str, ...]] = {
     "prefill-a": _PREFILL,
