@@ -26,7 +26,7 @@ from wire.codec import decode, encode
 from wire.generation import GetStats, ServerStats
 from wire.rpc import CHANNEL_OPTIONS, GET_STATS, RECONNECT_OPTIONS
 
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 200.0
 """The first start on a machine compiles kernels."""
 STOP_DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
