@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine, StepResult
@@ -12,7 +12,7 @@ from engine.lead_engine import LeadEngine
 from engine.loop import EngineLoop
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
-from engine.rank_processes import RankMain, RankProcesses, follow
+from engine.rank_processes import RankMain, RankProcesses, work
 from wire.generation import ServerInfo
 
 T = TypeVar("T")
@@ -27,9 +27,8 @@ class EngineHost:
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],
-        rank_main: RankMain = follow,
+        rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
-        on_report: Callable[[int, Any], None] = lambda _rank, _report: None,
     ) -> None:
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
@@ -37,9 +36,7 @@ class EngineHost:
             self.engine = Engine(config)
         else:
             check_divides(ModelConfig.from_directory(config.model_dir, config.dtype), config.tensor_parallel)
-            self.ranks = RankProcesses(
-                config, rank_main, reports=reports, on_report=on_report, on_fatal=on_fatal
-            )
+            self.ranks = RankProcesses(config, rank_main, reports=reports, on_fatal=on_fatal)
             self.engine = LeadEngine(config, self.ranks.join(), self.ranks.tell)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
         self._event_loop = asyncio.get_running_loop()

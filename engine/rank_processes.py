@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import tempfile
 import threading
@@ -17,8 +18,8 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.follower import Follower
 from engine.rank_link import RankLink, RankLogHandler
+from engine.rank_worker import RankWorker
 from engine.tensor_parallel import TensorParallel, join, leave
 from wire.codec import encode
 from wire.ranks import RankLog, Stop
@@ -50,16 +51,16 @@ RankMain = Callable[[RankPlace, RankLink], None]
 """What a rank's process runs; named in a module, since it is imported there."""
 
 
-def follow(place: RankPlace, link: RankLink) -> None:
+def work(place: RankPlace, link: RankLink) -> None:
     """A rank of a server that hands nothing over."""
-    Follower(Engine(place.config, place.enter(link)), link).run()
+    RankWorker(Engine(place.config, place.enter(link)), link).run()
 
 
 class RankProcesses:
     """Ranks 1 and up. They end when this process does, however it does.
 
-    ``reports`` are the messages that a rank may send; ``on_report`` is told of each, on a thread of that
-    rank. ``on_fatal`` is told that one has ended.
+    ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank has
+    ended.
     """
 
     def __init__(
@@ -68,15 +69,16 @@ class RankProcesses:
         main: RankMain,
         *,
         reports: tuple[type, ...] = (),
-        on_report: Callable[[int, Any], None] = lambda _rank, _report: None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._reports = reports
-        self._on_report = on_report
+        self._reports_wait = queue.SimpleQueue[tuple[int, Any]]()
+        self._on_report: Callable[[int, Any], None] = lambda *report: self._reports_wait.put(report)
         self._on_fatal = on_fatal
         self._folder = tempfile.TemporaryDirectory(prefix="twinfang-ranks-")
         self._has_joined = self._is_stopping = False
         self._lock = threading.Lock()
+        self._report_lock = threading.Lock()
         self._place = RankPlace(
             config,
             rank=0,
@@ -91,6 +93,14 @@ class RankProcesses:
         tp = join(0, config.tensor_parallel, self._place.meeting_point, config.resolve_device(0))
         self._has_joined = True
         return tp
+
+    def listen(self, on_report: Callable[[int, Any], None]) -> None:
+        """``on_report`` is told of each report and of who sent it, on a thread of that rank; of what came
+        before at once."""
+        with self._report_lock:
+            self._on_report = on_report
+            while not self._reports_wait.empty():
+                on_report(*self._reports_wait.get())
 
     def tell(self, message: object) -> None:
         """Sends a message to every other rank. From any thread; order is kept."""
@@ -130,7 +140,8 @@ class RankProcesses:
             while True:
                 report = rank.link.receive(RankLog, *self._reports)
                 if not isinstance(report, RankLog):
-                    self._on_report(rank.number, report)
+                    with self._report_lock:
+                        self._on_report(rank.number, report)
                     continue
                 logger = logging.getLogger(report.logger)
                 logger.log(report.level, "rank %d: %s", rank.number, report.text)

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.lead_engine import LeadEngine
-from engine.rank_processes import RankProcesses, follow
+from engine.rank_processes import RankProcesses, work
 from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from tests.engine.speculating import (
     Engines,
@@ -43,7 +43,7 @@ def lead_engine(model_dir, size, **settings):
         model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, sanitize=True, **settings
     )
     failures: list[BaseException] = []
-    ranks = RankProcesses(config, follow, on_fatal=failures.append)
+    ranks = RankProcesses(config, work, on_fatal=failures.append)
     try:
         yield LeadEngine(config, ranks.join(), ranks.tell)
     finally:

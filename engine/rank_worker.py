@@ -23,7 +23,7 @@ CALLS: tuple[type[Any], ...] = (
 )
 
 
-class Follower:
+class RankWorker:
     """Carries out rank 0's calls until it says stop or is gone.
 
     ``on_step`` is told what each step brought that concerns this rank's memory.
