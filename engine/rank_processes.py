@@ -59,8 +59,8 @@ def work(place: RankPlace, link: RankLink) -> None:
 class RankProcesses:
     """Ranks 1 and up. They end when this process does, however it does.
 
-    ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank has
-    ended.
+    ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank
+    has ended.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class RankProcesses:
         tp = join(0, config.tensor_parallel, self._place.meeting_point, config.resolve_device(0))
         self._has_joined = True
         return tp
+
+    @property
+    def pids(self) -> list[int]:
+        """Of ranks 1 and up."""
+        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
     def listen(self, on_report: Callable[[int, Any], None]) -> None:
         """``on_report`` is told of each report and of who sent it, on a thread of that rank; of what came
