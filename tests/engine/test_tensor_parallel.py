@@ -78,9 +78,9 @@ def test_answers_of_several_ranks_equal_those_of_one(engines, models, model, siz
 
 def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
     """Each decides for itself: a decision that differed would leave one waiting for the others."""
-    asks = greedy_asks(6, seed=3)
+    asks = short_asks(8, seed=3)
     expected = engines.plain(models["dense"], asks)
-    sizes = {"max_num_seqs": 6, "max_model_len": 256, "cache_mode": "none"}
+    sizes = {"max_num_seqs": 8, "max_model_len": 72, "cache_mode": "none"}
     config = EngineConfig(models["dense"], "both", device="cpu", tensor_parallel=2, **sizes)
     demand = config.demand(ModelConfig.from_directory(models["dense"]), TensorParallel(0, 2))
     with lead_engine(models["dense"], 2, cache_memory_bytes=demand.min_bytes, **sizes) as engine:
