@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from decode_server.config import DecodeConfig
@@ -22,8 +23,11 @@ from decode_server.stream import RouterStream
 from engine.capacity import blocks_for
 from engine.engine import StepResult
 from engine.host import EngineHost
+from engine.rank_processes import work
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
+from kv_transfer.other_ranks import REPORTS
+from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
@@ -44,7 +48,13 @@ class DecodeService:
     def __init__(self, config: DecodeConfig, server: GrpcServer, *, incarnation: str) -> None:
         self._config = config
         self._incarnation = incarnation
-        self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
+        self._host = EngineHost(
+            config.engine,
+            on_step=self._on_step,
+            on_fatal=server.fail,
+            rank_main=work if config.engine.role == "both" else partial(serve_rank, incarnation=incarnation),
+            reports=REPORTS,
+        )
         self._engine = self._host.engine
         self._exchange: StateExchange | None = None
         if config.engine.role == "decode":

@@ -42,6 +42,10 @@ class CacheSpec:
     """Which of the model's these are where a tensor-parallel rank has a share; empty: all."""
     held_conv_channels: Ranges = ()
     held_mamba_heads: Ranges = ()
+    copies_kv_heads: bool = False
+    """Whether a rank before this one holds the same KV heads."""
+    copies_groups: bool = False
+    """Whether a rank before this one holds the same B and C channels."""
 
     def kv_layout(self, num_blocks: int, block_size: int) -> Layout:
         """One block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""

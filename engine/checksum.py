@@ -2,6 +2,9 @@
 
     sum(unit) = Σ w_i · m_i  mod 2^64        m_i: words of the unit, w_i: one odd 64-bit weight a position
 
+A position counts among all heads and channels of the model: the sums that tensor-parallel ranks take of their
+shares add up to the sum of the whole, however many ranks there are.
+
 Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): any word that
 changes, moves or changes places with another changes the sum. Weights are a fixed function of the
 position, so two servers get equal sums from equal bytes. It guards against faults, not against forgers.
@@ -11,10 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.caches import SEGMENT_ALIGNMENT, Caches
+from wire.layout import Segment
 
 CHUNK_BYTES = SEGMENT_ALIGNMENT
 """A state has one sum a chunk; no chunk holds bytes of two segments, so that a sum tells the layer."""
@@ -29,9 +32,13 @@ class Checksums:
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
-        self._block_weights = _weights(caches.kv[0].numel(), caches.kv.device).view(caches.kv.shape[1:])
+        (first_head, _), *_ = caches.kv_layout.segments[0].ranges
+        num_words = caches.kv[0].numel()
+        first_word = first_head * (num_words // caches.spec.kv_heads)
+        self._block_weights = _weights(num_words, caches.kv.device, first_word).view(caches.kv.shape[1:])
         self._state_words = caches.state.view(torch.int32)
         self._state_weights = _weights(self._state_words.shape[1], caches.state.device)
+        self._state_shares: list[Tensor] | None = None
         self.num_chunks = caches.state_layout.unit_bytes // CHUNK_BYTES
 
     def states(self, slots: Tensor) -> Tensor:
@@ -56,6 +63,34 @@ class Checksums:
         covered = torch.arange(tokens.shape[1], device=tokens.device) < num_tokens[:, None]
         return (tokens * covered).sum(dim=-1)
 
+    def shares_of_blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
+        """:meth:`blocks`, but zero where another rank counts the same heads."""
+        sums = self.blocks(block_ids, num_tokens)
+        return torch.zeros_like(sums) if self._caches.spec.copies_kv_heads else sums
+
+    def shares_of_state(self, slot: int) -> Tensor:
+        """``[num_segments]`` int64: sums of what this rank is the first to hold, without padding."""
+        sums = []
+        for weights, segment in zip(self._share_weights(), self._caches.state_layout.segments, strict=True):
+            data = self._caches.state[slot, segment.offset : segment.offset + segment.num_bytes]
+            sums.append((data.view(torch.int16) * weights).sum())
+        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self._caches.kv.device)
+
+    def _share_weights(self) -> list[Tensor]:
+        """One tensor a segment; made when they are first asked for."""
+        if self._state_shares is None:
+            self._state_shares = [self._weights_of(segment) for segment in self._caches.state_layout.segments]
+        return self._state_shares
+
+    def _weights_of(self, segment: Segment) -> Tensor:
+        row_words = segment.axes[0].stride // 2
+        parts = []
+        for index, (start, stop) in enumerate(segment.ranges):
+            weights = _weights((stop - start) * row_words, self._caches.state.device, start * row_words)
+            is_copy = self._caches.spec.copies_groups and segment.axes[0].name == "channels" and index > 0
+            parts.append(torch.zeros_like(weights) if is_copy else weights)
+        return torch.cat(parts)
+
     def segment_of(self, chunk: int) -> str:
         """Name of the segment that a chunk lies in: ``conv.3``, ``ssm.0``."""
         before = [s for s in self._caches.state_layout.segments if s.offset <= chunk * CHUNK_BYTES]
@@ -63,22 +98,17 @@ class Checksums:
 
     @property
     def segments(self) -> list[str]:
-        """Names of a slot's segments, in the order of :meth:`by_segment`."""
+        """Names of a slot's segments, in the order of :meth:`shares_of_state`."""
         return [segment.name for segment in self._caches.state_layout.segments]
-
-    def by_segment(self, chunks: NDArray[np.int64]) -> tuple[int, ...]:
-        """One sum a segment from ``[num_chunks]`` sums of its chunks."""
-        starts = [segment.offset // CHUNK_BYTES for segment in self._caches.state_layout.segments]
-        return tuple(np.add.reduceat(chunks, starts).tolist()) if starts else ()
 
     def _per_pass(self, weights: Tensor) -> int:
         limit = MAX_TEMPORARY_BYTES[weights.device.type]
         return max(1, limit // max(1, 8 * weights.numel()))
 
 
-def _weights(count: int, device: torch.device) -> Tensor:
-    """``[count]`` int64, odd: SplitMix64 of the position (Steele, Lea and Flood, 2014)."""
-    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+def _weights(count: int, device: torch.device, first: int = 0) -> Tensor:
+    """``[count]`` int64, odd: SplitMix64 of positions from ``first`` on (Steele, Lea and Flood, 2014)."""
+    x = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = (x ^ (x >> np.uint64(31))) | np.uint64(1)

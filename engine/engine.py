@@ -98,7 +98,7 @@ class Engine:
         self._rows = RowTable(config.max_num_seqs, self.capacity.table_columns, config.num_positions)
         self._checks: Checks = NoChecks()
         if config.sanitize:
-            self._checks = Sanitizer(self.caches, self.scheduler, self._rows)
+            self._checks = Sanitizer(self.caches, self.scheduler, self._rows, tp)
         self._runner = StepRunner(config, self.model, self.caches, self._rows, self.capacity, self._checks)
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
@@ -226,7 +226,7 @@ class Engine:
 
     def digests(self, request: Request) -> Digests | None:
         """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
-        return self._checks.digests(request) if self.tp.size == 1 else None
+        return self._checks.digests(request)
 
     def release(self, request_id: str) -> None:
         """Frees blocks and slot of a held (prefilled or kept) or quarantined request."""

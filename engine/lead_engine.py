@@ -10,7 +10,16 @@ from engine.request import Request
 from engine.tensor_parallel import TensorParallel
 from wire.errors import TwinfangError
 from wire.generation import ErrorReply, RequestOutput
-from wire.ranks import AddRequest, CancelRequest, EndTransfer, MoveRequests, ReleaseRequest, RunStep
+from wire.handoff import Digests, Ticket
+from wire.ranks import (
+    AddRequest,
+    CancelRequest,
+    EndTransfer,
+    MoveRequests,
+    ReleaseRequest,
+    RunStep,
+    SumDigests,
+)
 
 
 class LeadEngine(Engine):
@@ -57,8 +66,14 @@ class LeadEngine(Engine):
         self, request: Request, *, error: TwinfangError | None, settled: bool
     ) -> list[RequestOutput]:
         reply = None if error is None else ErrorReply(error.code, error.message)
-        self._tell(EndTransfer(request.request_id, reply, settled))
+        ticket = request.ticket if isinstance(request.ticket, Ticket) else None
+        self._tell(EndTransfer(request.request_id, ticket, reply, settled))
         return super().transferred(request, error=error, settled=settled)
+
+    def digests(self, request: Request) -> Digests | None:
+        if self.config.sanitize:
+            self._tell(SumDigests(request.request_id))
+        return super().digests(request)
 
     def step(self) -> StepResult:
         self._tell(RunStep())

@@ -130,4 +130,6 @@ def shard_spec(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> CacheSp
         held_kv_heads=((kv_heads.start, kv_heads.stop),),
         held_conv_channels=mamba.conv_rows,
         held_mamba_heads=mamba.head_rows,
+        copies_kv_heads=tp.copies(config.attention.num_kv_heads),
+        copies_groups=tp.copies(config.mamba.num_groups),
     )

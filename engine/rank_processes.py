@@ -95,6 +95,11 @@ class RankProcesses:
         return tp
 
     @property
+    def size(self) -> int:
+        """Ranks, this process's included."""
+        return 1 + len(self._ranks)
+
+    @property
     def pids(self) -> list[int]:
         """Of ranks 1 and up."""
         return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]

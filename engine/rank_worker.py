@@ -10,7 +10,16 @@ from engine.engine import Engine, StepResult
 from engine.rank_link import RankLink
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
-from wire.ranks import AddRequest, CancelRequest, EndTransfer, MoveRequests, ReleaseRequest, RunStep, Stop
+from wire.ranks import (
+    AddRequest,
+    CancelRequest,
+    EndTransfer,
+    MoveRequests,
+    ReleaseRequest,
+    RunStep,
+    Stop,
+    SumDigests,
+)
 
 CALLS: tuple[type[Any], ...] = (
     AddRequest,
@@ -20,6 +29,7 @@ CALLS: tuple[type[Any], ...] = (
     EndTransfer,
     RunStep,
     Stop,
+    SumDigests,
 )
 
 
@@ -68,8 +78,11 @@ class RankWorker:
                 engine.add(_request(call))
         elif isinstance(call, EndTransfer):
             request = self._requests.pop(call.request_id)
+            request.ticket = call.ticket or request.ticket
             error = None if call.error is None else error_from_code(call.error.code, call.error.message)
             engine.transferred(request, error=error, settled=call.settled)
+        elif isinstance(call, SumDigests):
+            engine.digests(engine.scheduler.held[call.request_id])
         elif isinstance(call, CancelRequest):
             engine.cancel(call.request_id)
         elif isinstance(call, ReleaseRequest):

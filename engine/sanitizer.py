@@ -39,6 +39,7 @@ from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow, decode_slots
 from engine.scheduler import Scheduler, StepPlan, Swap
+from engine.tensor_parallel import ALONE, TensorParallel
 from wire.errors import SanitizerError
 from wire.handoff import Digests, Ticket
 
@@ -55,8 +56,11 @@ class _Away:
 class Sanitizer:
     """The checks of :class:`engine.checks.Checks`. It owns tags and sums, and writes NaN to the pools."""
 
-    def __init__(self, caches: Caches, scheduler: Scheduler, rows: RowTable) -> None:
+    def __init__(
+        self, caches: Caches, scheduler: Scheduler, rows: RowTable, tp: TensorParallel = ALONE
+    ) -> None:
         self._scheduler = scheduler
+        self._tp = tp
         self._rows = rows
         self._block_size = caches.block_size
         self._device = caches.state.device
@@ -136,9 +140,9 @@ class Sanitizer:
         block_ids = request.block_ids[first_block : blocks_for(num_tokens, self._block_size)]
         rest = num_tokens - (first_block + np.arange(len(block_ids))) * self._block_size
         covered = torch.from_numpy(rest.clip(0, self._block_size)).to(self._device)
-        blocks = self._checksums.blocks(self._index(block_ids), covered)
-        state = self._checksums.states(self._index([request.state_slot]))[0]
-        return Digests(tuple(blocks.tolist()), self._checksums.by_segment(state.cpu().numpy()))
+        blocks = self._checksums.shares_of_blocks(self._index(block_ids), covered)
+        sums = self._tp.sum(torch.cat([blocks, self._checksums.shares_of_state(request.state_slot)])).tolist()
+        return Digests(tuple(sums[: len(blocks)]), tuple(sums[len(blocks) :]))
 
     # --- a step ----------------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ class TensorParallel:
         one = self.rank * count // self.size
         return range(one, one + 1)
 
+    def copies(self, count: int) -> bool:
+        """Whether a rank before this one holds the same of ``count`` things."""
+        return count < self.size and self.rank % (self.size // count) != 0
+
     def sum(self, x: Tensor) -> Tensor:
         """The ranks' ``x`` added up, in place; every rank gets the same bits."""
         if self.size > 1:

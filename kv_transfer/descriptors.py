@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.unit_cut import Cut, whole
 from wire.errors import TransferError
 from wire.layout import Layout
 
@@ -17,11 +18,17 @@ Spans = NDArray[np.int64]
 """``[n, 3]``: offset in our pool, offset in the peer's pool, length; all in bytes."""
 
 
-def unit_spans(local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int]) -> Spans:
-    """Spans that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]`` of ours.
+def unit_spans(
+    local: Layout,
+    local_ids: Sequence[int],
+    remote: Layout,
+    remote_ids: Sequence[int],
+    cut: Cut | None = None,
+) -> Spans:
+    """Spans that copy unit ``remote_ids[i]`` of a peer's pool, or a cut of it, to unit ``local_ids[i]``.
 
-    Neighbours that are adjacent on both sides become one span. Raises :class:`TransferError` for an id that
-    is the null entry or outside its pool, and for lists of different length.
+    Whole units that are neighbours on both sides become one span. Raises :class:`TransferError` for an id
+    that is the null entry or outside its pool, and for lists of different length.
     """
     if len(local_ids) != len(remote_ids):
         raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
@@ -30,6 +37,10 @@ def unit_spans(local: Layout, local_ids: Sequence[int], remote: Layout, remote_i
     unit_bytes = local.unit_bytes
     if unit_bytes == 0 or len(ours) == 0:
         return np.empty((0, 3), dtype=np.int64)
+    if cut is not None and (cut != whole(local) or unit_bytes != remote.unit_bytes):
+        starts = np.stack([ours * unit_bytes, theirs * remote.unit_bytes, np.zeros_like(ours)], axis=1)
+        pieces = np.array([(one.local, one.remote, one.num_bytes) for one in cut], dtype=np.int64)
+        return (starts[:, None] + pieces.reshape(1, -1, 3)).reshape(-1, 3)
     breaks = np.flatnonzero((np.diff(ours) != 1) | (np.diff(theirs) != 1)) + 1
     starts = np.concatenate(([0], breaks))
     lengths = np.diff(starts, append=len(ours))

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from kv_transfer.agent import Ranges, TransferAgent, region_of
-from kv_transfer.flights import Flights, Patience, PeerMemory
+from kv_transfer.flights import Flights, Patience
 from kv_transfer.handshake import EPOCH_BYTES
+from kv_transfer.peer_memories import Peer
 from wire.codec import encode
 from wire.errors import TransferError
 from wire.handoff import Done, Region
@@ -36,7 +37,7 @@ class EpochCheck:
 
     def read(
         self,
-        peer: PeerMemory,
+        peer: Peer,
         lease_id: int,
         cell: int,
         *,
@@ -45,8 +46,20 @@ class EpochCheck:
         on_late: Callable[[], None],
     ) -> None:
         """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
+        self._flights.note_news()
+        self._post(peer, lease_id, cell, patience, on_end, on_late)
+
+    def _post(
+        self,
+        peer: Peer,
+        lease_id: int,
+        cell: int,
+        patience: Patience,
+        on_end: Callable[[TransferError | None, bool], None],
+        on_late: Callable[[], None],
+    ) -> None:
         self._flights.post(
-            peer,
+            peer.ranks[0],
             self._ranges(cell, peer.reply.epoch_region, lease_id),
             local=self._region,
             remote=peer.reply.epoch_region,
@@ -64,28 +77,21 @@ class EpochCheck:
                 cause="lease_ended",
             )
 
-    def conclude(self, peer: PeerMemory, lease: Done, request_id: str) -> None:
+    def conclude(self, peer: Peer, lease: Done, request_id: str) -> None:
         """Tells the peer that its lease may end, and sees to it that this arrives."""
         try:
-            self._agent.notify(peer.name, encode(lease))
+            self._agent.notify(peer.ranks[0].name, encode(lease))
         except TransferError as error:  # the data is valid; the lease ends by its time to live
             log.warning("request %s: the prefill server was not told: %s", request_id, error)
         self._flush(peer)
 
-    def _flush(self, peer: PeerMemory) -> None:
+    def _flush(self, peer: Peer) -> None:
         """A small read behind a notification: when it has ended, the notification has arrived.
 
         It keeps this thread polling until then, and whatever wait for the peer a notification causes is over
         before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
         """
-        self.read(
-            peer,
-            0,
-            0,
-            patience=Patience(math.inf),
-            on_end=lambda error, late: None,
-            on_late=lambda: None,
-        )
+        self._post(peer, 0, 0, Patience(math.inf), lambda error, late: None, lambda: None)
 
     def _matches(self, cell: int, epoch: int) -> bool:
         return int(self._cells[cell]) == epoch

@@ -19,6 +19,7 @@ from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.followers import Followers
 from kv_transfer.handlers import follow_handlers, transfer_handlers
 from kv_transfer.lease_keeper import LeaseKeeper
+from kv_transfer.other_ranks import OtherRanks
 from kv_transfer.part_plan import Destination, PartPlan
 from kv_transfer.peers import Peers
 from kv_transfer.progress_feed import ProgressFeeds
@@ -63,7 +64,9 @@ class StateExchange:
             fingerprint=self._engine.fingerprint,
             on_settled=self._settled,
             on_fatal=server.fail,
+            ranks=host.ranks,
         )
+        other_ranks = OtherRanks(host.ranks, self._sink.take_report)
         self._source = TransferSource(
             self._engine.caches,
             address=address,
@@ -73,6 +76,8 @@ class StateExchange:
             max_leases=self._engine.capacity.num_slots,
             on_lease_ended=self._lease_ended,
             on_fatal=server.fail,
+            other_ranks=other_ranks.memories(),
+            on_serving=other_ranks.serve,
         )
         self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; the engine's thread alone
         self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise

@@ -12,28 +12,32 @@ from dataclasses import dataclass
 
 from kv_transfer.agent import Ranges, Read, TransferAgent
 from kv_transfer.cadence import FAST_S, read_poll_delay
+from kv_transfer.part import Share
 from wire.errors import TransferError
-from wire.handoff import HandshakeReply, Region
+from wire.handoff import RankMemory, Region
 
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One life of a server whose memory can be read, under the name that NIXL knows it by."""
+    """One rank of one life of a server whose memory can be read, under the name that NIXL knows it by."""
 
     name: str
     address: str
-    reply: HandshakeReply
+    incarnation: str
+    memory: RankMemory
+    share: Share
+    """What of each block and slot is read from this rank."""
 
 
 class Patience:
     """How long there may be something to read and nothing comes. Flights may share one; news renew it."""
 
     def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._until = time.monotonic() + deadline_s
 
     def renew(self) -> None:
-        self._until = time.monotonic() + self._deadline_s
+        self._until = time.monotonic() + self.deadline_s
 
     @property
     def is_over(self) -> bool:

@@ -12,20 +12,17 @@ EPOCH_BYTES = 8
 def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | HandshakeReply, who: str) -> None:
     """Raises :class:`HandshakeError` unless both serve the same weights in the same memory layout.
 
-    Pools may differ in size, and the two sides may run on different kinds of memory.
+    Pools may differ in size, the two sides may run on different kinds of memory, and the model may be divided
+    among different numbers of ranks.
     """
     if ours.fingerprint != theirs.fingerprint:
         raise HandshakeError(
             f"{who} serves another model: fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}; "
             "start both with the same checkpoint and --dtype"
         )
-    if (ours.tp_rank, ours.tp_size) != (theirs.tp_rank, theirs.tp_size):
-        raise HandshakeError(
-            f"{who} is rank {theirs.tp_rank} of {theirs.tp_size}, this server rank {ours.tp_rank} of "
-            f"{ours.tp_size}; start both with the same --tensor-parallel"
-        )
-    for mine, other in ((ours.kv_layout, theirs.kv_layout), (ours.state_layout, theirs.state_layout)):
-        if not mine.same_unit(other):
+    first = theirs.ranks[0] if isinstance(theirs, HandshakeReply) else theirs
+    for mine, other in ((ours.kv_layout, first.kv_layout), (ours.state_layout, first.state_layout)):
+        if not mine.same_kind(other):
             raise HandshakeError(
                 f"{who} lays out a {other.unit} as {describe(other)}, this server as {describe(mine)}; "
                 f"{_remedy(mine, other)}"
@@ -34,17 +31,27 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
 
 def check_regions(reply: HandshakeReply) -> None:
     """Raises :class:`HandshakeError` unless the peer's regions hold the pools that its layouts describe."""
-    for name, region, num_bytes in (
-        ("KV", reply.kv_region, reply.kv_layout.num_bytes),
-        ("state", reply.state_region, reply.state_layout.num_bytes),
-    ):
-        if region.num_bytes != num_bytes:
-            raise HandshakeError(
-                f"the peer's {name} region has {region.num_bytes} bytes, its layout describes {num_bytes}"
-            )
+    for rank in reply.ranks:
+        for name, region, layout in (
+            ("KV", rank.kv_region, rank.kv_layout),
+            ("state", rank.state_region, rank.state_layout),
+        ):
+            if region.num_bytes != layout.num_bytes:
+                raise HandshakeError(
+                    f"the peer's {name} region has {region.num_bytes} bytes, "
+                    f"its layout describes {layout.num_bytes}"
+                )
+        first = reply.ranks[0]
+        for layout, other in ((rank.kv_layout, first.kv_layout), (rank.state_layout, first.state_layout)):
+            if not layout.same_kind(other) or layout.num_units != other.num_units:
+                raise HandshakeError(
+                    f"the peer's ranks differ: {layout.num_units} {layout.unit}s of {describe(layout)} and "
+                    f"{other.num_units} of {describe(other)}"
+                )
     if reply.epoch_region.num_bytes < EPOCH_BYTES or reply.epoch_region.num_bytes % EPOCH_BYTES:
         raise HandshakeError(f"the peer's epoch table has {reply.epoch_region.num_bytes} bytes")
-    for region in (reply.kv_region, reply.state_region, reply.epoch_region):
+    regions = [region for rank in reply.ranks for region in (rank.kv_region, rank.state_region)]
+    for region in (*regions, reply.epoch_region):
         if region.address + region.num_bytes > 1 << 64:
             raise HandshakeError(
                 f"the peer's {region.num_bytes} bytes at {region.address} end past the last address"

@@ -13,6 +13,7 @@ import numpy as np
 
 from kv_transfer.agent import Ranges
 from kv_transfer.descriptors import unit_spans
+from kv_transfer.unit_cut import Cut
 from wire.handoff import Region
 from wire.layout import Layout
 
@@ -50,10 +51,20 @@ class OwnPools:
     state_region: Region
 
 
-def part_ranges(part: Part, ours: Pools, theirs: Pools) -> Ranges:
+@dataclass(frozen=True)
+class Share:
+    """What of a block and of a slot is read from one rank of a peer."""
+
+    block: Cut
+    slot: Cut
+
+
+def part_ranges(part: Part, ours: Pools, theirs: Pools, share: Share) -> Ranges:
     """The part's addresses on both sides; :class:`TransferError` for a unit outside either side's pools."""
-    blocks = unit_spans(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks)
-    slots = unit_spans(ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots)
+    blocks = unit_spans(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, share.block)
+    slots = unit_spans(
+        ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, share.slot
+    )
     return np.concatenate(
         [
             spans.astype(np.uint64) + np.array([here.address, there.address, 0], dtype=np.uint64)

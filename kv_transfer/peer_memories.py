@@ -2,95 +2,175 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from kv_transfer.agent import TransferAgent
-from kv_transfer.epoch_check import EpochCheck
 from kv_transfer.flights import Flights, Patience, PeerMemory
+from kv_transfer.handshake import EPOCH_BYTES
+from kv_transfer.part import Pools, Share
+from kv_transfer.unit_cut import cut_unit
 from wire.errors import TransferError
-from wire.handoff import HandshakeReply
+from wire.handoff import HandshakeReply, Region
 
 WARM_UP_DEADLINE_S = 10.0
 
+OnConnected = Callable[[TransferError | None], None]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One life of a server, as far as this rank reads from it."""
+
+    address: str
+    reply: HandshakeReply
+    ranks: tuple[PeerMemory, ...]
+    """Those that hold something of ours; the first is its rank 0, with the leases' epochs, if we validate."""
+
+
+def agent_name(incarnation: str, rank: int) -> str:
+    """By which NIXL knows a rank of a server; of rank 0 it is the incarnation alone."""
+    return f"{incarnation}.{rank}" if rank else incarnation
+
 
 class PeerMemories:
-    """By incarnation. On the transfer thread, but for :meth:`knows`."""
+    """By incarnation. On the transfer thread, but for :meth:`knows`.
 
-    def __init__(self, agent: TransferAgent) -> None:
+    ``rank`` is ours; rank 0 validates, and connects to each peer's rank 0 whether or not that holds something
+    of ours. ``scratch`` takes the few bytes of a first read.
+    """
+
+    def __init__(
+        self, agent: TransferAgent, flights: Flights, ours: Pools, *, rank: int, scratch: Region
+    ) -> None:
         self._agent = agent
-        self._peers: dict[str, PeerMemory] = {}
+        self._flights = flights
+        self._ours = ours
+        self._rank = rank
+        self._scratch = scratch
+        self._peers: dict[str, Peer] = {}
         self._gone: list[PeerMemory] = []
 
     def knows(self, incarnation: str) -> bool:
         """From any thread."""
         return incarnation in self._peers
 
-    def get(self, incarnation: str) -> PeerMemory | None:
+    def get(self, incarnation: str) -> Peer | None:
         return self._peers.get(incarnation)
 
-    def connect(
-        self,
-        address: str,
-        reply: HandshakeReply,
-        connected: Future[None],
-        *,
-        flights: Flights,
-        check: EpochCheck,
-    ) -> None:
-        """Adds a peer and reads once from it, so that no request pays for the first contact."""
+    def connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
+        """Adds a peer and reads once from each rank, so that no request pays for the first contact."""
         if self.knows(reply.incarnation):
-            connected.set_result(None)
+            on_connected(None)
             return
         for stale in [peer for peer in self._peers.values() if peer.address == address]:
-            self.forget(stale)
-        self.remove_gone(flights)
+            self.forget(stale.reply.incarnation)
+        self.remove_gone()
         try:
-            peer = PeerMemory(self.add_to_agent(reply), address, reply)
+            ranks = self._add_to_agent(address, reply)
         except TransferError as error:
-            connected.set_exception(error)
+            on_connected(error)
             return
+        first_contact = _FirstContact(len(ranks), lambda error: self._met(peer, error, on_connected))
+        peer = Peer(address, reply, tuple(ranks))
+        for one in ranks:
+            self._read_once(one, first_contact)
 
-        def on_end(error: TransferError | None, late: bool) -> None:
-            if late:  # reported already; what the peer did not answer in time is not built on
-                return
-            if error is None:
-                self._peers[reply.incarnation] = peer
-                connected.set_result(None)
-            else:
-                self._gone.append(peer)
-                connected.set_exception(error)
+    def _met(self, peer: Peer, error: TransferError | None, on_connected: OnConnected) -> None:
+        if error is None:
+            self._peers[peer.reply.incarnation] = peer
+        else:
+            self._gone += peer.ranks
+        on_connected(error)
 
-        def on_late() -> None:
-            self._gone.append(peer)
-            connected.set_exception(TransferError(f"no answer within {WARM_UP_DEADLINE_S} s"))
+    def _read_once(self, one: PeerMemory, first_contact: _FirstContact) -> None:
+        region = one.memory.state_region
+        self._flights.post(
+            one,
+            np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64),
+            local=self._scratch,
+            remote=region,
+            patience=Patience(WARM_UP_DEADLINE_S),
+            on_end=first_contact.ended,
+            on_late=first_contact.late,
+        )
 
-        check.read(peer, 0, 0, patience=Patience(WARM_UP_DEADLINE_S), on_end=on_end, on_late=on_late)
+    def _add_to_agent(self, address: str, reply: HandshakeReply) -> list[PeerMemory]:
+        """The ranks that we read from. Raises :class:`TransferError` if one can't be added."""
+        blocks = cut_unit(self._ours.kv_layout, [one.kv_layout for one in reply.ranks], rank=self._rank)
+        slots = cut_unit(self._ours.state_layout, [one.state_layout for one in reply.ranks], rank=self._rank)
+        added: list[PeerMemory] = []
+        for rank, share in enumerate(map(Share, blocks, slots)):
+            is_needed = share.block or share.slot or (rank == 0 and self._rank == 0)
+            if not is_needed:
+                continue
+            try:
+                name = self._add_rank(agent_name(reply.incarnation, rank), reply.ranks[rank].agent_metadata)
+            except TransferError:
+                for one in added:
+                    self._agent.remove_peer(one.name)
+                raise
+            added.append(PeerMemory(name, address, reply.incarnation, reply.ranks[rank], share))
+        return added
 
-    def add_to_agent(self, reply: HandshakeReply) -> str:
-        """The name by which NIXL knows the peer. Raises :class:`TransferError` if it can't be added."""
-        if any(peer.name == reply.incarnation for peer in self._gone):
+    def _add_rank(self, expected: str, metadata: bytes) -> str:
+        if any(peer.name == expected for peer in self._gone):
             raise TransferError("reads that it failed to answer have not ended yet; try again later")
-        name = self._agent.add_peer(reply.agent_metadata)
-        if name != reply.incarnation:
-            if not self.knows(name):
+        name = self._agent.add_peer(metadata)
+        if name != expected:
+            if not self._is_in_use(name):
                 self._agent.remove_peer(name)
-            raise TransferError(f"its metadata is of {name!r}, its handshake of {reply.incarnation!r}")
+            raise TransferError(f"its metadata is of {name!r}, its handshake of {expected!r}")
         return name
 
-    def forget(self, peer: PeerMemory) -> None:
+    def _is_in_use(self, name: str) -> bool:
+        return any(one.name == name for peer in self._peers.values() for one in peer.ranks)
+
+    def lost(self, one: PeerMemory) -> None:
+        """A rank can't be read from any more: its server is gone."""
+        self.forget(one.incarnation)
+
+    def forget(self, incarnation: str) -> None:
         """The peer is gone or another; NIXL lets go of it once no read of it is under way.
 
         Not before: removing a peer does not stop a read, it only hides that the bytes still land.
         """
-        if self._peers.get(peer.reply.incarnation) is peer:
-            del self._peers[peer.reply.incarnation]
-            self._gone.append(peer)
+        peer = self._peers.pop(incarnation, None)
+        if peer is not None:
+            self._gone += peer.ranks
 
-    def remove_gone(self, flights: Flights) -> None:
-        for peer in [peer for peer in self._gone if not flights.is_reading(peer)]:
-            self._gone.remove(peer)
-            self._agent.remove_peer(peer.name)
+    def remove_gone(self) -> None:
+        for one in [one for one in self._gone if not self._flights.is_reading(one)]:
+            self._gone.remove(one)
+            self._agent.remove_peer(one.name)
 
     def remove_all(self) -> None:
-        for peer in (*self._peers.values(), *self._gone):
-            self._agent.remove_peer(peer.name)
+        for one in (*(one for peer in self._peers.values() for one in peer.ranks), *self._gone):
+            self._agent.remove_peer(one.name)
+
+
+class _FirstContact:
+    """The first reads from a peer's ranks: one outcome for all of them, told once."""
+
+    def __init__(self, num_reads: int, on_outcome: Callable[[TransferError | None], None]) -> None:
+        self._num_left = num_reads
+        self._on_outcome = on_outcome
+        self._error: TransferError | None = None
+        self._is_told = False
+
+    def ended(self, error: TransferError | None, late: bool) -> None:
+        self._num_left -= 1
+        self._error = self._error or error
+        if not self._is_told and self._num_left == 0:
+            self._tell(self._error)
+
+    def late(self) -> None:
+        """What a peer did not answer in time is not built on, even if it comes."""
+        if not self._is_told:
+            self._tell(TransferError(f"no answer within {WARM_UP_DEADLINE_S} s"))
+
+    def _tell(self, error: TransferError | None) -> None:
+        self._is_told = True
+        self._on_outcome(error)

@@ -14,14 +14,16 @@ from concurrent.futures import Future
 import torch
 
 from engine.caches import Caches
-from kv_transfer import peer_memories
+from engine.rank_processes import RankProcesses
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.epoch_check import EpochCheck
 from kv_transfer.flights import Flights
 from kv_transfer.handshake import check_regions, check_same_model
 from kv_transfer.part import OwnPools, Part
-from kv_transfer.peer_memories import PeerMemories
+from kv_transfer.part_reader import OwnReader, PartReader
+from kv_transfer.peer_memories import WARM_UP_DEADLINE_S, OnConnected, PeerMemories
 from kv_transfer.poll_thread import PollThread
+from kv_transfer.rank_readers import RankReaders, RankReport
 from kv_transfer.transfer import Transfer, TransferResult
 from wire.errors import HandshakeError, TransferError, TwinfangError
 from wire.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
@@ -44,6 +46,7 @@ class TransferSink:
         fingerprint: str,
         on_settled: Callable[[str], None],
         on_fatal: Callable[[BaseException], None],
+        ranks: RankProcesses | None = None,
     ) -> None:
         self._on_settled = on_settled
         self._pools = OwnPools(
@@ -52,17 +55,31 @@ class TransferSink:
         # Every transfer owns a slot, hence a cell.
         epochs = torch.zeros(caches.num_slots, dtype=torch.int64)
         self._agent = TransferAgent(incarnation, [caches.kv, caches.state, epochs])
-        self._peers = PeerMemories(self._agent)
-        self._flights = Flights(self._agent, self._peers.forget)
+        self._flights = Flights(self._agent, lambda one: self._peers.lost(one))
+        self._peers = PeerMemories(self._agent, self._flights, self._pools, rank=0, scratch=region_of(epochs))
         self._check = EpochCheck(self._agent, self._flights, epochs)
         self._introduction = HandshakeRequest(
-            incarnation, fingerprint, 0, 1, caches.kv_layout, caches.state_layout
+            incarnation,
+            fingerprint,
+            1 if ranks is None else ranks.size,
+            caches.kv_layout,
+            caches.state_layout,
         )
         self._num_transfers = 0
         self._bytes_read = 0
         self._early_bytes = 0
         self._num_parts = 0
         self._thread = PollThread("transfer", self._poll, on_fatal)
+        self._readers: list[PartReader] = [OwnReader(self._pools, self._flights)]
+        self._rank_readers: RankReaders | None = None
+        if ranks is not None:
+            self._rank_readers = RankReaders(ranks, self._thread.post, self._peers.forget)
+            self._readers.append(self._rank_readers)
+
+    def take_report(self, rank: int, report: RankReport) -> None:
+        """What another rank says of its reads; from any thread."""
+        assert self._rank_readers is not None
+        self._rank_readers.take_report(rank, report)
 
     @property
     def num_in_flight(self) -> int:
@@ -99,12 +116,12 @@ class TransferSink:
         """
         check_same_model(self._introduction, reply, f"the prefill server at {address}")
         check_regions(reply)
-        connected: Future[None] = Future()
-        self._thread.post(
-            lambda: self._peers.connect(address, reply, connected, flights=self._flights, check=self._check)
-        )
+        outcome: Future[TransferError | None] = Future()
+        self._thread.post(lambda: self._connect(address, reply, outcome.set_result))
         try:
-            connected.result(timeout=peer_memories.WARM_UP_DEADLINE_S * 2)
+            error = outcome.result(timeout=WARM_UP_DEADLINE_S * 2)
+            if error is not None:
+                raise error
         except (TransferError, TimeoutError) as error:
             raise HandshakeError(
                 f"the prefill server at {address} can't be read from: {error}", cause="peer_gone"
@@ -135,8 +152,7 @@ class TransferSink:
                 Transfer(
                     request_id,
                     self._peers.get(incarnation),
-                    ours=self._pools,
-                    flights=self._flights,
+                    readers=self._readers,
                     check=self._check,
                     deadline_s=deadline_s,
                     started_s=started_s,
@@ -176,6 +192,20 @@ class TransferSink:
 
     # --- on the transfer thread ------------------------------------------------------------------
 
+    def _connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
+        """The other ranks first: a peer that this one knows can be read from by all."""
+
+        def connect_own(error: TransferError | None) -> None:
+            if error is None:
+                self._peers.connect(address, reply, on_connected)
+            else:
+                on_connected(error)
+
+        if self._rank_readers is None:
+            connect_own(None)
+        else:
+            self._rank_readers.connect(address, reply, connect_own)
+
     def _done(self, result: TransferResult, on_done: Callable[[TransferResult], None]) -> None:
         self._num_transfers -= 1
         self._bytes_read += result.num_bytes
@@ -188,7 +218,7 @@ class TransferSink:
     def _poll(self) -> float | None:
         self._agent.poll()
         delay_s = self._flights.poll()
-        self._peers.remove_gone(self._flights)
+        self._peers.remove_gone()
         return delay_s
 
 

@@ -27,6 +27,7 @@ from wire.handoff import (
     HandshakeReply,
     HandshakeRequest,
     PartialTicket,
+    RankMemory,
     RenewedLeases,
     RenewLeases,
     Ticket,
@@ -53,6 +54,9 @@ class EndedLease:
 class TransferSource:
     """Owns the prefill server's leases and its NIXL agent.
 
+    ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the same blocks and
+    slots; ``on_serving`` is told whether others may be reading just now, on the transfer thread.
+
     Methods are thread-safe. ``on_lease_ended`` is called on the transfer thread, once a lease, after the
     lease's epoch has moved.
     """
@@ -68,6 +72,8 @@ class TransferSource:
         max_leases: int,
         on_lease_ended: Callable[[EndedLease], None],
         on_fatal: Callable[[BaseException], None],
+        other_ranks: Sequence[RankMemory] = (),
+        on_serving: Callable[[bool], None] = lambda _: None,
     ) -> None:
         epochs = torch.zeros(max_leases, dtype=torch.int64)
         self._address = address
@@ -80,18 +86,23 @@ class TransferSource:
         self._reply = HandshakeReply(
             incarnation=incarnation,
             fingerprint=fingerprint,
-            tp_rank=0,
-            tp_size=1,
-            kv_layout=caches.kv_layout,
-            state_layout=caches.state_layout,
-            agent_metadata=self._agent.metadata,
-            kv_region=region_of(caches.kv),
-            state_region=region_of(caches.state),
+            ranks=(
+                RankMemory(
+                    kv_layout=caches.kv_layout,
+                    state_layout=caches.state_layout,
+                    agent_metadata=self._agent.metadata,
+                    kv_region=region_of(caches.kv),
+                    state_region=region_of(caches.state),
+                ),
+                *other_ranks,
+            ),
             epoch_region=region_of(epochs),
         )
         self._introduction = HandshakeRequest(
-            incarnation, fingerprint, 0, 1, caches.kv_layout, caches.state_layout
+            incarnation, fingerprint, len(self._reply.ranks), caches.kv_layout, caches.state_layout
         )
+        self._on_serving = on_serving
+        self._is_serving = False
         self._last_news_s = 0.0
         self._connect_until_s = 0.0
         self._thread = PollThread("transfer", self._poll, on_fatal)
@@ -205,7 +216,11 @@ class TransferSource:
         for lease in expired:
             self._tell(lease, "expired")
         now = time.monotonic()
-        if self.num_leases == 0 and now > max(self._connect_until_s, self._last_news_s + LINGER_S):
+        is_idle = self.num_leases == 0 and now > max(self._connect_until_s, self._last_news_s + LINGER_S)
+        if self._is_serving == is_idle:
+            self._is_serving = not is_idle
+            self._on_serving(self._is_serving)
+        if is_idle:
             return IDLE_S
         return poll_delay(now - self._last_news_s)
 

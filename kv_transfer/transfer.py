@@ -11,13 +11,14 @@ part that was posted has ended one way or the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.agent import Ranges
 from kv_transfer.epoch_check import EpochCheck
-from kv_transfer.flights import Flights, Patience, PeerMemory
-from kv_transfer.part import Part, Pools, part_ranges
+from kv_transfer.flights import Patience
+from kv_transfer.part import Part
+from kv_transfer.part_reader import NOTHING, PartReader, ReadSize
+from kv_transfer.peer_memories import Peer
 from wire.errors import TransferError, TwinfangError
 from wire.handoff import Done
 
@@ -48,10 +49,9 @@ class Transfer:
     def __init__(
         self,
         request_id: str,
-        peer: PeerMemory | None,
+        peer: Peer | None,
         *,
-        ours: Pools,
-        flights: Flights,
+        readers: Sequence[PartReader],
         check: EpochCheck,
         deadline_s: float,
         started_s: float,
@@ -64,10 +64,9 @@ class Transfer:
         self._on_part = on_part
         self._on_settled = on_settled
         self._peer = peer
-        self._ours = ours
-        self._flights = flights
+        self._readers = readers
         self._check = check
-        self._patience = Patience(deadline_s)
+        self.patience = Patience(deadline_s)
         self._waited_since_s = started_s
         self._num_under_way = 0
         self._num_bytes = self._num_descriptors = self._early_bytes = 0
@@ -85,23 +84,14 @@ class Transfer:
         if self._peer is None:
             self.fail(TransferError("the prefill server that wrote the ticket is gone"))
             return
+        self.took_off()  # until all are posted: a small read is often over when it is
+        error = None
         try:
-            ranges = part_ranges(part, self._ours, self._peer.reply)
-        except TransferError as error:
-            self.fail(TransferError(error.message, cause="ticket_refused"))
-            return
-        if len(ranges) == 0:
-            return
-        self._take_off()
-        self._flights.post(
-            self._peer,
-            ranges,
-            local=self._ours.kv_region,
-            remote=self._peer.reply.kv_region,
-            patience=self._patience,
-            on_end=lambda error, late: self._landed(error, ranges),
-            on_late=self._give_up,
-        )
+            for reader in self._readers:
+                reader.post(self._peer, part, self)
+        except TransferError as refused:
+            error = TransferError(refused.message, cause="ticket_refused")
+        self.landed(error, NOTHING)
 
     def finish(self, part: Part, lease: Done, *, cell: int, asked_s: float) -> None:
         """Reads the last part; when all have landed, their one validation. ``cell`` takes the epoch."""
@@ -118,19 +108,20 @@ class Transfer:
 
     # --- what the reads bring --------------------------------------------------------------------
 
-    def _take_off(self) -> None:
+    def took_off(self) -> None:
+        """Something was posted; :meth:`landed` will be called for it."""
         if self._num_under_way == 0:
-            self._patience.renew()
+            self.patience.renew()
         self._num_under_way += 1
-        self._flights.note_news()
 
-    def _landed(self, error: TransferError | None, ranges: Ranges | None) -> None:
+    def landed(self, error: TransferError | None, size: ReadSize) -> None:
+        """Something that was posted has ended."""
         self._num_under_way -= 1
-        self._patience.renew()
+        self.patience.renew()
         self._error = self._error or error
-        if error is None and ranges is not None:
-            self._num_bytes += int(ranges[:, 2].sum())
-            self._num_descriptors += len(ranges)
+        if error is None and size.num_bytes:
+            self._num_bytes += size.num_bytes
+            self._num_descriptors += size.num_descriptors
             self._on_part()
         self._go_on()
 
@@ -154,18 +145,18 @@ class Transfer:
         """The data is here; read the lease's epoch to learn whether it was still under lease."""
         assert self._peer is not None
         self._is_validating = True
-        self._take_off()
+        self.took_off()
         try:
             self._check.read(
                 self._peer,
                 lease.lease_id,
                 self._cell,
-                patience=self._patience,
-                on_end=lambda error, late: self._landed(error, None),
-                on_late=self._give_up,
+                patience=self.patience,
+                on_end=lambda error, late: self.landed(error, NOTHING),
+                on_late=self.late,
             )
         except TransferError as error:
-            self._landed(error, None)
+            self.landed(error, NOTHING)
 
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
@@ -177,7 +168,7 @@ class Transfer:
             self._report(None)  # first: the request need not wait for what only the peer waits for
             self._check.conclude(self._peer, lease, self._request_id)
 
-    def _give_up(self) -> None:
+    def late(self) -> None:
         """What is under way is late; its destination stays in quarantine."""
         if not self._is_reported:
             seconds = time.monotonic() - self._waited_since_s

@@ -28,13 +28,18 @@ Cut = tuple[Piece, ...]
 """What of a unit of ours comes from one rank of the peer; empty: nothing."""
 
 
+def whole(layout: Layout) -> Cut:
+    """All of a unit."""
+    return (Piece(0, 0, layout.unit_bytes),) if layout.unit_bytes else ()
+
+
 def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut]:
     """What our rank ``rank`` reads of each of the peer's ranks, for one unit.
 
     Raises :class:`HandshakeError` where the peer's ranks together lack something of ours.
     """
     if len(remotes) == 1 and local.same_unit(remotes[0]):
-        return [(Piece(0, 0, local.unit_bytes),)] if local.unit_bytes else [()]
+        return [whole(local)]
     cuts: list[list[Piece]] = [[] for _ in remotes]
     for index, segment in enumerate(local.segments):
         theirs = [remote.segments[index] for remote in remotes]

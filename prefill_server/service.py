@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from engine.capacity import blocks_for
@@ -19,6 +20,8 @@ from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
+from kv_transfer.other_ranks import REPORTS
+from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
@@ -47,7 +50,13 @@ class PrefillService:
     def __init__(self, config: PrefillConfig, server: GrpcServer, *, incarnation: str) -> None:
         self._config = config
         self._incarnation = incarnation
-        self._host = EngineHost(config.engine, on_step=self._on_step, on_fatal=server.fail)
+        self._host = EngineHost(
+            config.engine,
+            on_step=self._on_step,
+            on_fatal=server.fail,
+            rank_main=partial(serve_rank, incarnation=incarnation),
+            reports=REPORTS,
+        )
         self._engine = self._host.engine
         self._exchange = StateExchange(
             self._host,

@@ -8,6 +8,9 @@ from wire.codec import message
 from wire.errors import WireError
 from wire.layout import Layout
 
+MAX_RANKS = 64
+"""Tensor-parallel ranks of one server."""
+
 Role = Literal["prefill", "decode", "both"]
 
 
@@ -110,9 +113,9 @@ class HandshakeRequest:
     incarnation: str
     fingerprint: str
     """Of config, dtype and weights: two servers may only share state if it is equal."""
-    tp_rank: int
     tp_size: int
     kv_layout: Layout
+    """Of rank 0, like the next one."""
     state_layout: Layout
 
 
@@ -131,19 +134,30 @@ class Region:
 
 
 @message
-class HandshakeReply:
-    """All that is needed to read from this prefill server's pools."""
+class RankMemory:
+    """All that is needed to read from the pools of one tensor-parallel rank."""
 
-    incarnation: str
-    fingerprint: str
-    tp_rank: int
-    tp_size: int
     kv_layout: Layout
     state_layout: Layout
     agent_metadata: bytes
     kv_region: Region
     state_region: Region
+
+
+@message
+class HandshakeReply:
+    """All that is needed to read from this prefill server's pools."""
+
+    incarnation: str
+    fingerprint: str
+    ranks: tuple[RankMemory, ...]
+    """In the order of their ranks."""
     epoch_region: Region
+    """Of rank 0, which alone keeps leases."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranks) <= MAX_RANKS:
+            raise WireError(f"{len(self.ranks)} tensor-parallel ranks: expected 1 to {MAX_RANKS}")
 
 
 @message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from wire.codec import message
 from wire.generation import ErrorReply
-from wire.handoff import AnyTicket
+from wire.handoff import AnyTicket, HandshakeReply, RankMemory, Ticket
 from wire.sampling_params import SamplingParams
 
 
@@ -48,8 +48,17 @@ class EndTransfer:
     """:meth:`engine.engine.Engine.transferred`"""
 
     request_id: str
+    ticket: Ticket | None
+    """The whole one, of a request that came with an early one."""
     error: ErrorReply | None
     settled: bool
+
+
+@message
+class SumDigests:
+    """:meth:`engine.engine.Engine.digests` of a request that is held."""
+
+    request_id: str
 
 
 @message
@@ -69,3 +78,65 @@ class RankLog:
     level: int
     logger: str
     text: str
+
+
+@message
+class RankServes:
+    """A rank's first report: what others need to read its memory."""
+
+    memory: RankMemory
+
+
+@message
+class ServePeers:
+    """Whether others may be reading just now, which takes a rank's polling."""
+
+    is_on: bool
+
+
+@message
+class ConnectRank:
+    """Makes a peer's ranks readable that hold something of this rank's."""
+
+    number: int
+    address: str
+    reply: HandshakeReply
+
+
+@message
+class RankConnected:
+    number: int
+    error: str | None
+
+
+@message
+class ReadRankPart:
+    """Unit ``remote_…[i]`` of the peer's pools is read into unit ``local_…[i]``: of each the rank's share.
+
+    The ranks of a server allocate alike: the indices are the same on all.
+    """
+
+    number: int
+    incarnation: str
+    local_blocks: tuple[int, ...]
+    remote_blocks: tuple[int, ...]
+    local_slots: tuple[int, ...]
+    remote_slots: tuple[int, ...]
+    deadline_s: float
+
+
+@message
+class RankPartLate:
+    """The deadline has passed; bytes may still land until :class:`RankPartEnded` comes."""
+
+    number: int
+
+
+@message
+class RankPartEnded:
+    number: int
+    num_bytes: int
+    num_descriptors: int
+    error: str | None
+    cause: str
+    """Of the error, one of :data:`wire.errors.TransferFailure`."""

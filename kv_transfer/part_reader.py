@@ -1,0 +1,79 @@
+"""Who reads a part of a transfer: this process, and those of the server's other tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from kv_transfer.flights import Flights, Patience
+from kv_transfer.part import Part, Pools, part_ranges
+from kv_transfer.peer_memories import Peer
+from wire.errors import TransferError
+
+
+@dataclass(frozen=True)
+class ReadSize:
+    """What a read has brought."""
+
+    num_bytes: int
+    num_descriptors: int
+
+
+NOTHING = ReadSize(0, 0)
+
+
+class PartReceiver(Protocol):
+    """Whoever waits for a part: a :class:`kv_transfer.transfer.Transfer`."""
+
+    @property
+    def patience(self) -> Patience: ...
+
+    def took_off(self) -> None:
+        """A read of the part was posted; exactly one :meth:`landed` follows."""
+        ...
+
+    def landed(self, error: TransferError | None, size: ReadSize) -> None: ...
+
+    def late(self) -> None:
+        """A read is late; it still ends some time."""
+        ...
+
+
+class PartReader(Protocol):
+    """Reads parts, or a rank's share of them."""
+
+    def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
+        """Posts the part's reads. Raises :class:`TransferError` for a unit outside either side's pools."""
+        ...
+
+
+class OwnReader:
+    """This process's share, from each of the peer's ranks that hold something of it."""
+
+    def __init__(self, ours: Pools, flights: Flights) -> None:
+        self._ours = ours
+        self._flights = flights
+
+    def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
+        reads = [(one, part_ranges(part, self._ours, one.memory, one.share)) for one in peer.ranks]
+        for one, ranges in reads:
+            if len(ranges) == 0:
+                continue
+            size = ReadSize(int(ranges[:, 2].sum()), len(ranges))
+            landed = partial(_landed, receiver, size)
+            receiver.took_off()
+            self._flights.note_news()
+            self._flights.post(
+                one,
+                ranges,
+                local=self._ours.kv_region,
+                remote=one.memory.kv_region,
+                patience=receiver.patience,
+                on_end=landed,
+                on_late=receiver.late,
+            )
+
+
+def _landed(receiver: PartReceiver, size: ReadSize, error: TransferError | None, late: bool) -> None:
+    receiver.landed(error, size)

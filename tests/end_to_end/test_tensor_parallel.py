@@ -1,0 +1,67 @@
+"""Prefill and decode servers with different numbers of ranks: the tokens are those of one rank alone.
+
+Heads and channels are read from the ranks that have them; the bundled model has fewer KV heads and groups
+than four ranks, so there they hold copies.
+"""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
+from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
+from tests.stack import running_stack
+
+NUM_TOKENS = 16
+LENGTHS = [1, 2, 16, 17, 33, 64, 130, 150]
+FLAGS = (
+    *("--max-num-seqs", "8", "--max-model-len", "256", "--cache-memory", "0.05", "--threads", "1"),
+    *("--max-batch-tokens", "64"),  # prompts of several chunks
+)
+PAIRS = [
+    (1, 2, "bundled", ("--cache-mode", "all")),
+    (2, 1, "moe", ("--cache-mode", "align", "--speculative", "2", "--drafter", "mtp")),
+    (2, 4, "bundled", ("--cache-mode", "none", "--speculative", "1", "--drafter", "ngram")),
+    (4, 2, "bundled", ("--cache-mode", "all", "--speculative", "3", "--drafter", "mtp")),
+]
+
+
+@pytest.fixture(scope="module")
+def model_dirs(bundled_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return {"bundled": bundled_model, "moe": make_checkpoint(folder, MOE_WITH_MTP, seed=5)}
+
+
+def bodies():
+    choose = random.Random(8)
+    prompts = [[choose.randrange(6, 150) for _ in range(length)] for length in LENGTHS]
+    prompts.append(prompts[-1][:100] + prompts[2])  # shares a beginning
+    return [greedy_body(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def expected(model_dirs):
+    """Answers of a monolithic server with one rank, by checkpoint."""
+    answers = {}
+    for name, path in model_dirs.items():
+        with running_stack("serve", *FLAGS, "--model", str(path)) as stack:
+            answers[name] = asyncio.run(all_at_once(stack, bodies()))
+    return answers
+
+
+@pytest.mark.parametrize(("prefill", "decode", "model", "flags"), PAIRS)
+def test_greedy_answers_do_not_depend_on_the_numbers_of_ranks(
+    model_dirs, expected, prefill, decode, model, flags
+):
+    ranks = ("--prefill-tensor-parallel", str(prefill), "--tensor-parallel", str(decode))
+    with running_stack("up", *FLAGS, *ranks, *flags, "--model", str(model_dirs[model])) as stack:
+        told = [(answer.token_ids, answer.text) for answer in expected[model]]
+        together = asyncio.run(all_at_once(stack, bodies()))
+        assert [(answer.token_ids, answer.text) for answer in together] == told
+        alone = asyncio.run(one_at_a_time(stack, bodies()[-3:]))
+        assert [(answer.token_ids, answer.text) for answer in alone] == told[-3:]
+        stack.wait_until(stack.is_idle, "all blocks, slots and leases are free")
+        stats = stack.stats("decode-0")["decode-0"]
+        assert stats.transfer_bytes > 0
+        assert sum(stats.transfer_failures.values()) == 0
