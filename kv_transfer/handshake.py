@@ -22,7 +22,8 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
         )
     first = theirs.ranks[0] if isinstance(theirs, HandshakeReply) else theirs
     for mine, other in ((ours.kv_layout, first.kv_layout), (ours.state_layout, first.state_layout)):
-        if not mine.same_kind(other):
+        fits = mine.same_unit(other) if ours.tp_size == _num_ranks(theirs) else mine.same_kind(other)
+        if not fits:
             raise HandshakeError(
                 f"{who} lays out a {other.unit} as {describe(other)}, this server as {describe(mine)}; "
                 f"{_remedy(mine, other)}"
@@ -56,6 +57,10 @@ def check_regions(reply: HandshakeReply) -> None:
             raise HandshakeError(
                 f"the peer's {region.num_bytes} bytes at {region.address} end past the last address"
             )
+
+
+def _num_ranks(theirs: HandshakeRequest | HandshakeReply) -> int:
+    return len(theirs.ranks) if isinstance(theirs, HandshakeReply) else theirs.tp_size
 
 
 def _remedy(mine: Layout, other: Layout) -> str:

@@ -9,6 +9,7 @@ import os
 import torch
 
 from engine.caches import Caches, CacheSpec
+from wire.handoff import HandshakeReply
 
 SPEC = CacheSpec(
     attn_layers=2,
@@ -80,3 +81,9 @@ def transport_variables(transport: str) -> dict[str, str]:
     | emulated | through shared memory or TCP: the target takes part, as between containers |
     """  # noqa: E501
     return {} if transport == "default" else {"UCX_TLS": os.environ.get("UCX_TLS", "^cma")}
+
+
+def with_rank(reply: HandshakeReply, **changes: object) -> HandshakeReply:
+    """The reply of a server with one rank, whose memory is another."""
+    (rank,) = reply.ranks
+    return dataclasses.replace(reply, ranks=(dataclasses.replace(rank, **changes),))  # type: ignore[arg-type]

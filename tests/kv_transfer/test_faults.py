@@ -12,7 +12,7 @@ import torch
 
 from kv_transfer import peer_memories
 from kv_transfer.agent import TransferAgent
-from tests.kv_transfer.pools import POISON, PoolShape, unit_bytes_of
+from tests.kv_transfer.pools import POISON, PoolShape, unit_bytes_of, with_rank
 from wire.errors import HandshakeError, TransferError
 
 BLOCKS, SLOT = [3, 4, 5], 2
@@ -188,7 +188,9 @@ def test_a_notification_that_can_t_be_read_changes_nothing(make_pair):
     pair = make_pair()
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     stranger = TransferAgent("stranger", [torch.zeros(1)])
-    peer = stranger.add_peer(pair.source.handshake(pair.decode.sink.handshake_request()).agent_metadata)
+    peer = stranger.add_peer(
+        pair.source.handshake(pair.decode.sink.handshake_request()).ranks[0].agent_metadata
+    )
     for message in (b"", b"\xff" * 100, b"\x93\x01\xa4Done\x92\xc0\xc0", os.urandom(10_000)):
         stranger.notify(peer, message)
     stranger.poll()
@@ -234,9 +236,10 @@ def test_a_killed_and_a_closed_pair_leave_nothing_behind(make_pair, make_decode,
 def test_a_layout_s_sizes_are_checked_before_anything_is_connected(make_pair):
     pair = make_pair()
     reply = pair.source.handshake(pair.decode.sink.handshake_request())
-    short = dataclasses.replace(reply.kv_region, num_bytes=reply.kv_region.num_bytes - 1)
+    region = reply.ranks[0].kv_region
+    short = with_rank(reply, kv_region=dataclasses.replace(region, num_bytes=region.num_bytes - 1))
     with pytest.raises(HandshakeError, match="its layout describes"):
-        pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, incarnation="b", kv_region=short))
+        pair.decode.sink.add_peer("x:1", dataclasses.replace(short, incarnation="b"))
 
 
 def _connects(decode, reply):

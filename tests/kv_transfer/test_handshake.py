@@ -7,8 +7,9 @@ import torch
 
 from engine.caches import CacheSpec
 from kv_transfer.handshake import check_regions, check_same_model
+from tests.kv_transfer.pools import with_rank
 from wire.errors import HandshakeError
-from wire.handoff import HandshakeReply, HandshakeRequest, Region
+from wire.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region
 
 SPEC = CacheSpec(
     attn_layers=2,
@@ -28,7 +29,7 @@ SPEC = CacheSpec(
 
 def introduction(spec=SPEC, block_size=8, num_blocks=5, num_slots=3, **changes):
     request = HandshakeRequest(
-        "aa", "fp-1", 0, 1, spec.kv_layout(num_blocks, block_size), spec.state_layout(num_slots)
+        "aa", "fp-1", 1, spec.kv_layout(num_blocks, block_size), spec.state_layout(num_slots)
     )
     return dataclasses.replace(request, **changes)
 
@@ -38,16 +39,23 @@ def reply(**changes):
     made = HandshakeReply(
         incarnation="bb",
         fingerprint="fp-1",
-        tp_rank=0,
-        tp_size=1,
-        kv_layout=kv,
-        state_layout=state,
-        agent_metadata=b"opaque",
-        kv_region=Region(4096, kv.num_bytes, 0, "DRAM"),
-        state_region=Region(1 << 20, state.num_bytes, 0, "DRAM"),
+        ranks=(
+            RankMemory(
+                kv_layout=kv,
+                state_layout=state,
+                agent_metadata=b"opaque",
+                kv_region=Region(4096, kv.num_bytes, 0, "DRAM"),
+                state_region=Region(1 << 20, state.num_bytes, 0, "DRAM"),
+            ),
+        ),
         epoch_region=Region(1 << 30, 16, 0, "DRAM"),
     )
-    return dataclasses.replace(made, **changes)
+    of_reply = {name: changes.pop(name) for name in list(changes) if hasattr(made, name)}
+    return dataclasses.replace(with_rank(made, **changes), **of_reply)
+
+
+def region_of_reply(name):
+    return reply().epoch_region if name == "epoch_region" else getattr(reply().ranks[0], name)
 
 
 def test_pools_of_different_sizes_fit():
@@ -100,9 +108,24 @@ def test_another_number_of_mamba_layers_is_refused_with_both():
     assert f"{ours} bytes" in refusal.value.message
 
 
-def test_another_tensor_parallel_size_is_refused_with_both():
-    with pytest.raises(HandshakeError, match=r"rank 0 of 2.*rank 0 of 1"):
-        check_same_model(introduction(), introduction(tp_size=2), "peer")
+def test_another_number_of_ranks_fits_if_what_they_divide_is_the_same():
+    half = dataclasses.replace(SPEC, kv_heads=2, conv_channels=6, mamba_heads=1)
+    check_same_model(introduction(), introduction(half, tp_size=2), "peer")
+    other = dataclasses.replace(half, head_dim=8)
+    with pytest.raises(HandshakeError, match="lays out a block"):
+        check_same_model(introduction(), introduction(other, tp_size=2), "peer")
+
+
+def test_ranks_that_differ_are_refused():
+    made = reply()
+    fewer = SPEC.state_layout(2)
+    other = dataclasses.replace(
+        made.ranks[0],
+        state_layout=fewer,
+        state_region=Region(1 << 20, fewer.num_bytes, 0, "DRAM"),
+    )
+    with pytest.raises(HandshakeError, match="the peer's ranks differ: 2 slots"):
+        check_regions(dataclasses.replace(made, ranks=(*made.ranks, other)))
 
 
 def test_regions_that_hold_the_pools_fit():
@@ -112,7 +135,7 @@ def test_regions_that_hold_the_pools_fit():
 @pytest.mark.parametrize("name", ["kv_region", "state_region"])
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_a_region_that_is_not_its_pool_s_size_is_refused_with_both(name, difference):
-    region = getattr(reply(), name)
+    region = region_of_reply(name)
     other = dataclasses.replace(region, num_bytes=region.num_bytes + difference)
     with pytest.raises(HandshakeError, match=rf"{other.num_bytes} bytes.*{region.num_bytes}"):
         check_regions(reply(**{name: other}))
@@ -127,7 +150,7 @@ def test_an_epoch_table_without_whole_cells_is_refused(num_bytes):
 @pytest.mark.parametrize("name", ["kv_region", "state_region", "epoch_region"])
 def test_a_region_that_runs_past_the_last_address_is_refused(name):
     """Adding an offset to such an address would overflow NIXL's 64 bits."""
-    region = getattr(reply(), name)
+    region = region_of_reply(name)
     beyond = dataclasses.replace(region, address=(1 << 64) - region.num_bytes + 1)
     with pytest.raises(HandshakeError, match=r"end past the last address"):
         check_regions(reply(**{name: beyond}))

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.handshake import EPOCH_BYTES, check_regions, check_same_model
-from kv_transfer.part import OwnPools, Part, part_ranges
+from kv_transfer.part import OwnPools, Part, Share, part_ranges
 from kv_transfer.sink import TransferSink
-from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape
+from kv_transfer.unit_cut import cut_unit
+from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
 from wire.errors import HandshakeError, TransferError, WireError
-from wire.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
+from wire.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region, Ticket
 from wire.layout import Axis, Layout, Segment
 
 REFUSALS = (WireError, HandshakeError, TransferError)
@@ -29,23 +30,26 @@ EDGES = st.sampled_from(
     [0, 1, 2, 7, 8, 15, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
 )
 NUMBERS = st.integers(-3, 30) | EDGES | st.integers(-(2**64), 2**65)
-OURS = HandshakeRequest("sink", "fp", 0, 1, SPEC.kv_layout(24, BLOCK_SIZE), SPEC.state_layout(8))
+OURS = HandshakeRequest("sink", "fp", 1, SPEC.kv_layout(24, BLOCK_SIZE), SPEC.state_layout(8))
 
 
 def honest_reply(**changes):
     reply = HandshakeReply(
         incarnation="peer",
         fingerprint="fp",
-        tp_rank=0,
-        tp_size=1,
-        kv_layout=OURS.kv_layout,
-        state_layout=OURS.state_layout,
-        agent_metadata=b"opaque",
-        kv_region=Region(1 << 20, OURS.kv_layout.num_bytes, 0, "DRAM"),
-        state_region=Region(1 << 30, OURS.state_layout.num_bytes, 0, "DRAM"),
+        ranks=(
+            RankMemory(
+                kv_layout=OURS.kv_layout,
+                state_layout=OURS.state_layout,
+                agent_metadata=b"opaque",
+                kv_region=Region(1 << 20, OURS.kv_layout.num_bytes, 0, "DRAM"),
+                state_region=Region(1 << 30, OURS.state_layout.num_bytes, 0, "DRAM"),
+            ),
+        ),
         epoch_region=Region(1 << 40, 8 * EPOCH_BYTES, 0, "DRAM"),
     )
-    return dataclasses.replace(reply, **changes)
+    of_reply = {name: changes.pop(name) for name in list(changes) if hasattr(reply, name)}
+    return dataclasses.replace(with_rank(reply, **changes), **of_reply)
 
 
 @st.composite
@@ -102,17 +106,17 @@ def hostile_replies(draw):
         ("kv_region", present(regions)),
         ("state_region", present(regions)),
         ("epoch_region", present(regions)),
-        ("tp_size", NUMBERS),
     ):
         if draw(st.integers(0, 3)) == 0:
             changes[name] = draw(strategy)
     reply = honest_reply(**changes)
     for kind in ("kv", "state"):
-        region, layout = getattr(reply, f"{kind}_region"), getattr(reply, f"{kind}_layout")
+        (rank,) = reply.ranks
+        region, layout = getattr(rank, f"{kind}_region"), getattr(rank, f"{kind}_layout")
         if draw(st.booleans()):
             with contextlib.suppress(WireError):
                 fitting = dataclasses.replace(region, num_bytes=layout.num_bytes)
-                reply = dataclasses.replace(reply, **{f"{kind}_region": fitting})
+                reply = with_rank(reply, **{f"{kind}_region": fitting})
     return reply
 
 
@@ -164,11 +168,12 @@ def accepts(reply):
 def test_a_reply_is_refused_or_its_regions_hold_its_pools_within_64_bits(reply):
     if not accepts(reply):
         return
-    assert reply.kv_layout.same_unit(OURS.kv_layout)
-    assert reply.state_layout.same_unit(OURS.state_layout)
+    (rank,) = reply.ranks
+    assert rank.kv_layout.same_unit(OURS.kv_layout)
+    assert rank.state_layout.same_unit(OURS.state_layout)
     for region, needed in (
-        (reply.kv_region, reply.kv_layout.num_bytes),
-        (reply.state_region, reply.state_layout.num_bytes),
+        (rank.kv_region, rank.kv_layout.num_bytes),
+        (rank.state_region, rank.state_layout.num_bytes),
         (reply.epoch_region, EPOCH_BYTES),
     ):
         assert needed <= region.num_bytes
@@ -206,12 +211,14 @@ def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, fir
     layouts = sink.caches.kv_layout, sink.caches.state_layout
     pools = OwnPools(*layouts, region_of(sink.caches.kv), region_of(sink.caches.state))
     try:
-        ranges = part_ranges(part, pools, reply)
+        (rank,) = reply.ranks
+        share = Share(*(cut_unit(*both, rank=0)[0] for both in zip(layouts, _layouts_of(reply), strict=True)))
+        ranges = part_ranges(part, pools, rank, share)
         epoch = sink.sink._check._ranges(slot, reply.epoch_region, ticket.lease_id)
     except REFUSALS:
         return
     here = [region_of(pool) for pool in (sink.caches.kv, sink.caches.state)]
-    there = [reply.kv_region, reply.state_region]
+    there = [rank.kv_region, rank.state_region]
     units = [sink.caches.kv_layout.unit_bytes, sink.caches.state_layout.unit_bytes]
     for local, remote, num_bytes in ranges.tolist():
         assert num_bytes > 0
@@ -223,6 +230,47 @@ def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, fir
     assert 0 <= ticket.lease_id < reply.epoch_region.num_bytes // EPOCH_BYTES
     assert epoch[0, 1] == reply.epoch_region.address + ticket.lease_id * EPOCH_BYTES
     assert int(ranges[:, 2].sum()) == len(ours) * units[0] + units[1]
+
+
+def _layouts_of(reply):
+    return [[rank.kv_layout for rank in reply.ranks], [rank.state_layout for rank in reply.ranks]]
+
+
+@st.composite
+def divided(draw, layout):
+    """The layout's units divided among ranks, which may hold anything, in any order, several times or not at all."""
+    ranks = []
+    for _ in range(draw(st.integers(1, 4))):
+        segments, offset = [], 0
+        for segment in layout.segments:
+            size, stride = segment.axes[0].size, segment.axes[0].stride
+            pairs = st.tuples(st.integers(0, size + 1), st.integers(1, size))
+            holds = tuple((a, a + n) for a, n in draw(st.lists(pairs, min_size=1, max_size=3)))
+            num_held = sum(stop - start for start, stop in holds)
+            axes = (dataclasses.replace(segment.axes[0], size=num_held), *segment.axes[1:])
+            segments.append(dataclasses.replace(segment, offset=offset, axes=axes, holds=holds))
+            offset += num_held * stride + draw(st.sampled_from([0, 0, 64]))
+        ranks.append(dataclasses.replace(layout, unit_bytes=offset, segments=tuple(segments)))
+    return ranks
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([OURS.kv_layout, OURS.state_layout]), st.data())
+def test_whatever_ranks_say_that_they_hold_no_piece_lies_outside_a_unit(layout, data):
+    ranks = data.draw(divided(layout))
+    try:
+        cuts = cut_unit(layout, ranks, rank=data.draw(st.integers(0, 3)))
+    except HandshakeError:
+        return
+    written = np.zeros(layout.unit_bytes, dtype=np.int64)
+    for cut, rank in zip(cuts, ranks, strict=True):
+        for piece in cut:
+            assert piece.num_bytes > 0
+            assert 0 <= piece.remote <= piece.remote + piece.num_bytes <= rank.unit_bytes
+            assert 0 <= piece.local <= piece.local + piece.num_bytes <= layout.unit_bytes
+            written[piece.local : piece.local + piece.num_bytes] += 1
+    for segment in layout.segments:
+        assert (written[segment.offset : segment.offset + segment.num_bytes] == 1).all()
 
 
 # --- with real NIXL, in a process that may crash ----------------------------------------------------
@@ -250,13 +298,17 @@ def _hostile_metadata(pipe, seed):
         name = b"h%06d" % count
         reply = honest_reply(incarnation=name.decode(), agent_metadata=broken.replace(NAME, name), **regions)
         try:
-            added = sink._peers.add_to_agent(reply)
+            added = sink._peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
             outcomes.append("accepted")
             sink._agent.remove_peer(added)
         except REFUSALS:
             outcomes.append("refused")
     reply = honest_reply(incarnation=NAME.decode(), agent_metadata=agent.metadata, **regions)
-    outcomes.append("the true one accepted" if sink._peers.add_to_agent(reply) else "")
+    outcomes.append(
+        "the true one accepted"
+        if sink._peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
+        else ""
+    )
     sink._agent.remove_peer(NAME.decode())
     sink.close()
     agent.close()
