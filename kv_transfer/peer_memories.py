@@ -76,7 +76,7 @@ class PeerMemories:
         first_contact = _FirstContact(len(ranks), lambda error: self._met(peer, error, on_connected))
         peer = Peer(address, reply, tuple(ranks))
         for one in ranks:
-            self._read_once(one, first_contact)
+            self._read_once(one, self._place_in(reply, one), first_contact)
 
     def _met(self, peer: Peer, error: TransferError | None, on_connected: OnConnected) -> None:
         if error is None:
@@ -85,8 +85,13 @@ class PeerMemories:
             self._gone += peer.ranks
         on_connected(error)
 
-    def _read_once(self, one: PeerMemory, first_contact: _FirstContact) -> None:
-        region = one.memory.state_region
+    def _place_in(self, reply: HandshakeReply, one: PeerMemory) -> Region:
+        """What a first read reads from: the epochs, if they are ours to read."""
+        if one.name == reply.incarnation and self._rank == 0:
+            return reply.epoch_region
+        return one.memory.state_region if one.share.slot else one.memory.kv_region
+
+    def _read_once(self, one: PeerMemory, region: Region, first_contact: _FirstContact) -> None:
         self._flights.post(
             one,
             np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64),

@@ -25,6 +25,7 @@ class ScriptedSink:
     def __init__(self, _caches, *, on_settled, **_settings):
         self.on_settled = on_settled
         self.reads = []
+        self.take_report = None
 
     def read(self, ticket, **fields):
         self.reads.append((ticket, fields))
@@ -99,6 +100,7 @@ class World:
         self.said = []
         host = SimpleNamespace(
             engine=self.engine,
+            ranks=None,
             post=lambda event: event(),
             answer=lambda callback, *args: callback(*args),
         )

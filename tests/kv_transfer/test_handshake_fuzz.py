@@ -238,7 +238,7 @@ def _layouts_of(reply):
 
 @st.composite
 def divided(draw, layout):
-    """The layout's units divided among ranks, which may hold anything, in any order, several times or not at all."""
+    """The layout's units divided among ranks, which hold anything, in any order, several times or never."""
     ranks = []
     for _ in range(draw(st.integers(1, 4))):
         segments, offset = [], 0
