@@ -65,12 +65,12 @@ def part_ranges(part: Part, ours: Pools, theirs: Pools, share: Share) -> Ranges:
     slots = unit_spans(
         ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, share.slot
     )
-    return np.concatenate(
-        [
-            spans.astype(np.uint64) + np.array([here.address, there.address, 0], dtype=np.uint64)
-            for spans, here, there in (
-                (blocks, ours.kv_region, theirs.kv_region),
-                (slots, ours.state_region, theirs.state_region),
-            )
-        ]
-    )
+    ranges = np.empty((len(blocks) + len(slots), 3), dtype=np.uint64)
+    for rows, spans, here, there in (
+        (ranges[: len(blocks)], blocks, ours.kv_region, theirs.kv_region),
+        (ranges[len(blocks) :], slots, ours.state_region, theirs.state_region),
+    ):
+        rows[:] = spans
+        rows[:, 0] += np.uint64(here.address)
+        rows[:, 1] += np.uint64(there.address)
+    return ranges
