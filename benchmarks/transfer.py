@@ -336,7 +336,8 @@ def _measure(case: Case, ask: Ask) -> Row:
     sink = _open_sink(caches, ask)
     num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
     metadata, remote = ask("open_raw", num_bytes)
-    memory, copied = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8)
+    # The copy has memory of its own: it would leave the raw read's in the processor's caches.
+    memory, copied, original = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(3))
     raw = TransferAgent(f"raw-sink-{time.monotonic_ns()}", [memory])
     peer = raw.add_peer(metadata)
     ranges = np.array([(memory.data_ptr(), remote.address, num_bytes)], dtype=np.uint64)
@@ -357,7 +358,7 @@ def _measure(case: Case, ask: Ask) -> Row:
     rounds = []
     for turn in range(WARM_UP_ROUNDS + case.rounds):
         waited_before_s = waited_s([os.getpid()])
-        copy_s = _copy(memory, copied)
+        copy_s = _copy(original, copied)
         if turn % 2:  # what the one before leaves in the processor's caches is the same for both
             handoff_s, raw_s = hand_over(), read_raw()
         else:
