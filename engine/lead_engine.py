@@ -25,9 +25,9 @@ from wire.ranks import (
 class LeadEngine(Engine):
     """Tells of each call before it is carried out; the others carry it out beside this one.
 
-    They meet within a step, where each needs what the others compute. Until then they may be ahead of this one,
-    but memory that an event gave back is written in a later step, of which they are told after the event: by
-    then its lease's epoch has moved.
+    They meet within a step, where each needs what the others compute. Until then they may be ahead of
+    this one, but memory that an event gave back is written in a later step, of which they are told after
+    the event: by then its lease's epoch has moved.
     """
 
     def __init__(self, config: EngineConfig, tp: TensorParallel, tell: Callable[[object], None]) -> None:
