@@ -62,6 +62,25 @@ def test_a_late_read_does_not_end_the_lease_that_took_the_cell(pair):
     assert pair.source.next_ended() == EndedLease("b", held.lease_id, held.epoch, "done")
 
 
+def test_a_ticket_that_comes_twice_is_worth_something_once(make_pair, make_decode):
+    pair = make_pair()
+    other = make_decode(PoolShape())
+    other.connect(pair.source)
+    ticket = pair.source.grant("a", BLOCKS, SLOT)
+    assert pair.decode.read(ticket, BLOCKS, SLOT).error is None
+    for second in (pair.decode, other):
+        assert second.read(ticket, BLOCKS, SLOT).error.cause == "lease_ended"
+
+
+def test_a_reader_whose_agent_was_torn_down_and_rebuilt_reads_on(make_pair, make_decode):
+    pair = make_pair()
+    ticket = pair.source.grant("a", BLOCKS, SLOT)
+    pair.decode.close()
+    rebuilt = make_decode(PoolShape())
+    rebuilt.connect(pair.source)
+    assert rebuilt.read(ticket, BLOCKS, SLOT).error is None
+
+
 def test_a_lease_that_nobody_reads_expires(make_pair):
     pair = make_pair(lease_ttl_s=0.2)
     ticket = pair.source.grant("a", BLOCKS, SLOT)
