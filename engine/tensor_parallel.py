@@ -90,6 +90,7 @@ def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> Ten
     store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
     timeout = timedelta(seconds=START_TIMEOUT_S)
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # where kernels are launched, whatever tensors they are given
         dist.init_process_group(
             "nccl", store=store, rank=rank, world_size=size, timeout=timeout, device_id=device
         )
