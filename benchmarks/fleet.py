@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import httpx
@@ -37,6 +38,19 @@ PROMPT_S = 15.0
 """What takes no deadline's expiry is over by then, on a loaded machine too."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs; here, if nothing else is said."""
+
+    address: str = LOOPBACK
+    """By which other processes reach it. From here its port is one of ``LOOPBACK``, wherever it runs."""
+    command: tuple[str, ...] = ()
+    """Put before a command line to run it there."""
+
+
+HERE = Place()
+
+
 @dataclass
 class Process:
     """One server or router; the same command line, and so the same address, in each of its lives."""
@@ -48,6 +62,7 @@ class Process:
     """Of its log."""
     module: str = "twinfang"
     environment: Mapping[str, str] = field(default_factory=dict)
+    place: Place = HERE
     handle: subprocess.Popen[bytes] | None = None
 
     @property
@@ -71,9 +86,10 @@ class Process:
         return self.handle is not None and self.handle.poll() is None
 
     def start(self, lifeline_fd: int) -> None:
+        command = (sys.executable, "-m", self.module, *self.arguments)
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.handle = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.arguments, "--lifeline", str(lifeline_fd)],
+                [*self.place.command, *command, "--lifeline", str(lifeline_fd)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -227,16 +243,18 @@ def make_processes(
     router_flags: tuple[str, ...] = (),
     server_module: str = "twinfang",
     environment: Mapping[str, str],
+    places: Mapping[str, Place] = MappingProxyType({}),
 ) -> tuple[dict[str, Process], dict[str, Process]]:
     """Servers by name with their command lines, and routers with the servers behind them; not started."""
     ports = dict(zip((*servers, *routers), free_ports(len(servers) + len(routers)), strict=True))
 
     def process(name: str, module: str, *arguments: str) -> Process:
-        full = (*arguments, "--port", str(ports[name]), "--name", name)
-        return Process(name, full, ports[name], folder, module, environment)
+        place = places.get(name, HERE)
+        full = (*arguments, "--host", place.address, "--port", str(ports[name]), "--name", name)
+        return Process(name, full, ports[name], folder, module, environment, place)
 
     def addresses(behind: tuple[str, ...]) -> list[str]:
-        return [f"--{servers[one][0]}={LOOPBACK}:{ports[one]}" for one in behind]
+        return [f"--{servers[one][0]}={places.get(one, HERE).address}:{ports[one]}" for one in behind]
 
     return (
         {name: process(name, server_module, *arguments) for name, arguments in servers.items()},

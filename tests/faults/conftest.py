@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fleet import Fleet, running_fleet, wait_until
+from tests.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in, wait_until
+from tests.faults.network import Network, NetworkUnavailableError, running_network
 from tests.faults.reliability_table import Table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
@@ -42,16 +44,53 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture
 def fleet(_running: Fleet) -> Iterator[Fleet]:
     """All servers run; after the test they do again, and hold nothing."""
-    _running.heal()
-    sizes = {name: len(process.log) for name, process in _running.servers.items()}
-    try:
+    with healed(_running):
         yield _running
-        _running.heal()
-        wait_until(_running.is_idle, "all blocks and slots are back, and no lease is left")
+
+
+@contextlib.contextmanager
+def healed(fleet: Fleet) -> Iterator[None]:
+    """Before the block and after it all servers run; then they hold nothing."""
+    fleet.heal()
+    sizes = {name: len(process.log) for name, process in fleet.servers.items()}
+    try:
+        yield
+        fleet.heal()
+        wait_until(fleet.is_idle, "all blocks and slots are back, and no lease is left")
     except BaseException as error:
-        for name, process in _running.servers.items():
+        for name, process in fleet.servers.items():
             error.add_note(f"--- log of {name}\n{process.log[sizes[name] :][-4000:]}")
         raise
+
+
+@pytest.fixture(scope="module")
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """Hosts for all servers, where this machine can have them."""
+    try:
+        exits = contextlib.ExitStack()
+        network = exits.enter_context(running_network(HOSTS))
+    except NetworkUnavailableError as error:
+        if request.config.getoption("--write-table", default=False):
+            pytest.fail(f"the table would lack rows: {error}")
+        pytest.skip(str(error))
+    with exits:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def _running_in_network(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet_in(network, tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet_in_network(network: Network, _running_in_network: Fleet) -> Iterator[Fleet]:
+    """As ``fleet``, with sound links before the test and after it."""
+    with healed(_running_in_network):
+        try:
+            yield _running_in_network
+        finally:
+            network.heal()
 
 
 class Requests:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ import httpx
 from benchmarks.fleet import PROMPT_S, make_processes, running, wait_until
 from benchmarks.fleet import Fleet as ServerFleet
 from tests.faults.injected import FOLDER_VARIABLE
+from tests.faults.network import Host, Network
 
 __all__ = ["PROMPT_S", "Fleet", "Reply", "running_fleet", "wait_until"]
 
@@ -48,6 +49,15 @@ _ROUTERS: dict[str, tuple[str, ...]] = {
     "two-decode": ("prefill-a", "decode", "decode-local"),
     "other": ("prefill-b", "decode"),
 }
+_NETWORK_ROUTERS: dict[str, tuple[str, ...]] = {
+    "alone": ("prefill-a", "decode"),
+    "local": ("prefill-a", "decode-local"),
+    "two-prefill": ("prefill-a", "prefill-b", "decode"),
+    "two-decode": ("prefill-b", "decode", "decode-local"),
+}
+FRONT = "front"
+HOSTS = (*_SERVERS, FRONT)
+"""Of a network: one a server, and one for the routers."""
 
 
 @dataclass
@@ -102,16 +112,37 @@ class Fleet(ServerFleet):
 @contextlib.contextmanager
 def running_fleet(folder: Path) -> Iterator[Fleet]:
     """Starts all; at the end each process must stop cleanly."""
+    with _running(folder, _ROUTERS, places={}, ucx_tls="^cma") as fleet:
+        yield fleet
+
+
+@contextlib.contextmanager
+def running_fleet_in(network: Network, folder: Path) -> Iterator[Fleet]:
+    """The same servers on hosts of their own, with nothing between them but TCP; routers share a host."""
+    places = {name: network.hosts[name] for name in _SERVERS}
+    places |= dict.fromkeys(_NETWORK_ROUTERS, network.hosts[FRONT])
+    with _running(folder, _NETWORK_ROUTERS, places=places, ucx_tls="tcp") as fleet:
+        yield fleet
+
+
+@contextlib.contextmanager
+def _running(
+    folder: Path, routers: dict[str, tuple[str, ...]], *, places: Mapping[str, Host], ucx_tls: str
+) -> Iterator[Fleet]:
     faults = folder / "faults"
     faults.mkdir()
-    servers, routers = make_processes(
+    made = make_processes(
         folder,
         _SERVERS,
-        _ROUTERS,
+        routers,
         server_module="tests.faults.injected",
-        environment={"UCX_TLS": "^cma", FOLDER_VARIABLE: str(faults)},
+        environment={"UCX_TLS": ucx_tls, FOLDER_VARIABLE: str(faults)},
+        places=places,
     )
-    fleet = Fleet(folder, servers, routers, _ROUTERS)
+    fleet = Fleet(folder, *made, routers)
+    for process in fleet.processes:
+        if process.name in places:
+            places[process.name].open_port(process.port)
     try:
         with running(fleet):
             yield fleet

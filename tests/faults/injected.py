@@ -6,7 +6,7 @@ none there the process is what ``python -m twinfang`` would be.
 | fault | the process |
 |---|---|
 | ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
-| ``loses-done`` | does not send the notification that ends a lease |
+| ``late-done`` | sends the notification that ends a lease only before the next one |
 | ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
 | ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
 | ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
@@ -53,7 +53,7 @@ def inject(folder: Path) -> None:
 
     replace(Transfer, "read_part", "dies-in-read", _die_in_read)
     replace(Transfer, "_give_up", "no-quarantine", _give_up_as_if_settled)
-    replace(TransferAgent, "notify", "loses-done", _do_nothing)
+    replace(TransferAgent, "notify", "late-done", _late_notify())
     replace(Engine, "step", "slow-steps", _step_slowly)
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
@@ -62,6 +62,17 @@ def inject(folder: Path) -> None:
 
 def _do_nothing(_sound: Callable[..., Any], *_arguments: Any, **_fields: Any) -> None:
     pass
+
+
+def _late_notify() -> Callable[..., Any]:
+    held: list[tuple[Any, ...]] = []
+
+    def notify_of_the_last(sound: Callable[..., Any], *arguments: Any) -> None:
+        for late in held:
+            sound(*late)
+        held[:] = [arguments]
+
+    return notify_of_the_last
 
 
 def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:

@@ -69,15 +69,21 @@ def test_a_lease_that_expired_before_the_read(fleet, requests, table):
     table.add(fault, "any", f"{EXACT}; what was read late is thrown away", "3 attempts", seconds)
 
 
-def test_a_lost_notification(fleet, requests, table):
-    """The data is valid: the answer comes at once, and the lease ends by its time to live."""
-    (body,), (tokens,) = requests.make(1)
-    with fleet.fault("loses-done"):
-        sent = time.monotonic()
-        reply = fleet.send("alone", body).result()
-    assert (reply.status, reply.token_ids) == (200, tokens)
-    assert fleet.stats("prefill-a").leases_held == 1
-    fleet.leased("prefill-a", 0)
-    seconds = time.monotonic() - sent
-    assert seconds > LEASE_TTL_S
-    table.add("notification of a read lost", "any", f"{EXACT}, at once; the lease ends", LEASE_TTL, seconds)
+def test_a_notification_that_is_lost_or_late(fleet, requests, table):
+    """The data is valid: the answer comes at once, and the lease ends by its time to live.
+
+    The first request's notification arrives when the second's lease may have its cell.
+    """
+    bodies, expected = requests.make(2)
+    faults = ("notification of a read lost", "notification of a read late: its lease had ended")
+    outcome = f"{EXACT}, at once; the lease ends"
+    with fleet.fault("late-done"):
+        for fault, body, tokens in zip(faults, bodies, expected, strict=True):
+            sent = time.monotonic()
+            reply = fleet.send("alone", body).result()
+            assert (reply.status, reply.token_ids) == (200, tokens)
+            assert fleet.stats("prefill-a").leases_held == 1
+            fleet.leased("prefill-a", 0)
+            seconds = time.monotonic() - sent
+            assert seconds > LEASE_TTL_S
+            table.add(fault, "any", outcome, LEASE_TTL, seconds)

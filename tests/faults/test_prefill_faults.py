@@ -1,82 +1,26 @@
-"""A prefill server that is killed, frozen or restarted while its prompts are handed over.
-
-Each test asks at once through every way of pairing servers and holds the decode servers still until the
-prompts are leased, so that the fault strikes at the moment that the test's name says.
-"""
+"""A prefill server that is killed, frozen or restarted while its prompts are handed over."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 import httpx
 import pytest
 
-from tests.faults.fleet import PROMPT_S, TRANSFER_DEADLINE_S, Fleet, Reply, wait_until
-
-ROUTERS = ("two-prefill", "two-prefill", "local", "alone")
-"""Of two requests to two prefill servers each gets one."""
-LEASED = {"prefill-a": 3, "prefill-b": 1}
-SERVERS = {
-    "two-prefill": "two prefill servers",
-    "local": "one, `--local-prefill`",
-    "alone": "one prefill server",
-}
-EXACT = "the exact answer"
-RETRIES = "3 attempts"
-
-
-@dataclass
-class Asked:
-    """Requests under way, by router, and what an undisturbed server answers them."""
-
-    fleet: Fleet
-    replies: list[Future[Reply]]
-    expected: list[list[int]]
-
-    def exact(self, router: str) -> float:
-        """Asserts exact answers through this router; the seconds that the slowest took."""
-        seconds = []
-        for name, future, tokens in zip(ROUTERS, self.replies, self.expected, strict=True):
-            if name == router:
-                reply = future.result()
-                assert (reply.status, reply.error) == (200, ""), router
-                assert reply.token_ids == tokens, router
-                seconds.append(reply.seconds)
-        return max(seconds)
-
-    def reply(self, router: str) -> Reply:
-        return self.replies[ROUTERS.index(router)].result()
+from tests.faults.asked import EXACT, RETRIES, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
+from tests.faults.fleet import PROMPT_S, TRANSFER_DEADLINE_S, wait_until
 
 
 @pytest.fixture
 def ask(fleet, requests):
-    """All prompts are leased, by prefill-a but for one; the decode servers are frozen."""
-
-    def ask_all(max_tokens: int = 24) -> Asked:
-        bodies, expected = requests.make(len(ROUTERS), max_tokens=max_tokens)
-        for name in ("decode", "decode-local"):
-            fleet[name].freeze()
-        replies = [fleet.send(router, body) for router, body in zip(ROUTERS, bodies, strict=True)]
-        for name, count in LEASED.items():
-            fleet.leased(name, count)
-        return Asked(fleet, replies, expected)
-
-    return ask_all
-
-
-def thaw_decode(fleet):
-    for name in ("decode", "decode-local"):
-        fleet[name].thaw()
+    return lambda max_tokens=24: ask_all(fleet, requests, max_tokens)
 
 
 def until_in_mid_read(fleet):
     """prefill-a is frozen; the reads from it have been posted and can't end."""
     fleet["prefill-a"].freeze()
     thaw_decode(fleet)
-    wait_until(lambda: fleet.stats("decode-local").transfers_in_flight == 1, "decode-local reads")
-    wait_until(lambda: fleet.stats("decode").transfers_in_flight == 2, "decode reads")
+    until_all_read(fleet)
 
 
 def test_killed_before_the_read(fleet, ask, table):
@@ -95,10 +39,7 @@ def test_killed_during_the_read(fleet, ask, table):
 
 
 def check_after_a_kill(asked, fault, table):
-    for router, way in (("two-prefill", "from the other server"), ("local", "prefilled where it is decoded")):
-        seconds = asked.exact(router)
-        assert seconds < PROMPT_S
-        table.add(fault, SERVERS[router], f"{EXACT}, {way}", RETRIES, seconds)
+    asked.exact_elsewhere(fault, RETRIES, table)
     reply = asked.reply("alone")
     assert reply.status == 503
     assert "prefill server" in reply.error
