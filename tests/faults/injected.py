@@ -52,7 +52,7 @@ def inject(folder: Path) -> None:
         setattr(owner, name, chosen)
 
     replace(Transfer, "read_part", "dies-in-read", _die_in_read)
-    replace(Transfer, "_give_up", "no-quarantine", _give_up_as_if_settled)
+    replace(Transfer, "late", "no-quarantine", _give_up_as_if_settled)
     replace(TransferAgent, "notify", "late-done", _late_notify())
     replace(Engine, "step", "slow-steps", _step_slowly)
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
