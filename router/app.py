@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from router import completions, model_list, probes
+from router import chat, completions, model_list, probes, tokenization
 from router.admission import Admission
 from router.background import OnFatal
 from router.body_limit import BodyLimitMiddleware
+from router.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.metrics import Metrics
 from router.openai_errors import install_error_handlers
@@ -32,11 +33,13 @@ def end_process(_error: BaseException) -> None:
 
 
 def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
-    """The application. Raises :class:`ModelLoadError` if the model folder's tokenizer can't be used.
+    """The application. Raises :class:`ModelLoadError` if the model folder's tokenizer or chat
+    template can't be used.
 
     ``on_fatal`` is told if a background task dies of an unexpected error.
     """
     tokenizer = Tokenizer.from_directory(config.model_dir)
+    chat_template = ChatTemplate.from_directory(config.model_dir)
     defaults = SamplingDefaults.from_directory(config.model_dir)
     if defaults != SamplingDefaults():
         log.info("sampling defaults of the checkpoint: %s", defaults)
@@ -47,6 +50,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.state.services = Services(
             config=config,
             tokenizer=tokenizer,
+            chat_template=chat_template,
             defaults=defaults,
             pool=pool,
             metrics=Metrics(),
@@ -62,7 +66,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 
     app = FastAPI(title="Twinfang", docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)
-    for module in (completions, model_list, probes):
+    for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     app.add_middleware(RequestIdMiddleware)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -37,3 +37,9 @@ async def read_json(request: Request, model: type[Model]) -> Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from error
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of an endpoint whose body :func:`read_json` reads."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

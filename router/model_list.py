@@ -6,9 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from router.completion_request import check_model
 from router.services import Services, services_of
-from wire.errors import UnavailableError
+from router.text_request import check_model
 
 router = APIRouter()
 
@@ -26,10 +25,6 @@ async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
 
 
 def _card(services: Services) -> dict[str, Any]:
-    try:
-        max_model_len = services.pool.limits().max_model_len
-    except UnavailableError:  # the servers have not said yet
-        max_model_len = None
     return {
         "id": services.config.model_name,
         "object": "model",
@@ -37,5 +32,5 @@ def _card(services: Services) -> dict[str, Any]:
         "owned_by": "twinfang",
         "root": services.config.model_name,
         "parent": None,
-        "max_model_len": max_model_len,
+        "max_model_len": services.max_model_len,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -54,6 +54,8 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -82,12 +84,12 @@ class SamplingFields(BaseModel):
     def check_extra_fields(self) -> None:
         """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
         extra = self.model_extra or {}
-        for name, harmless in UNSUPPORTED.items():
+        for name, harmless in self.unsupported.items():
             if name in extra and extra[name] not in harmless:
                 raise InvalidRequestError(
                     f"{name} is not supported here, got {shown(extra[name])}; leave it out", param=name
                 )
-        if ignored := extra.keys() - UNSUPPORTED.keys():
+        if ignored := extra.keys() - self.unsupported.keys():
             log.debug("fields of a request that are ignored: %s", ", ".join(sorted(ignored))[:500])
 
     def check_stream_options(self) -> None:

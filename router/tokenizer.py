@@ -80,13 +80,18 @@ class Tokenizer:
         text = self.decode([token_id], skip_special_tokens=False)
         if REPLACEMENT not in text:
             return text
-        data = self._token_bytes(token_id)
+        data = self._backend_bytes(token_id)
         try:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def _token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, half a character too."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        return self._backend_bytes(token_id) if REPLACEMENT in text else text.encode()
+
+    def _backend_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id) or ""
         if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):  # byte fallback
             return bytes([int(match[1], 16)])

@@ -43,6 +43,14 @@ class Stack:
     async def complete(self, **body: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"} | body)
 
+    async def chat(self, *said: str, **body: Any) -> httpx.Response:
+        """What the user and the assistant said, in turns."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said or ("hello",))]
+        return await self.client.post(
+            "/v1/chat/completions", json={"model": MODEL, "messages": messages} | body
+        )
+
     async def metric(self, name: str, **labels: str) -> float:
         return self.services.metrics.registry.get_sample_value(name, labels) or 0.0
 
@@ -85,6 +93,7 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
             role: str = "decode",
             ready: bool = True,
             generation: dict[str, Any] | None = None,
+            tokenizer_settings: dict[str, Any] | None = None,
             **config: Any,
         ) -> Stack:
             prefill = [ScriptedPrefill(server_info("prefill")) for _ in range(num_prefill)]
@@ -94,7 +103,9 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
                 exits.push_async_callback(server.stop)
                 await server.start()
             settings = {
-                "model_dir": write_model_dir(tmp_path / "model", generation=generation),
+                "model_dir": write_model_dir(
+                    tmp_path / "model", settings=tokenizer_settings, generation=generation
+                ),
                 "served_model_name": MODEL,
                 "prefill_addresses": tuple(server.address for server in prefill),
                 "decode_addresses": tuple(server.address for server in decode),

@@ -107,6 +107,80 @@ BAD_FIELDS = [
     ({"truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens", "not supported"),
 ]
 
+USER = {"role": "user", "content": "a"}
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+def assistant_calls(calls):
+    return {"messages": [USER, {"role": "assistant", "tool_calls": calls}]}
+
+
+BAD_CHAT_FIELDS = [
+    ({"model": "another"}, 404, "model", "another"),
+    ({"messages": None}, 400, "messages", "at least one message, got None"),
+    ({"messages": []}, 400, "messages", "at least one message"),
+    ({"messages": "hello"}, 400, "messages", "got 'hello'"),
+    ({"messages": [USER, "b"]}, 400, "messages", "messages[1] must be an object, got 'b'"),
+    ({"messages": [{"content": "a"}]}, 400, "messages", "messages[0].role must be a string"),
+    ({"messages": [{"role": "user"}]}, 400, "messages", "messages[0].content must be"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages", "got 5"),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, 400, "messages", "content[0] is 'a'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages",
+        "messages[0].content[0] is 'image_url', but the model takes text only",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages", "[0].text must be"),
+    ({"messages": [{"role": "nobody", "content": ""}]}, 400, "messages", "nobody may not speak"),
+    ({"messages": [{"role": "user", "content": "word " * 300}]}, 400, "messages", "shorten the messages"),
+    ({"messages": [{"role": "user", "content": "w" * 10**6}]}, 400, "messages", "characters"),
+    (assistant_calls(5), 400, "messages", "messages[1].tool_calls must be a list"),
+    (assistant_calls([{"type": "function"}]), 400, "messages", "tool_calls[0].function must be an object"),
+    (
+        assistant_calls([{"function": {"name": "look", "arguments": "{"}}]),
+        400,
+        "messages",
+        "tool_calls[0].function.arguments is not valid JSON",
+    ),
+    (assistant_calls([{"function": {"name": "f", "arguments": '"\\ud800"'}}]), 400, "messages", "JSON"),
+    (assistant_calls([{"function": {"name": "f", "arguments": "[" * 10**5}}]), 400, "messages", "JSON"),
+    ({"tools": {}}, 400, "tools", "must be a list"),
+    ({"tools": ["look"]}, 400, "tools", "tools[0] must be an object of type 'function'"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "tools[0].function must be an object with a name"),
+    ({"tool_choice": "maybe"}, 400, "tool_choice", "got 'maybe'"),
+    ({"tool_choice": 5}, 400, "tool_choice", "got 5"),
+    ({"tool_choice": "required"}, 400, "tool_choice", "needs tools"),
+    ({"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice", "does not read it: use 'auto'"),
+    ({"tool_choice": {"type": "function"}, "tools": TOOLS}, 400, "tool_choice", "none of the tools"),
+    ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "a field of its own"),
+    (
+        {
+            "chat_template_kwargs": {"raise_exception": 5, "messages2": 1},
+            "messages": [{"role": "nobody", "content": ""}],
+        },
+        400,
+        "messages",
+        "not callable",
+    ),
+    ({"max_tokens": 0}, 400, "max_tokens", "at least 1, got 0"),
+    ({"max_completion_tokens": -1}, 400, "max_completion_tokens", "at least 1, got -1"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens", "give one of them"),
+    ({"max_completion_tokens": MAX_MODEL_LEN}, 400, "max_completion_tokens", "max_completion_tokens or"),
+    ({"logprobs": 5}, 400, "logprobs", "valid boolean"),
+    ({"top_logprobs": 5}, 400, "top_logprobs", "needs logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "between 0 and 20, got 21"),
+    ({"n": 0}, 400, "n", "between 1 and 128"),
+    ({"stop": ""}, 400, "stop", "got 0"),
+    ({"temperature": 9}, 400, "temperature", "9"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+    ({"response_format": {"type": "json_schema"}}, 400, "response_format", "not supported"),
+    ({"functions": [{"name": "look"}]}, 400, "functions", "not supported"),
+    ({"modalities": ["text", "audio"]}, 400, "modalities", "not supported"),
+    ({"continue_final_message": True}, 400, "continue_final_message", "not supported"),
+    ({"chat_template": "{{ 1 }}"}, 400, "chat_template", "not supported"),
+]
+
 BAD_BODIES = [
     (b"", "not valid JSON"),
     (b"{", "not valid JSON"),
@@ -147,6 +221,18 @@ async def test_every_bad_field_is_named_and_the_next_request_served(make_stack):
             check_error(response, status, param, part)
             assert response.json()["error"]["code"] in INVALID
         assert (await stack.complete()).status_code == 200, f"after {fields}"
+    assert stack.services.admission.num_requests == 0
+
+
+async def test_every_bad_field_of_a_chat_is_named_and_the_next_chat_served(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    for fields, status, param, part in BAD_CHAT_FIELDS:
+        response = await stack.chat(**fields)
+        check_error(response, status, param, part)
+        assert response.json()["error"]["code"] in INVALID
+        check_error(await stack.chat(stream=True, **fields), status, param, part)
+    assert (await stack.chat()).status_code == 200
     assert stack.services.admission.num_requests == 0
 
 

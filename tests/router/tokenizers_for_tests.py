@@ -11,6 +11,13 @@ from router.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>"]
 BOS, EOS = 1, 2
+CHAT_TEMPLATE = """\
+{% if tools %}<s>tools: {{ tools | tojson }}</s>{% endif %}
+{% for message in messages %}
+{% if message.role == "nobody" %}{{ raise_exception("nobody may not speak") }}{% endif %}
+<s>{{ message.role }}: {{ message.content }}</s>
+{% endfor %}
+{% if add_generation_prompt %}<s>assistant: {% endif %}"""
 TEXTS = ["hello world, this is a test of the router. Übergrößen und Æther: naïve café 😀"] * 20
 
 
@@ -53,7 +60,9 @@ def write_model_dir(folder: Path, *, settings: dict | None = None, generation: d
     folder.mkdir(parents=True, exist_ok=True)
     byte_level_backend().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"bos_token": "<s>", "eos_token": "</s>"} | (settings or {}))
+        json.dumps(
+            {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE} | (settings or {})
+        )
     )
     (folder / "generation_config.json").write_text(json.dumps(generation or {}))
     return folder

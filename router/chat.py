@@ -1,0 +1,24 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from router.chat_request import ChatBody, check_chat
+from router.chat_response import ChatWriter
+from router.json_body import body_schema, read_json
+from router.openai_errors import request_id_of
+from router.services import services_of
+from router.text_response import respond
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+async def create_chat_completion(request: Request) -> Response:
+    services = services_of(request)
+    with services.metrics.refusals():
+        body = await read_json(request, ChatBody)
+        chat = await check_chat(body, services, request_id=request_id_of(request))
+    return await respond(request, chat, ChatWriter(chat, services.tokenizer), services)

@@ -1,0 +1,94 @@
+"""What a chat's prompt is made of, and the text that the checkpoint's template makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from router.chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA, checked_messages, checked_tools
+from router.chat_template import ChatTemplate
+from router.openai_errors import shown
+from router.tokenizer import INLINE_CHARS
+from wire.errors import InvalidRequestError
+
+OF_THE_PROMPT = ("messages", "tools", "tool_choice", "add_generation_prompt")
+
+
+class ChatFields(BaseModel):
+    """The fields that templates read; messages and tools are checked by :mod:`router.chat_messages`."""
+
+    messages: Any = Field(default=None, json_schema_extra=MESSAGES_SCHEMA)
+    tools: Any = Field(default=None, json_schema_extra=TOOLS_SCHEMA)
+    tool_choice: Any = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    """Null is false: templates write special tokens themselves."""
+
+
+async def chat_text(body: ChatFields, template: ChatTemplate | None) -> str:
+    """The prompt's text. Raises :class:`InvalidRequestError`."""
+    if template is None:
+        raise InvalidRequestError(
+            "this model has no chat template: use /v1/completions, or put a chat_template.jinja into the "
+            "model's folder and restart the router",
+            param="messages",
+        )
+    variables = _variables(body, template)
+    if sum(len(message["content"]) + 100 for message in variables["messages"]) <= INLINE_CHARS:
+        return template.render(variables)
+    return await asyncio.to_thread(template.render, variables)
+
+
+def _variables(body: ChatFields, template: ChatTemplate) -> dict[str, Any]:
+    further = body.chat_template_kwargs or {}
+    for name in OF_THE_PROMPT:
+        if name in further:
+            raise InvalidRequestError(
+                f"chat_template_kwargs may not hold {name}: it is a field of its own",
+                param="chat_template_kwargs",
+            )
+    tools = checked_tools(body.tools)
+    choice = _tool_choice(body.tool_choice, tools, template)
+    variables: dict[str, Any] = {
+        "messages": checked_messages(body.messages),
+        "tools": None if choice == "none" else tools,
+        "documents": None,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+    }
+    # What was not given stays undefined: templates ask for that.
+    if choice is not None:
+        variables["tool_choice"] = choice
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    return variables | further
+
+
+def _tool_choice(choice: Any, tools: list[dict[str, Any]] | None, template: ChatTemplate) -> Any:
+    """A choice that asks for a call is refused where nothing would make the model follow it."""
+    if choice is None or choice in ("none", "auto"):
+        return choice
+    if choice != "required":
+        if not isinstance(choice, dict) or choice.get("type") != "function":
+            raise _wrong_choice(
+                f"tool_choice must be 'none', 'auto', 'required' or a function, got {shown(choice)}"
+            )
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if name not in [tool["function"]["name"] for tool in tools or ()]:
+            raise _wrong_choice(f"tool_choice names {shown(name)}, which is none of the tools")
+    if not tools:
+        raise _wrong_choice(f"tool_choice {shown(choice)} needs tools")
+    if not template.reads("tool_choice", has_tools=True):
+        raise _wrong_choice(
+            f"tool_choice {shown(choice)} is not supported, as the model's chat template does not read "
+            "it: use 'auto'"
+        )
+    return choice
+
+
+def _wrong_choice(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="tool_choice")

@@ -1,0 +1,96 @@
+"""The body of ``POST /v1/chat/completions`` and what it asks for, once it is checked."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from router.chat_prompt import ChatFields, chat_text
+from router.openai_errors import shown
+from router.prompt import check_context, encode_prompt
+from router.sampling_fields import UNSUPPORTED, SamplingFields
+from router.services import Services
+from router.text_request import TextRequest, check_model, check_num_choices
+from wire.errors import InvalidRequestError
+from wire.sampling_params import MAX_LOGPROBS
+
+
+class ChatBody(ChatFields, SamplingFields):
+    """The body as clients send it: types are checked, values not yet."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {
+        "audio": (None,),
+        "chat_template": (None,),
+        "continue_final_message": (None, False),
+        "documents": (None, []),
+        "echo": (None, False),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "prediction": (None,),
+        "web_search_options": (None,),
+    }
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives a token; None: no log-probabilities."""
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {shown(self.top_logprobs)}",
+                param="top_logprobs",
+            )
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+
+    def answer_length(self, room: int) -> tuple[str, int]:
+        """The field that says how long the answer may become, and its value: all of ``room`` if none does."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise InvalidRequestError(
+                f"max_tokens is {shown(old)} and max_completion_tokens {shown(new)}: give one of them",
+                param="max_tokens",
+            )
+        param = "max_tokens" if new is None and old is not None else "max_completion_tokens"
+        given = old if new is None else new
+        value = max(room, 1) if given is None else given
+        if value < 1:
+            raise InvalidRequestError(f"{param} must be at least 1, got {shown(value)}", param=param)
+        return param, value
+
+
+async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> TextRequest:
+    """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
+    with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
+    model = check_model(body.model, services.config.model_name)
+    body.check_extra_fields()
+    body.check_stream_options()
+    check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
+    num_logprobs = body.num_logprobs
+    body.answer_length(1)  # what is wrong there is said before any work is done
+    text = await chat_text(body, services.chat_template)
+    limits = services.pool.limits()
+    prompt = await encode_prompt(
+        text,
+        services.tokenizer,
+        limits,
+        add_special_tokens=bool(body.add_special_tokens),
+        param="messages",
+    )
+    num_prompt_tokens = len(prompt.token_ids)
+    length_param, max_tokens = body.answer_length(limits.max_model_len - num_prompt_tokens)
+    check_context(
+        num_prompt_tokens, max_tokens, limits.max_model_len, param="messages", length_param=length_param
+    )
+    params = body.sampling_params(
+        services.defaults, max_tokens=max_tokens, logprobs=num_logprobs, vocab_size=limits.vocab_size
+    )
+    return TextRequest.of(
+        body, request_id=f"chatcmpl-{request_id}", model=model, prompts=[prompt], params=params
+    )

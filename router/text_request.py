@@ -1,0 +1,99 @@
+"""A checked request for text, whichever endpoint it came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.openai_errors import shown
+from router.prompt import Prompt
+from router.sampling_fields import SamplingFields
+from wire.errors import InvalidRequestError, ModelNotFoundError
+from wire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """Choice ``i * n + j`` is the j-th answer to prompt i."""
+
+    id: str
+    created: int
+    model: str
+    prompts: tuple[Prompt, ...]
+    params: tuple[SamplingParams, ...]
+    """One a choice of a prompt: its length is ``n``."""
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    """Whether the prompt is repeated before the answer."""
+    return_token_ids: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    cache_salt: str
+    """Only requests with the same salt share cached prompts."""
+
+    @classmethod
+    def of(
+        cls,
+        body: SamplingFields,
+        *,
+        request_id: str,
+        model: str,
+        prompts: Sequence[Prompt],
+        params: tuple[SamplingParams, ...],
+        echo: bool = False,
+    ) -> TextRequest:
+        options = body.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        return cls(
+            id=request_id,
+            created=int(time.time()),
+            model=model,
+            prompts=tuple(prompts),
+            params=params,
+            stop=body.stop_strings,
+            stream=bool(body.stream),
+            include_usage=include_usage,
+            continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
+            echo=echo,
+            return_token_ids=bool(body.return_token_ids),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            cache_salt=body.cache_salt or "",
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.params)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to each token are told; None: no log-probabilities at all."""
+        return self.params[0].logprobs
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens count once a prompt, whatever ``n`` is."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+def check_model(asked: str | None, served: str) -> str:
+    """The model's name; a request that names none gets the one there is."""
+    if asked is not None and asked != served:
+        raise ModelNotFoundError(
+            f"The model {shown(asked)} does not exist; this server has {served!r}", param="model"
+        )
+    return served
+
+
+def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:
+    if num_prompts * n > max_choices:
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+        raise InvalidRequestError(
+            f"{prompts} with n = {n} make {num_prompts * n} choices, the limit is {max_choices}: "
+            "send fewer at a time, or raise the router's --max-choices",
+            param=param,
+        )

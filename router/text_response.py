@@ -1,0 +1,115 @@
+"""Runs a checked request and answers it, streamed or in one piece."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from router.answer import Answer, Delta
+from router.disconnect import run_until_disconnect
+from router.dispatch import Choice
+from router.event_stream import EventStream, event
+from router.generation import Generation
+from router.services import Services
+from router.text_request import TextRequest
+
+
+class Writer(Protocol):
+    """Puts deltas into the JSON objects of one API, all but their ``usage``."""
+
+    def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:
+        """The answer in one object; ``deltas[i]`` is all of choice i."""
+
+    def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
+        """One choice's news in a stream."""
+
+    def last_chunk(self) -> dict[str, Any]:
+        """What ends a stream if usage was asked for: it has no choices."""
+
+
+async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
+    if request.stream:
+        return EventStream(_events(request, writer, services))
+    return await run_until_disconnect(http.receive, _answer(request, writer, services))
+
+
+async def _answer(request: TextRequest, writer: Writer, services: Services) -> Response:
+    async with _generation(request, services) as generation:
+        answers = generation.answers
+        wholes = [Delta() for _ in answers]
+        while deltas := await generation.step():
+            for index, delta in deltas:
+                wholes[index] += delta
+        usage = _final_usage(request, generation, services)
+    return JSONResponse(writer.whole(wholes, answers) | {"usage": usage})
+
+
+async def _events(request: TextRequest, writer: Writer, services: Services) -> AsyncGenerator[bytes, None]:
+    """One write a step, with the events of all choices that have news."""
+    async with _generation(request, services) as generation:
+        answers = generation.answers
+        seen: set[int] = set()
+        while deltas := await generation.step():
+            events = []
+            for index, delta in deltas:
+                usage = None
+                if request.continuous_usage:
+                    num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
+                    usage = usage_of(num_prompt_tokens, answers[index].num_tokens, None)
+                for chunk in writer.chunks(index, delta, answers[index], is_first=index not in seen):
+                    events.append(event(chunk | {"usage": usage} if request.include_usage else chunk))
+                seen.add(index)
+            yield b"".join(events)
+        usage = _final_usage(request, generation, services)
+        if request.include_usage:
+            yield event(writer.last_chunk() | {"usage": usage})
+
+
+def _generation(request: TextRequest, services: Services) -> Generation:
+    limits = services.pool.limits()
+    choices = []
+    for i, prompt in enumerate(request.prompts):
+        wants_prompt_logprobs = request.echo and len(prompt.token_ids) > 1
+        for j, params in enumerate(request.params):
+            choice = Choice(
+                # Two clients may choose the same X-Request-Id; the servers must still tell them apart.
+                request_id=f"{request.id}-{i * request.n + j}-{secrets.token_hex(4)}",
+                token_ids=prompt.token_ids,
+                params=params,
+                prompt_logprobs=request.logprobs if wants_prompt_logprobs else None,
+                cache_salt=request.cache_salt,
+            )
+            answer = Answer(
+                services.tokenizer,
+                params,
+                prompt_token_ids=prompt.token_ids,
+                stop=request.stop,
+                include_stop_str_in_output=request.include_stop_str_in_output,
+                skip_special_tokens=request.skip_special_tokens,
+                eos_token_ids=limits.eos_token_ids,
+            )
+            choices.append((choice, answer))
+    return Generation(services, choices)
+
+
+def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:
+    num_prompt_tokens = request.num_prompt_tokens
+    cached = sum(generation.cached_tokens(i * request.n) for i in range(len(request.prompts)))
+    services.metrics.prompt_tokens.inc(num_prompt_tokens)
+    services.metrics.cached_prompt_tokens.inc(cached)
+    return usage_of(num_prompt_tokens, sum(answer.num_tokens for answer in generation.answers), cached)
+
+
+def usage_of(num_prompt_tokens: int, num_completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
+    usage: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+    }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return usage
