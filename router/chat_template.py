@@ -61,9 +61,7 @@ class ChatTemplate:
         except (TypeError, KeyError):
             sources = {}
         if "default" not in sources or not all(isinstance(source, str) for source in sources.values()):
-            raise ModelLoadError(
-                f"{path}: chat_template is neither a text nor a list with one named 'default'"
-            )
+            raise ModelLoadError(f"{path}: chat_template is neither text nor a list with one named 'default'")
         return cls(sources, _special_tokens(settings, model_dir))
 
     def reads(self, variable: str, *, has_tools: bool) -> bool:
@@ -129,10 +127,10 @@ def _strftime_now(form: str) -> str:
 
 def _special_tokens(settings: Mapping[str, Any], model_dir: Path) -> dict[str, str]:
     """``bos_token`` and the like, which are texts or objects with a ``content``."""
-    said = {**read_json(model_dir / "special_tokens_map.json", required=False), **settings}
     tokens = {}
-    for name, token in said.items():
-        content = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
+    for said in (read_json(model_dir / "special_tokens_map.json", required=False), settings):
+        for name, token in said.items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(content, str):
+                tokens[name] = content
     return tokens

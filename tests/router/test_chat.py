@@ -33,7 +33,7 @@ async def test_a_chat_is_the_templates_prompt_and_its_answer_a_message(make_stac
     assert response.status_code == 200, response.text
     body = response.json()
     assert (
-        prompt_of(stack) == "<s>user: hello</s>\n<s>assistant: world</s>\n<s>user: and?</s>\n<s>assistant: "
+        prompt_of(stack) == "<s>user\nhello</s>\n<s>assistant\nworld</s>\n<s>user\nand?</s>\n<s>assistant\n"
     )
     assert stack.decode[0].submitted[0].token_ids[0] == BOS
     assert body["choices"] == [
@@ -152,7 +152,7 @@ async def test_parts_of_text_are_one_text(make_stack):
     stack.decode[0].script = saying([300])
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
     assert (await stack.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
-    assert prompt_of(stack).startswith("<s>user: hello\nworld</s>")
+    assert prompt_of(stack).startswith("<s>user\nhello\nworld</s>")
 
 
 async def test_tools_reach_the_template_unless_none_may_be_called(make_stack):

@@ -15,7 +15,7 @@ async def test_a_text_and_a_chat_are_tokenized_and_back(make_stack, words):
     chat = {"messages": [{"role": "user", "content": "hello"}], "add_generation_prompt": False}
     tokens = (await stack.client.post("/tokenize", json=chat)).json()["tokens"]
     back = await stack.client.post("/detokenize", json={"model": MODEL, "tokens": tokens})
-    assert back.json() == {"prompt": "<s>user: hello</s>\n"}
+    assert back.json() == {"prompt": "<s>user\nhello</s>\n"}
 
 
 async def test_what_can_not_be_tokenized_is_refused(make_stack):

@@ -15,9 +15,11 @@ CHAT_TEMPLATE = """\
 {% if tools %}<s>tools: {{ tools | tojson }}</s>{% endif %}
 {% for message in messages %}
 {% if message.role == "nobody" %}{{ raise_exception("nobody may not speak") }}{% endif %}
-<s>{{ message.role }}: {{ message.content }}</s>
+<s>{{ message.role }}
+{{ message.content }}</s>
 {% endfor %}
-{% if add_generation_prompt %}<s>assistant: {% endif %}"""
+{% if add_generation_prompt %}<s>assistant
+{% endif %}"""
 TEXTS = ["hello world, this is a test of the router. Übergrößen und Æther: naïve café 😀"] * 20
 
 
