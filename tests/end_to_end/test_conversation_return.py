@@ -63,3 +63,18 @@ async def test_a_state_that_was_given_up_is_computed_anew(stacks):
     (second,) = await one_at_a_time(stack, [greedy_body(follow_up, 8)])
     (plain,) = await one_at_a_time(stacks("up", *FLAGS, "--cache-mode", "none"), [greedy_body(follow_up, 8)])
     assert second.token_ids == plain.token_ids
+
+
+def test_a_chat_s_next_turn_resumes_too(stacks):
+    stack = stacks("up", *FLAGS, "--cache-mode", "all", "--conversation-return")
+    messages = [{"role": "user", "content": "What is 3 + 4?"}]
+    cached, lengths = [], []
+    for text in ("And 2 + 2?", "And 5 + 1?", ""):
+        body = {"messages": messages, "max_tokens": 20, "temperature": 0}
+        reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60.0).json()
+        usage = reply["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        lengths.append(usage["total_tokens"])
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": text}]
+    # Its end is a token of the template's own, so a turn goes on from all that was said before it.
+    assert cached == [0, lengths[0] - 1, lengths[1] - 1]

@@ -66,3 +66,39 @@ async def test_an_error_reaches_the_client_as_its_own_class(client):
         await client.completions.create(
             model=(await client.models.list()).data[0].id, prompt="a", max_tokens=0
         )
+
+
+CHAT = [{"role": "user", "content": "What is 3 + 4?"}]
+
+
+async def test_a_chat_is_the_completion_of_its_template(client):
+    model = (await client.models.list()).data[0].id
+    fields = {"model": model, "max_tokens": 12, "temperature": 0}
+    chat = await client.chat.completions.create(**fields, messages=CHAT, logprobs=True, top_logprobs=2)
+    text = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
+    completion = await client.completions.create(**fields, prompt=text)
+    (choice,) = chat.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", completion.choices[0].text)
+    assert choice.finish_reason == completion.choices[0].finish_reason
+    assert chat.usage.prompt_tokens == completion.usage.prompt_tokens
+    assert chat.usage.completion_tokens == len(choice.logprobs.content)
+    spoken = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert spoken.decode().removesuffix("<|im_end|>") == choice.message.content
+    assert all(entry.top_logprobs[0].token == entry.token for entry in choice.logprobs.content)
+
+
+async def test_a_chat_streams_its_choices(client):
+    model = (await client.models.list()).data[0].id
+    fields = {"model": model, "messages": CHAT, "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 16}
+    whole = await client.chat.completions.create(**fields)
+    texts, reasons = ["", ""], [None, None]
+    async for event in await client.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in event.choices:
+            assert reasons[choice.index] is None
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert event.usage == whole.usage
