@@ -430,6 +430,7 @@ class Engine:
             accepted_by_position=tuple(self._drafts.accepted),
             quarantined_blocks=sum(len(one.block_ids) - len(one.nodes) for one in quarantined),
             quarantined_slots=sum(len(one.slots) for one in quarantined),
+            queued_tokens=scheduler.num_queued_tokens,
         )
 
 

@@ -187,6 +187,13 @@ class Scheduler:
         queues = (self.running, self.transferring, self.preempted, self.waiting)
         return [request for queue in queues for request in queue.values()]
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that were given and are not computed or read yet: what a new request's prompt waits for."""
+        queues = (self.waiting, self.transferring, self.preempted, self.running)
+        requests = (request for queue in queues for request in queue.values())
+        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in requests)
+
     def may_move(self, request: Request) -> bool:
         """Whether another server can go on with what is here: all but the newest token is computed."""
         is_decoding = request.request_id in self.running and not request.prefill_only

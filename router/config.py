@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from router.policies.policy_names import PolicyName
 from wire.errors import ConfigError
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class RouterConfig:
     """From the request's arrival to its last token."""
     conversation_return: bool = False
     """Have decode servers keep an answer's state, so that the next turn computes its new tokens alone."""
+    prefill_policy: PolicyName = "least_loaded"
+    """How a prompt's prefill server is chosen."""
+    decode_policy: PolicyName = "least_loaded"
+    session_header: str = ""
+    """Requests with equal values of this HTTP header go to the same servers; empty: none do."""
     probe_interval_s: float = 2.0
     """Between two looks at a server that is not streaming to us."""
     shutdown_grace_s: float = 10.0
@@ -46,6 +56,8 @@ class RouterConfig:
         for addresses in (self.prefill_addresses, self.decode_addresses):
             if len(set(addresses)) != len(addresses):
                 raise ConfigError(f"an address is given twice: {', '.join(addresses)}")
+        if self.session_header and not HEADER_NAME.fullmatch(self.session_header):
+            raise ConfigError(f"session_header {self.session_header!r} is no name of an HTTP header")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in (

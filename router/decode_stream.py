@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
 from wire.codec import encode
@@ -38,6 +40,7 @@ class DecodeStream:
         self.address = address
         self.info: ServerInfo | None = None
         """None as long as there is no stream."""
+        self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("decode", "both"))
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
@@ -99,6 +102,7 @@ class DecodeStream:
         """One life of the stream."""
         stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
         self._outgoing = asyncio.Queue()
+        self.assignments.appeared(info)
         self.info = info
         log.info("connected to %s server %s", info.role, self.address)
         self.connect_peers(self._prefill_addresses())

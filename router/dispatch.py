@@ -9,49 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
+from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
+from router.choice import Choice
 from router.decode_stream import DecodeStream
+from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
 from router.server_pool import ServerPool
-from wire.errors import (
-    HandshakeError,
-    LeaseError,
-    SanitizerError,
-    TransferError,
-    TwinfangError,
-    UnavailableError,
-    error_from_code,
-)
+from wire.errors import TwinfangError, UnavailableError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
-from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What one choice asks of the servers."""
-
-    request_id: str
-    """Unique among all requests of the router."""
-    token_ids: tuple[int, ...]
-    params: SamplingParams
-    prompt_logprobs: int | None = None
-    cache_salt: str = ""
-
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.05
 """Before the second attempt; doubled for each further one."""
-RETRIED = frozenset(
-    error.code for error in (UnavailableError, TransferError, HandshakeError, LeaseError, SanitizerError)
-)
+RETRIED = HANDOFF_FAULTS | {UnavailableError.code}
 """Faults of servers and of the way between them: another try, elsewhere if there is an elsewhere, may do."""
 
 
@@ -92,7 +69,8 @@ class Dispatch:
         """Set while a prefill's reply is waited for."""
         self._held_back: list[RequestOutput] = []
         self._pool = pool
-        self._choice = _seeded(choice)
+        self._servers = AttemptServers(pool)
+        self._choice = choice.seeded
         self._deadline = deadline
         self._deliver = deliver
         self._on_retry = on_retry
@@ -112,7 +90,7 @@ class Dispatch:
     def start(self) -> None:
         """Submits at once where no prefill is needed, else follows the prefill in a task."""
         try:
-            decode = self._pool.choose_decode(avoid=self._failed_addresses)
+            decode = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
             assert decode.info is not None
             if self._prefills_elsewhere(decode.info):
                 self._task = asyncio.create_task(self._prefill_then_submit(decode, decode.info.fingerprint))
@@ -127,18 +105,23 @@ class Dispatch:
             self._task.cancel()
         if self._stream is not None:
             self._stream.cancel(self._request_id)
+        self._servers.ended()
 
     @property
     def _token_ids(self) -> tuple[int, ...]:
         """Prompt and answer so far."""
         return (*self._choice.token_ids, *self._answer_ids)
 
+    @property
+    def _demand(self) -> Demand:
+        return Demand(self._token_ids, self._choice.cache_salt, self._choice.session)
+
     def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
         if len(self._token_ids) == 1 or decode.role != "decode":
             return False
         if not decode.local_prefill:
             return True
-        return self._failures < MAX_ATTEMPTS - 1 and self._pool.has_prefill(decode.fingerprint)
+        return self._failures < MAX_ATTEMPTS - 1 and self._pool.can_prefill(decode.fingerprint)
 
     # --- attempts --------------------------------------------------------------------------------
 
@@ -165,6 +148,7 @@ class Dispatch:
             self._stream.cancel(self._request_id)
         if self._prefilling is not None:
             self._prefilling.cancel()
+        self._servers.ended()
         self._stream = self._prefilling = self._lease = None
         self._held_back = []
 
@@ -186,7 +170,7 @@ class Dispatch:
 
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice, request_id = self._choice, self._request_id
-        prefill = self._pool.choose_prefill(fingerprint, avoid=self._failed_addresses)
+        prefill = self._servers.choose_prefill(self._demand, fingerprint, avoid=self._failed_addresses)
         kept = self._pool.conversations
         token_ids = self._token_ids
         resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
@@ -197,7 +181,8 @@ class Dispatch:
 
         def submit(ticket: AnyTicket) -> None:
             # Lost while the prefill ran: another one can read as well.
-            chosen = decode if decode.info is not None else self._pool.choose_decode(fingerprint)
+            is_lost = decode.info is None
+            chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
             self._submit(chosen, ticket)
             self._lease = (prefill, request_id)
 
@@ -209,9 +194,13 @@ class Dispatch:
         self._prefilling = asyncio.current_task()
         try:
             reply = await prefill.prefill(request, timeout_s=timeout_s, on_started=submit_early)
+        except TwinfangError as error:
+            self._servers.prefill_failed(error)
+            raise
         finally:
             if self._prefilling is asyncio.current_task():
                 self._prefilling = None
+        self._servers.prefilled()
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
@@ -236,6 +225,7 @@ class Dispatch:
         kept, choice = self._pool.conversations, self._choice
         error = output if isinstance(output, TwinfangError) else _error_of(output)
         if error is not None:
+            self._servers.decode_failed(error)
             if isinstance(error, UnavailableError) and self._stream is not None:
                 self._avoid(self._stream.address)  # it is gone, about to stop, or cut off
             if self._lease is not None and self._prefilling is None:
@@ -253,11 +243,14 @@ class Dispatch:
             return
         self._lease = None
         if output.token_ids:
+            self._servers.progressed()
             self.first_output_s = self.first_output_s or time.monotonic() - self._submitted_s
             self._answer_ids += output.token_ids
             self._failures = 0
         if kept is not None and isinstance(output.ticket, Ticket):
             kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
+        if output.finish_reason is not None:
+            self._servers.ended()
         self._deliver(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
@@ -269,9 +262,11 @@ class Dispatch:
             self._attempt += 1
             self.start()
             return
+        self._servers.ended()
         self._attempt += 1
         try:
-            self._submit(self._pool.choose_decode(avoid=self._failed_addresses), ticket)
+            chosen = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
+            self._submit(chosen, ticket)
         except TwinfangError as error:
             self._fail(error)
 
@@ -291,13 +286,6 @@ class Dispatch:
         self._stream = decode
         self._submitted_s, self.first_output_s = time.monotonic(), 0.0
         decode.submit(submit, self._take)
-
-
-def _seeded(choice: Choice) -> Choice:
-    """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
-    if choice.params.seed is not None:
-        return choice
-    return replace(choice, params=replace(choice.params, seed=secrets.randbits(63)))
 
 
 def _error_of(output: RequestOutput) -> TwinfangError | None:

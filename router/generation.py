@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from router.answer import Answer, Delta
-from router.dispatch import Choice, Dispatch
+from router.choice import Choice
+from router.dispatch import Dispatch
 from router.inbox import Inbox
 from router.services import Services
 from wire.errors import CancelledRequestError, TwinfangError

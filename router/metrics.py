@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from router.server_figures import ServerFigures
 from router.speculation_figures import SpeculationFigures
 from router.transfer_figures import TransferFigures
 from wire.errors import CancelledRequestError, TwinfangError
@@ -120,6 +121,8 @@ class Metrics:
         self.servers = Gauge(
             "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
         )
+        self.server_figures = ServerFigures()
+        registry.register(self.server_figures)
         self.speculation = SpeculationFigures()
         registry.register(self.speculation)
         self.transfers = TransferFigures()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 
+from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
@@ -32,6 +34,7 @@ class PrefillClient:
         self.address = address
         self.info: ServerInfo | None = None
         """None as long as the server can't be used."""
+        self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("prefill", "both"))
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear
@@ -108,7 +111,8 @@ class PrefillClient:
             info = await self._connection.describe()
             appeared = info is not None and (self.info is None or self.info.incarnation != info.incarnation)
             self.info = info
-            if appeared:
+            if appeared and info is not None:
+                self.assignments.appeared(info)
                 log.info("prefill server %s is there", self.address)
                 self._on_appear(self)
             self._probe_now.clear()

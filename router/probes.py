@@ -33,6 +33,7 @@ async def metrics(request: Request) -> Response:
     services = services_of(request)
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
+    services.metrics.server_figures.update(services.pool.assignments())
     prefill, decode = await services.pool.stats()
     services.metrics.speculation.update(decode)
     services.metrics.transfers.update(prefill | decode)

@@ -8,16 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from router.background import OnFatal
+from router.assignments import Assignments
+from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
-from router.policies.round_robin import RoundRobin
+from router.load_watch import keep_load
+from router.policies.policy import Candidate, Demand, Load, Policy
+from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
 from wire.errors import UnavailableError
 from wire.generation import ServerInfo, ServerStats
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
+
+ANY = Demand()
+"""Of a request of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +54,24 @@ class ServerPool:
             for address in config.decode_addresses
         ]
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
-        self._prefill_policy = RoundRobin()
-        self._decode_policy = RoundRobin()
+        has_sessions = bool(config.session_header)
+        self._prefill_policy = make_policy(config.prefill_policy, has_sessions=has_sessions)
+        self._decode_policy = make_policy(config.decode_policy, has_sessions=has_sessions)
+        self._load_interval_s = config.probe_interval_s
+        self._load_watches: list[asyncio.Task[None]] = []
 
     def start(self, on_fatal: OnFatal) -> None:
         for client in self._prefill:
             client.start(on_fatal)
         for stream in self._decode:
             stream.start(on_fatal)
+        for policy, servers in ((self._prefill_policy, self._prefill), (self._decode_policy, self._decode)):
+            for server in servers if policy.reads_load else ():
+                watch = keep_load(server, idle_interval_s=self._load_interval_s)
+                self._load_watches.append(start_background(watch, f"load of {server.address}", on_fatal))
 
     async def close(self) -> None:
+        await cancel_and_wait(*self._load_watches)
         await asyncio.gather(*(stream.close() for stream in self._decode))
         await asyncio.gather(*(client.close() for client in self._prefill))
 
@@ -72,10 +86,13 @@ class ServerPool:
             eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
         )
 
-    def choose_decode(self, fingerprint: str | None = None, *, avoid: Sequence[str] = ()) -> DecodeStream:
+    def choose_decode(
+        self, fingerprint: str | None = None, *, avoid: Sequence[str] = (), demand: Demand = ANY
+    ) -> DecodeStream:
         """The server for the next request; after a prefill, one that can read from it.
 
-        Addresses to ``avoid`` are taken only where no other will do, the first of them first.
+        Addresses to ``avoid`` are taken only where no other will do, the first of them first; servers whose
+        circuit breaker is open only where all are.
         """
         if fingerprint is None:
             candidates = [stream for stream in self._decode if self._is_usable(stream.info)]
@@ -89,17 +106,26 @@ class ServerPool:
             ]
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no decode server fits the prefill server")
-        return self._decode_policy.choose(_preferred(candidates, avoid))
+        return _chosen(self._decode_policy, candidates, avoid, demand)
 
     def has_prefill(self, fingerprint: str) -> bool:
         """Whether a prefill server can be asked whose state a decode server of ``fingerprint`` can read."""
         return any(p.info is not None and p.info.fingerprint == fingerprint for p in self._prefill)
 
-    def choose_prefill(self, fingerprint: str, *, avoid: Sequence[str] = ()) -> PrefillClient:
+    def can_prefill(self, fingerprint: str) -> bool:
+        """Whether one of those serves, as far as circuit breakers tell."""
+        return any(
+            p.info is not None and p.info.fingerprint == fingerprint and p.assignments.breaker.allows()
+            for p in self._prefill
+        )
+
+    def choose_prefill(
+        self, fingerprint: str, *, avoid: Sequence[str] = (), demand: Demand = ANY
+    ) -> PrefillClient:
         candidates = [p for p in self._prefill if p.info is not None and p.info.fingerprint == fingerprint]
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
-        return self._prefill_policy.choose(_preferred(candidates, avoid))
+        return _chosen(self._prefill_policy, candidates, avoid, demand)
 
     def not_ready_reason(self) -> str | None:
         """Why no request can be served; None if one can."""
@@ -125,6 +151,11 @@ class ServerPool:
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
+    def assignments(self) -> list[tuple[str, str, Assignments]]:
+        """Role that it is configured for, address, and what is known of it, for every server."""
+        prefill = [("prefill", client.address, client.assignments) for client in self._prefill]
+        return prefill + [("decode", stream.address, stream.assignments) for stream in self._decode]
+
     async def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
         """Figures of the prefill and of the decode servers that answer in time, by address."""
         servers: list[PrefillClient | DecodeStream] = [*self._prefill, *self._decode]
@@ -148,7 +179,28 @@ def _known(stats: Sequence[tuple[str, ServerStats | None]]) -> dict[str, ServerS
     return {address: answer for address, answer in stats if answer is not None}
 
 
+def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], demand: Demand) -> Server:
+    by_address = {server.address: server for server in _preferred(candidates, avoid)}
+    decision = policy.choose(
+        [
+            Candidate(address, server.assignments.load() if policy.reads_load else Load())
+            for address, server in by_address.items()
+        ],
+        demand,
+    )
+    chosen = by_address[decision.candidate.address]
+    chosen.assignments.chosen_by[decision.policy] += 1
+    return chosen
+
+
 def _preferred(candidates: Sequence[Server], avoid: Sequence[str]) -> Sequence[Server]:
-    """The candidates not to be avoided, else the one that failed the longest time ago."""
-    others = [server for server in candidates if server.address not in avoid]
-    return others or [min(candidates, key=lambda server: avoid.index(server.address))]
+    """The candidates not to be avoided, else the one that failed the longest time ago.
+
+    Servers whose breaker is open stay out as long as there are others. The last one is never taken away:
+    where all are open, the one whose backoff ends first is tried.
+    """
+    serving = [server for server in candidates if server.assignments.breaker.allows()]
+    others = [server for server in serving or candidates if server.address not in avoid]
+    if not others:
+        return [min(serving or candidates, key=lambda server: avoid.index(server.address))]
+    return others if serving else [min(others, key=lambda server: server.assignments.breaker.retry_at)]

@@ -34,6 +34,8 @@ class TextRequest:
     skip_special_tokens: bool
     cache_salt: str
     """Only requests with the same salt share cached prompts."""
+    session: str | None = None
+    """Requests of one session go to the same servers."""
 
     @classmethod
     def of(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from router.answer import Answer, Delta
+from router.choice import Choice
 from router.disconnect import run_until_disconnect
-from router.dispatch import Choice
 from router.event_stream import EventStream, event
 from router.generation import Generation
 from router.services import Services
+from router.session import session_of
 from router.text_request import TextRequest
 
 
@@ -32,6 +34,7 @@ class Writer(Protocol):
 
 
 async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
+    request = replace(request, session=session_of(http, services.config))
     if request.stream:
         return EventStream(_events(request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
@@ -82,6 +85,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
                 params=params,
                 prompt_logprobs=request.logprobs if wants_prompt_logprobs else None,
                 cache_salt=request.cache_salt,
+                session=request.session,
             )
             answer = Answer(
                 services.tokenizer,

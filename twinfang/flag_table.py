@@ -234,6 +234,22 @@ CONVERSATION_RETURN = Flag(
     is_switch=True,
 )
 
+_policy = one_of("least_loaded", "round_robin")
+PREFILL_POLICY = Flag(
+    *("--prefill-policy", "least_loaded|round_robin", _policy),
+    "how the router chooses a prompt's prefill server",
+    default="least_loaded",
+)
+DECODE_POLICY = Flag(
+    *("--decode-policy", "least_loaded|round_robin", _policy, "the same of decode servers"),
+    default="least_loaded",
+)
+SESSION_HEADER = Flag(
+    *("--session-header", "NAME", some_text),
+    "HTTP header that names a session; requests of a session go to the same servers",
+    default_text="none: the policies choose for every request",
+)
+
 LOG_LEVEL = Flag(
     "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
 )
@@ -273,6 +289,9 @@ ROUTER_LIMITS = (
     MAX_BODY_SIZE,
     MAX_CHOICES,
     REQUEST_TIMEOUT,
+    PREFILL_POLICY,
+    DECODE_POLICY,
+    SESSION_HEADER,
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,
 )

@@ -82,6 +82,9 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,
         conversation_return=values.conversation_return,
+        prefill_policy=values.prefill_policy,
+        decode_policy=values.decode_policy,
+        session_header=values.session_header or "",
     )
 
     def run_until_signal() -> None:

@@ -214,6 +214,8 @@ class ServerStats:
     """Parts of prompts that have landed since the start, of transfers under way and failed ones too."""
     transfer_failures: dict[str, int] = field(default_factory=dict)
     """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
+    queued_tokens: int = 0
+    """Tokens of prompts, of waiting requests and of running ones, that are not computed or read yet."""
 
 
 @message

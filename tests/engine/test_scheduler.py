@@ -396,3 +396,22 @@ def test_a_prefilled_request_that_turns_out_damaged_is_not_held():
     assert scheduler.discard(plan, [second]).prefilled == []
     assert list(scheduler.held) == ["first"]
     assert_no_anchor(second)
+
+
+def test_queued_tokens_are_those_that_were_given_and_not_computed():
+    scheduler = make_scheduler(max_num_seqs=2)
+    assert scheduler.num_queued_tokens == 0
+    scheduler.add(request("a", 12))
+    scheduler.add(prefill_only("b", 6))
+    scheduler.add(request("c", 3))
+    assert scheduler.num_queued_tokens == 12 + 5 + 3
+    compute(scheduler, scheduler.schedule())
+    assert scheduler.num_queued_tokens == 12 + 5 + 3 - 8
+    while scheduler.running or scheduler.waiting:
+        plan = scheduler.schedule()
+        compute(scheduler, plan)
+        for row in plan.rows:
+            one = row.request
+            if one.num_output >= 4 or (one.prefill_only and one.num_computed >= one.target):
+                scheduler.finish(one)
+    assert scheduler.num_queued_tokens == 0

@@ -146,6 +146,8 @@ def _running(
         folder,
         _SERVERS,
         routers,
+        # Tests know whose turn it is.
+        router_flags=("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
         server_module="tests.faults.injected",
         environment={"UCX_TLS": ucx_tls, FOLDER_VARIABLE: str(faults)},
         places=places,

@@ -110,6 +110,8 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
                 "prefill_addresses": tuple(server.address for server in prefill),
                 "decode_addresses": tuple(server.address for server in decode),
                 "probe_interval_s": 0.1,
+                "prefill_policy": "round_robin",  # tests know whose turn it is
+                "decode_policy": "round_robin",
                 "request_timeout_s": 20.0,
             }
             url, app = await exits.enter_async_context(running_router(RouterConfig(**(settings | config))))

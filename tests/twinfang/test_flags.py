@@ -112,6 +112,8 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
         (table.MAX_CHOICES, "max_choices"),
         (table.REQUEST_TIMEOUT, "request_timeout_s"),
+        (table.PREFILL_POLICY, "prefill_policy"),
+        (table.DECODE_POLICY, "decode_policy"),
         (table.SHUTDOWN_GRACE, "shutdown_grace_s"),
     ):
         assert flag.default == in_class[name], flag.name

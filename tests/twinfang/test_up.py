@@ -63,7 +63,8 @@ def test_progress_is_a_line_for_each_process_then_a_curl_that_works(stacks: Stac
 
 
 def test_several_servers_of_a_role_share_the_work():
-    with running_stack("up", "--prefill", "2", "--decode", "2", *SMALL) as stack:
+    in_turn = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin")
+    with running_stack("up", "--prefill", "2", "--decode", "2", *in_turn, *SMALL) as stack:
         assert len({complete(stack) for _ in range(4)}) == 1
         stats = stack.stats()
         assert set(stats) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}

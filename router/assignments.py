@@ -1,0 +1,98 @@
+"""What one router has under way at one server, and what that makes of the server's own figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from router.circuit_breaker import CircuitBreaker, Trial
+from router.policies.policy import Load
+from wire.generation import ServerInfo, ServerStats
+
+
+class Assignments:
+    """Owns the server's circuit breaker and counts the tokens of requests that are there.
+
+    A server's figures are some hundred milliseconds old, and the requests that this router sent since are not
+    among them. But how many are its own, then and now, it knows exactly: only what others sent is ever stale.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.breaker = CircuitBreaker(clock)
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.chosen_by: Counter[str] = Counter()
+        """Requests since the start that a policy sent here, by its name."""
+        self._incarnation = ""
+        self._computes_prompts = True
+        self._block_size = 1
+        self._stats: ServerStats | None = None
+        self._tokens_then = 0
+        """Own tokens at the server when it was asked for ``_stats``."""
+
+    def appeared(self, info: ServerInfo) -> None:
+        """A server answers; nothing that was known of an earlier life holds for it."""
+        if info.incarnation != self._incarnation:
+            self.breaker.reset()
+        self._incarnation = info.incarnation
+        self._stats = None
+        self._block_size = info.block_size
+        self._computes_prompts = info.role != "decode"
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the server has told its load since it appeared."""
+        return self._stats is not None
+
+    def begin(self, num_tokens: int) -> Assignment:
+        """A request of so many tokens was given to this server."""
+        return Assignment(self, num_tokens, self.breaker.begin())
+
+    def reported(self, stats: ServerStats, *, tokens_when_asked: int) -> None:
+        """The server's own figures; ``tokens_when_asked``: :attr:`num_tokens` before they were asked for."""
+        self._stats, self._tokens_then = stats, tokens_when_asked
+
+    def load(self) -> Load:
+        """The load now: own requests as they are, those of others as they were."""
+        if self._stats is None:
+            queued = self.num_tokens if self._computes_prompts else 0
+            return Load(queued, free_tokens=-self.num_tokens)
+        stats = self._stats
+        queued = stats.queued_tokens
+        if self._computes_prompts:
+            queued = max(0, queued - self._tokens_then) + self.num_tokens
+        return Load(
+            queued_tokens=queued,
+            free_tokens=stats.free_blocks * self._block_size - (self.num_tokens - self._tokens_then),
+            total_tokens=stats.num_blocks * self._block_size,
+        )
+
+
+class Assignment:
+    """One request at one server, from its choice to its end."""
+
+    def __init__(self, owner: Assignments, num_tokens: int, trial: Trial) -> None:
+        self._owner = owner
+        self._trial = trial
+        self._num_tokens: int | None = num_tokens
+        owner.num_requests += 1
+        owner.num_tokens += num_tokens
+
+    def unload(self) -> None:
+        """The server has done its work; how that turns out is to be seen."""
+        if self._num_tokens is not None:
+            self._owner.num_requests -= 1
+            self._owner.num_tokens -= self._num_tokens
+            self._num_tokens = None
+
+    def progressed(self) -> None:
+        """What the server did has proved to be good."""
+        self._trial.progressed()
+
+    def ended(self) -> None:
+        self.unload()
+        self._trial.ended()
+
+    def failed(self) -> None:
+        self.unload()
+        self._trial.failed()

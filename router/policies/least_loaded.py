@@ -1,0 +1,34 @@
+"""The less loaded of two servers drawn at random.
+
+Load figures of servers that others use too are always a little old. Were the least loaded of all chosen,
+every router would send to the same one until the next figures. With two drawn at random the fullest one
+exceeds the mean by about log log n (Mitzenmacher, "The Power of Two Choices in Randomized Load
+Balancing", 2001).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router.policies.policy import Candidate, Decision, Demand, Load
+
+
+class LeastLoaded:
+    """Compares queued tokens and what of the request finds no free block; if these are equal, free blocks."""
+
+    reads_load = True
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
+        drawn = self._rng.sample(candidates, min(2, len(candidates)))
+        num_tokens = len(demand.token_ids)
+        return Decision(min(drawn, key=lambda one: weight(one.load, num_tokens)), "least_loaded")
+
+
+def weight(load: Load, num_tokens: int) -> tuple[int, float]:
+    """How bad a server is for a request of so many tokens: what it waits for, then how full the server is."""
+    missing = max(0, num_tokens - load.free_tokens)
+    return load.queued_tokens + missing, -load.free_tokens / max(1, load.total_tokens)

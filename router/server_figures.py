@@ -1,0 +1,61 @@
+"""Circuit breakers, load and decisions for each server, in Prometheus' form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from router.assignments import Assignments
+from router.circuit_breaker import BreakerState
+
+SERVER = ["role", "server"]
+
+
+class ServerFigures(Collector):
+    """Shows what the router knows of its servers."""
+
+    def __init__(self) -> None:
+        self._servers: Sequence[tuple[str, str, Assignments]] = ()
+
+    def update(self, servers: Sequence[tuple[str, str, Assignments]]) -> None:
+        """Role, address and what is known of each; a server that is not among them is shown no longer."""
+        self._servers = servers
+
+    def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "twinfang_circuit_breaker_state",
+            "1 for the state that a server's circuit breaker is in, 0 for the others.",
+            labels=[*SERVER, "state"],
+        )
+        opened = CounterMetricFamily(
+            "twinfang_circuit_breaker_opened", "How often a circuit breaker has opened.", labels=SERVER
+        )
+        decisions = CounterMetricFamily(
+            "twinfang_policy_decisions",
+            "Attempts at a choice that were given to a server, by the policy that chose it.",
+            labels=[*SERVER, "policy"],
+        )
+        assigned = GaugeMetricFamily(
+            "twinfang_assigned_tokens",
+            "Tokens of the requests that this router has at a server: being computed, or held there.",
+            labels=SERVER,
+        )
+        queued = GaugeMetricFamily(
+            "twinfang_queued_tokens",
+            "Tokens that a new request waits for, as policies see it.",
+            labels=SERVER,
+        )
+        for role, server, known in self._servers:
+            now = known.breaker.state
+            for name in get_args(BreakerState):
+                state.add_metric([role, server, name], float(name == now))
+            opened.add_metric([role, server], known.breaker.num_opened)
+            for policy, count in known.chosen_by.items():
+                decisions.add_metric([role, server, policy], count)
+            assigned.add_metric([role, server], known.num_tokens)
+            queued.add_metric([role, server], known.load().queued_tokens)
+        yield from (state, opened, decisions, assigned, queued)
