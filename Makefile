@@ -19,7 +19,7 @@ demo: $(READY)  ## stream a completion from a prefill server, a decode server an
 	@$(BIN)/python -m examples.demo
 
 test: lint  ## lint, then all tests that need no GPU
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .

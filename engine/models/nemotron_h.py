@@ -56,6 +56,8 @@ class NemotronH:
 
     def _vocabulary_share(self, weight: Tensor) -> Tensor:
         """This rank's rows of ``[vocab, hidden]``, as many on each rank: the last has zeros at its end."""
+        if self.tp.size == 1:
+            return weight
         each = -(-len(weight) // self.tp.size)
         rows = weight[self.tp.rank * each : (self.tp.rank + 1) * each]
         return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))

@@ -19,8 +19,8 @@ class CountedWeights(WeightFiles):
 
     num_bytes = 0
 
-    def take(self, name, shape, *, dtype=None):
-        tensor = super().take(name, shape, dtype=dtype)
+    def take(self, name, shape, **wanted):
+        tensor = super().take(name, shape, **wanted)
         self.num_bytes += tensor.numel() * tensor.itemsize
         return tensor
 
