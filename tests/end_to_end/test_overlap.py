@@ -81,8 +81,8 @@ async def test_a_prompt_of_one_chunk_is_read_when_it_is_computed(plain, overlapp
 
 
 async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, overlapped):
-    (prompt,) = prompts(2, 1, 300)
-    longer = prompt + prompts(3, 1)[0]
+    (prompt,) = prompts(102, 1, 300)
+    longer = prompt + prompts(103, 1)[0]
     with Figures(overlapped) as first:
         assert await exact(overlapped, plain, [greedy_body(prompt, 4)])
     with Figures(overlapped) as second:
@@ -99,7 +99,7 @@ async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, ove
 
 async def test_a_conversation_s_next_turn_starts_from_its_kept_state_and_overlaps(plain, module_stacks):
     overlapped = module_stacks("up", *FLAGS, "--max-batch-tokens", str(CHUNK), "--conversation-return")
-    (prompt,) = prompts(4, 1, 200)
+    (prompt,) = prompts(104, 1, 200)
     async with http_client(overlapped) as client:
         first = await complete(client, greedy_body(prompt, 20))
     new = prompts(5, 1, 700)[0]

@@ -13,8 +13,8 @@ from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
 from tests.stack import running_stack
 
-NUM_TOKENS = 16
-LENGTHS = [1, 2, 16, 17, 33, 64, 130, 150]
+NUM_TOKENS = 10
+LENGTHS = [1, 2, 17, 33, 64, 150]
 FLAGS = (
     *("--max-num-seqs", "8", "--max-model-len", "256", "--cache-memory", "0.05", "--threads", "1"),
     *("--max-batch-tokens", "64"),  # prompts of several chunks
@@ -59,8 +59,8 @@ def test_greedy_answers_do_not_depend_on_the_numbers_of_ranks(
         told = [(answer.token_ids, answer.text) for answer in expected[model]]
         together = asyncio.run(all_at_once(stack, bodies()))
         assert [(answer.token_ids, answer.text) for answer in together] == told
-        alone = asyncio.run(one_at_a_time(stack, bodies()[-3:]))
-        assert [(answer.token_ids, answer.text) for answer in alone] == told[-3:]
+        alone = asyncio.run(one_at_a_time(stack, bodies()[-2:]))
+        assert [(answer.token_ids, answer.text) for answer in alone] == told[-2:]
         stack.wait_until(stack.is_idle, "all blocks, slots and leases are free")
         stats = stack.stats("decode-0")["decode-0"]
         assert stats.transfer_bytes > 0
