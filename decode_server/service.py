@@ -32,6 +32,7 @@ from kv_transfer.transfer import TransferResult
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.handoff import AnyTicket, Ticket
+from wire.prefixes import PrefixNews
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
 from wire.server import GrpcServer
 
@@ -74,7 +75,7 @@ class DecodeService:
         self._open_streams: set[RouterStream] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
-        server.add_server_service(self.describe, self.stats)
+        server.add_server_service(self.describe, self.stats, self.prefix_news)
 
     def start(self) -> None:
         self._host.start()
@@ -250,6 +251,9 @@ class DecodeService:
             served_model_name=self._config.served_model_name,
             local_prefill=self._config.local_prefill,
         )
+
+    async def prefix_news(self, since: int | None) -> PrefixNews:
+        return await self._host.ask(lambda: self._engine.prefix_news(since))
 
     async def stats(self) -> ServerStats:
         return await self._host.ask((self._exchange or self._engine).stats)

@@ -34,6 +34,7 @@ from engine.tensor_parallel import ALONE, TensorParallel
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
+from wire.prefixes import PrefixNews
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -408,6 +409,10 @@ class Engine:
         )
 
     # --- figures ---------------------------------------------------------------------------------
+
+    def prefix_news(self, since: int | None) -> PrefixNews:
+        """Which prefixes the cache can serve, for somebody who has version ``since`` of that."""
+        return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:
         """Load and memory now; the transfer layer adds what it knows."""

@@ -11,14 +11,14 @@ from them) before those with one. States are evicted on their own, least recentl
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from engine.index_pool import IndexPool
+from engine.prefix_journal import PrefixJournal
+from wire.prefixes import next_key, root_key
 
 STALE_FACTOR = 4
 """A heap of candidates is rebuilt when it holds that many times what exists."""
@@ -67,7 +67,9 @@ class PrefixCache:
         self.block_size = block_size
         self._blocks = blocks
         self._slots = slots
-        self._root = hashlib.blake2b(fingerprint.encode(), digest_size=16).digest()
+        self._fingerprint = fingerprint
+        self.journal = PrefixJournal()
+        """Of the nodes with a state, since only from those a request can start."""
         self._nodes: dict[bytes, CachedBlock] = {}
         self._states: set[CachedState] = set()
         self._num_idle_blocks = 0
@@ -118,9 +120,9 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], num_tokens: int, salt: str, *, needs_state: bool) -> Match:
         """The longest cached prefix of ``tokens[:num_tokens]``; holds nothing yet."""
         nodes: list[CachedBlock] = []
-        key = self._salted_root(salt)
+        key = root_key(self._fingerprint, salt)
         for start in range(0, num_tokens - self.block_size + 1, self.block_size):
-            key = self._next_key(key, tokens, start)
+            key = next_key(key, tokens[start : start + self.block_size])
             node = self._nodes.get(key)
             if node is None:
                 break
@@ -175,9 +177,9 @@ class PrefixCache:
         """
         for index in range(len(nodes), num_computed // self.block_size):
             parent = nodes[-1] if nodes else None
-            key = self._next_key(
-                parent.key if parent else self._salted_root(salt), tokens, index * self.block_size
-            )
+            start = index * self.block_size
+            before = parent.key if parent else root_key(self._fingerprint, salt)
+            key = next_key(before, tokens[start : start + self.block_size])
             node = self._nodes.get(key)
             if node is None:
                 node = CachedBlock(key, parent, index + 1, block_ids[index])
@@ -195,6 +197,7 @@ class PrefixCache:
         state = CachedState(slot, node, num_users=1, last_used=next(self._clock))
         node.state = state
         self._states.add(state)
+        self.journal.add(node.key)
         return state
 
     # --- evicting --------------------------------------------------------------------------------
@@ -239,15 +242,7 @@ class PrefixCache:
     def _drop_state(self, state: CachedState) -> None:
         assert state.num_users == 0, "a state in use is never evicted"
         state.node.state = None
+        self.journal.remove(state.node.key)
         self._states.remove(state)
         self._num_idle_states -= 1
         self._slots.free([state.slot])
-
-    # --- keys ------------------------------------------------------------------------------------
-
-    def _salted_root(self, salt: str) -> bytes:
-        return hashlib.blake2b(self._root + salt.encode(), digest_size=16).digest() if salt else self._root
-
-    def _next_key(self, key: bytes, tokens: Sequence[int], start: int) -> bytes:
-        block = array("q", tokens[start : start + self.block_size])
-        return hashlib.blake2b(key + block.tobytes(), digest_size=16).digest()

@@ -36,6 +36,7 @@ from wire.generation import (
     ServerStats,
 )
 from wire.handoff import Abandon, Ticket
+from wire.prefixes import PrefixNews
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import GrpcServer
 
@@ -77,7 +78,7 @@ class PrefillService:
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
-        server.add_server_service(self.describe, self.stats)
+        server.add_server_service(self.describe, self.stats, self.prefix_news)
 
     def start(self) -> None:
         self._host.start()
@@ -147,6 +148,9 @@ class PrefillService:
         return self._host.describe(
             incarnation=self._incarnation, served_model_name=self._config.served_model_name
         )
+
+    async def prefix_news(self, since: int | None) -> PrefixNews:
+        return await self._host.ask(lambda: self._engine.prefix_news(since))
 
     async def stats(self) -> ServerStats:
         return await self._host.ask(lambda: self._exchange.stats())

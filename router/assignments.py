@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from router.circuit_breaker import CircuitBreaker, Trial
 from router.policies.policy import Load
+from router.prefix_index import PrefixIndex
 from wire.generation import ServerInfo, ServerStats
 
 
@@ -19,6 +20,7 @@ class Assignments:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.breaker = CircuitBreaker(clock)
+        self.prefixes = PrefixIndex()
         self.num_requests = 0
         self.num_tokens = 0
         self.chosen_by: Counter[str] = Counter()
@@ -35,6 +37,7 @@ class Assignments:
         if info.incarnation != self._incarnation:
             self.breaker.reset()
         self._incarnation = info.incarnation
+        self.prefixes.appeared(info)
         self._stats = None
         self._block_size = info.block_size
         self._computes_prompts = info.role != "decode"

@@ -46,7 +46,8 @@ class AttemptServers:
         client = self._pool.choose_prefill(fingerprint, avoid=avoid, demand=demand)
         if self._prefill is not None:
             self._prefill.ended()
-        self._prefill = client.assignments.begin(len(demand.token_ids))
+        num_cached = client.assignments.prefixes.cached_tokens(demand)
+        self._prefill = client.assignments.begin(len(demand.token_ids) - num_cached)
         return client
 
     def prefilled(self) -> None:

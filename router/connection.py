@@ -7,7 +7,8 @@ import logging
 from wire.errors import ConfigError, TwinfangError
 from wire.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.handoff import Role
-from wire.rpc import DESCRIBE, GET_STATS, call, open_channel
+from wire.prefixes import GetPrefixes, PrefixNews
+from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,16 @@ class Connection:
             log.debug("server %s gave no figures: %s", self.address, error.message)
             return None
         return stats
+
+    async def prefix_news(self, since: int | None) -> PrefixNews | None:
+        """What the server's cache can serve now; None if it does not say in time."""
+        try:
+            request = GetPrefixes(since)
+            news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)
+        except TwinfangError as error:
+            log.debug("server %s did not tell its prefixes: %s", self.address, error.message)
+            return None
+        return news
 
     def failed(self, reason: str) -> None:
         if reason != self.problem:

@@ -18,6 +18,7 @@ from router.connection import Connection
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, ServerStats, Submit
+from wire.prefixes import PrefixNews
 from wire.rpc import STREAM_PATH, decode_step_outputs
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class DecodeStream:
     async def stats(self) -> ServerStats | None:
         """The server's figures; None if it is not connected or does not give them in time."""
         return None if self.info is None else await self._connection.stats()
+
+    async def prefix_news(self, since: int | None) -> PrefixNews | None:
+        """What its cache can serve; None without a connection or an answer."""
+        return None if self.info is None else await self._connection.prefix_news(since)
 
     async def _stay_connected(self) -> None:
         backoff_s = 0.05

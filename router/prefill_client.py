@@ -14,6 +14,7 @@ from router.connection import Connection
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, PartialTicket
+from wire.prefixes import PrefixNews
 from wire.rpc import ABANDON, PREFILL, call, call_for_replies
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class PrefillClient:
     async def stats(self) -> ServerStats | None:
         """The server's figures; None without a connection or an answer."""
         return None if self.info is None else await self._connection.stats()
+
+    async def prefix_news(self, since: int | None) -> PrefixNews | None:
+        """What its cache can serve; None without a connection or an answer."""
+        return None if self.info is None else await self._connection.prefix_news(since)
 
     def abandon(self, request_id: str) -> None:
         """Gives back, in the background, what will not be read. Its time to live covers a lost message."""

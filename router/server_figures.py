@@ -49,7 +49,13 @@ class ServerFigures(Collector):
             "Tokens that a new request waits for, as policies see it.",
             labels=SERVER,
         )
+        prefixes = GaugeMetricFamily(
+            "twinfang_published_prefixes",
+            "Prefixes that a server can start from, as far as it has told; none unless a policy asks.",
+            labels=SERVER,
+        )
         for role, server, known in self._servers:
+            prefixes.add_metric([role, server], len(known.prefixes))
             now = known.breaker.state
             for name in get_args(BreakerState):
                 state.add_metric([role, server, name], float(name == now))
@@ -58,4 +64,4 @@ class ServerFigures(Collector):
                 decisions.add_metric([role, server, policy], count)
             assigned.add_metric([role, server], known.num_tokens)
             queued.add_metric([role, server], known.load().queued_tokens)
-        yield from (state, opened, decisions, assigned, queued)
+        yield from (state, opened, decisions, assigned, queued, prefixes)

@@ -13,7 +13,7 @@ from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
-from router.load_watch import keep_load
+from router.load_watch import keep_load, keep_prefixes
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
@@ -69,6 +69,9 @@ class ServerPool:
             for server in servers if policy.reads_load else ():
                 watch = keep_load(server, idle_interval_s=self._load_interval_s)
                 self._load_watches.append(start_background(watch, f"load of {server.address}", on_fatal))
+            for server in servers if policy.reads_prefixes else ():
+                watch = keep_prefixes(server, idle_interval_s=self._load_interval_s)
+                self._load_watches.append(start_background(watch, f"prefixes of {server.address}", on_fatal))
 
     async def close(self) -> None:
         await cancel_and_wait(*self._load_watches)
@@ -183,7 +186,11 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
     by_address = {server.address: server for server in _preferred(candidates, avoid)}
     decision = policy.choose(
         [
-            Candidate(address, server.assignments.load() if policy.reads_load else Load())
+            Candidate(
+                address,
+                server.assignments.load() if policy.reads_load else Load(),
+                server.assignments.prefixes.cached_tokens(demand) if policy.reads_prefixes else 0,
+            )
             for address, server in by_address.items()
         ],
         demand,

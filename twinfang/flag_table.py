@@ -234,14 +234,14 @@ CONVERSATION_RETURN = Flag(
     is_switch=True,
 )
 
-_policy = one_of("least_loaded", "round_robin")
+_policy = one_of("least_loaded", "prefix_affinity", "round_robin")
 PREFILL_POLICY = Flag(
-    *("--prefill-policy", "least_loaded|round_robin", _policy),
+    *("--prefill-policy", "least_loaded|prefix_affinity|round_robin", _policy),
     "how the router chooses a prompt's prefill server",
     default="least_loaded",
 )
 DECODE_POLICY = Flag(
-    *("--decode-policy", "least_loaded|round_robin", _policy, "the same of decode servers"),
+    *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same of decode servers"),
     default="least_loaded",
 )
 SESSION_HEADER = Flag(

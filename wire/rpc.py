@@ -44,6 +44,7 @@ from wire.handoff import (
     RenewLeases,
     Ticket,
 )
+from wire.prefixes import GetPrefixes, PrefixNews
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
 HANDSHAKE = Method(TRANSFER_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
 GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
+GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
 """Bidirectional: ``Submit``, ``Cancel`` and ``ConnectPeers`` one way, ``StepOutputs`` the other."""

@@ -14,7 +14,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from wire.errors import ConfigError
 from wire.generation import ServerInfo, ServerStats
-from wire.rpc import DESCRIBE, GET_STATS, SERVER_OPTIONS, SERVER_SERVICE, service, unary_handler
+from wire.prefixes import GetPrefixes, PrefixNews
+from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, SERVER_OPTIONS, SERVER_SERVICE, service, unary_handler
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,12 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((service(name, handlers),))
 
     def add_server_service(
-        self, describe: Callable[[], ServerInfo], stats: Callable[[], Awaitable[ServerStats]]
+        self,
+        describe: Callable[[], ServerInfo],
+        stats: Callable[[], Awaitable[ServerStats]],
+        prefix_news: Callable[[int | None], Awaitable[PrefixNews]],
     ) -> None:
-        """Describe and GetStats, the same on every server."""
+        """Describe, GetStats and GetPrefixes, the same on every server."""
 
         async def on_describe(_request: Any, _context: Any) -> ServerInfo:
             return describe()
@@ -55,9 +59,13 @@ class GrpcServer:
         async def on_stats(_request: Any, _context: Any) -> ServerStats:
             return await stats()
 
+        async def on_prefixes(request: GetPrefixes, _context: Any) -> PrefixNews:
+            return await prefix_news(request.since)
+
         handlers = {
             DESCRIBE.name: unary_handler(DESCRIBE, on_describe),
             GET_STATS.name: unary_handler(GET_STATS, on_stats),
+            GET_PREFIXES.name: unary_handler(GET_PREFIXES, on_prefixes),
         }
         self.add_service(SERVER_SERVICE, handlers)
 

@@ -18,6 +18,7 @@ class LeastLoaded:
     """Compares queued tokens and what of the request finds no free block; if these are equal, free blocks."""
 
     reads_load = True
+    reads_prefixes = False
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()

@@ -25,6 +25,8 @@ class Candidate:
 
     address: str
     load: Load = Load()
+    cached_tokens: int = 0
+    """Tokens from the prompt's start that it has both KV and a state for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Policy(Protocol):
     @property
     def reads_load(self) -> bool:
         """Whether candidates need to come with their load."""
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether they need to come with what they have cached."""
 
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
         """One of ``candidates``, which may not be empty."""

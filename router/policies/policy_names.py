@@ -7,12 +7,17 @@ from typing import Literal
 
 from router.policies.least_loaded import LeastLoaded
 from router.policies.policy import Policy
+from router.policies.prefix_affinity import PrefixAffinity
 from router.policies.round_robin import RoundRobin
 from router.policies.session_affinity import SessionAffinity
 
-PolicyName = Literal["least_loaded", "round_robin"]
+PolicyName = Literal["least_loaded", "prefix_affinity", "round_robin"]
 
-POLICIES: dict[PolicyName, Callable[[], Policy]] = {"least_loaded": LeastLoaded, "round_robin": RoundRobin}
+POLICIES: dict[PolicyName, Callable[[], Policy]] = {
+    "least_loaded": LeastLoaded,
+    "prefix_affinity": PrefixAffinity,
+    "round_robin": RoundRobin,
+}
 
 
 def make_policy(name: PolicyName, *, has_sessions: bool) -> Policy:

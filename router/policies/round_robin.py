@@ -11,6 +11,7 @@ class RoundRobin:
     """Takes candidates in turn; servers that come and go only shift whose turn it is."""
 
     reads_load = False
+    reads_prefixes = False
 
     def __init__(self) -> None:
         self._turn = 0

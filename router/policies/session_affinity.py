@@ -23,6 +23,10 @@ class SessionAffinity:
     def reads_load(self) -> bool:
         return self._others.reads_load
 
+    @property
+    def reads_prefixes(self) -> bool:
+        return self._others.reads_prefixes
+
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
         session = demand.session
         if session is None:

@@ -38,6 +38,25 @@ def test_the_second_time_a_prompt_is_neither_computed_nor_moved_again(stacks, mo
         assert second_bytes < first_bytes / 2
 
 
+def test_a_prompt_goes_back_to_the_server_that_has_its_prefix(stacks):
+    """That server says so, and the router finds it by keys that it computes itself."""
+    stack = stacks("up", *FLAGS, "--prefill", "2", "--prefill-policy", "prefix_affinity")
+    choose = random.Random(3)
+    prefixes = [[choose.randrange(5, 900) for _ in range(200)] for _ in range(3)]
+    for salt, prefix in zip("abc", prefixes, strict=True):
+        assert usage(stack, greedy_body(prefix, 2) | {"cache_salt": salt})[0] == 0
+
+    def are_published() -> bool:
+        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        published = [line for line in lines if line.startswith("twinfang_published_prefixes{")]
+        return sum(float(line.split()[-1]) for line in published if 'role="prefill"' in line) >= 3
+
+    stack.wait_until(are_published, "the prefill servers have told the router what they have")
+    for _ in range(4):
+        for salt, prefix in zip("abc", prefixes, strict=True):
+            assert usage(stack, greedy_body([*prefix, 7], 2) | {"cache_salt": salt})[0] == 192
+
+
 async def test_other_answers_of_the_same_prefix_are_exact_in_every_mode(stacks):
     choose = random.Random(2)
     prefix = [choose.randrange(5, 900) for _ in range(150)]

@@ -32,10 +32,12 @@ from wire.generation import (
     TokenLogprobs,
 )
 from wire.handoff import Abandon, PartialTicket, Ticket
+from wire.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
     DESCRIBE,
+    GET_PREFIXES,
     GET_STATS,
     PREFILL,
     PREFILL_SERVICE,
@@ -139,6 +141,7 @@ class Scripted:
     port: int = 0
     stats: ServerStats | None = field(default_factory=server_stats)
     """None: it never answers GetStats."""
+    prefixes: PrefixNews = field(default_factory=lambda: PrefixNews(1, True))
     server: grpc.aio.Server | None = None
 
     @property
@@ -157,7 +160,11 @@ class Scripted:
                 await asyncio.Event().wait()
             return self.stats
 
+        async def get_prefixes(_request: Any, _context: Any) -> PrefixNews:
+            return self.prefixes
+
         methods = {
+            GET_PREFIXES.name: unary_handler(GET_PREFIXES, get_prefixes),
             DESCRIBE.name: unary_handler(DESCRIBE, describe),
             GET_STATS.name: unary_handler(GET_STATS, get_stats),
         }

@@ -12,6 +12,7 @@ from tests.router.conftest import until
 from tests.router.scripted_servers import failing, hanging, saying, server_stats
 from tests.router.test_metrics import samples_of
 from wire.errors import ConfigError, InvalidRequestError, TransferError, UnavailableError
+from wire.prefixes import PrefixNews, block_keys
 
 PROMPT = [5, 6, 7, 8]
 
@@ -181,3 +182,23 @@ async def test_a_session_s_requests_meet_at_one_server(make_stack):
 async def test_a_session_header_has_to_be_a_header_s_name(make_stack):
     with pytest.raises(ConfigError, match="session_header 'no name'"):
         await make_stack(session_header="no name")
+
+
+async def test_a_prompt_goes_where_its_prefix_is_cached(make_stack):
+    stack = await make_stack(num_prefill=3, prefill_policy="prefix_affinity")
+    stack.decode[0].script = saying([50])
+    prompt = list(range(5, 105))
+    holder = stack.prefill[1]
+    keys = block_keys(prompt[:64], block_size=16, fingerprint="f", salt="")
+    holder.prefixes = PrefixNews(9, True, (keys[-1],))
+    await connected(stack)
+    known = {address: one for _, address, one in stack.services.pool.assignments()}[holder.address]
+    await until(lambda: len(known.prefixes) == 1)
+    await complete(stack, 4, prompt=prompt)
+    assert [len(server.requests) for server in stack.prefill] == [0, 4, 0]
+    found = await samples_of(stack)
+    assert found["twinfang_policy_decisions_total", "prefix_affinity", "prefill", holder.address] == 4
+    assert found["twinfang_published_prefixes", "prefill", holder.address] == 1
+    holder.prefixes = PrefixNews(10, False, (), (keys[-1],))
+    await until(lambda: len(known.prefixes) == 0)
+    await nothing_left(stack)

@@ -1,21 +1,26 @@
 """Servers, routers and requests in simulated time: no sockets, no sleeps, the same with the same seed.
 
 A prefill server computes prompts one behind the other. Each router has its own policy and its own view of the
-servers, made of their figures, which are as old as said, and of what it has sent itself.
+servers, made of their figures, which are as old as said, and of what it has sent itself. Servers have a cache
+of prefixes, if they are given room for it, that can start from every block's end.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from engine.prefix_journal import PrefixJournal
 from router.assignments import Assignments
 from router.policies.policy import Candidate, Demand, Policy
 from tests.router.scripted_servers import server_info, server_stats
+from wire.prefixes import block_keys
+
+BLOCK_SIZE = 64
 
 
 @dataclass
@@ -25,6 +30,10 @@ class SimulatedServer:
     busy_until: float = 0.0
     num_prompts: int = 0
     num_tokens: int = 0
+    num_cached: int = 0
+    cache_blocks: int = 0
+    cache: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    journal: PrefixJournal = field(default_factory=PrefixJournal)
 
     def queued_tokens(self, now: float) -> int:
         return int(max(0.0, self.busy_until - now) * self.tokens_per_s)
@@ -32,10 +41,26 @@ class SimulatedServer:
     def add(self, now: float, demand: Demand) -> float:
         """When the prompt is computed."""
         num_tokens = len(demand.token_ids)
+        num_cached = self._look_up(demand) if self.cache_blocks else 0
         self.num_prompts += 1
         self.num_tokens += num_tokens
-        self.busy_until = max(now, self.busy_until) + num_tokens / self.tokens_per_s
+        self.num_cached += num_cached
+        self.busy_until = max(now, self.busy_until) + (num_tokens - num_cached) / self.tokens_per_s
         return self.busy_until
+
+    def _look_up(self, demand: Demand) -> int:
+        """Tokens that the cache had; now it has all full blocks."""
+        tokens = demand.token_ids[:-1]
+        keys = block_keys(tokens, block_size=BLOCK_SIZE, fingerprint="f", salt=demand.cache_salt)
+        num_hits = next((i + 1 for i in range(len(keys) - 1, -1, -1) if keys[i] in self.cache), 0)
+        for key in keys:
+            if key not in self.cache:
+                self.journal.add(key)
+            self.cache[key] = None
+            self.cache.move_to_end(key)
+        while len(self.cache) > self.cache_blocks:
+            self.journal.remove(self.cache.popitem(last=False)[0])
+        return num_hits * BLOCK_SIZE
 
 
 @dataclass
@@ -53,6 +78,7 @@ class Simulation:
         *,
         num_servers: int = 4,
         num_routers: int = 1,
+        cache_blocks: int = 0,
         figures_every_s: float | None = 0.25,
         seed: int = 0,
     ) -> None:
@@ -67,7 +93,7 @@ class Simulation:
         self._order = count()
         self._figures_every_s = figures_every_s
         for i in range(num_servers):
-            self.join(SimulatedServer(f"server-{i}:1"))
+            self.join(SimulatedServer(f"server-{i}:1", cache_blocks=cache_blocks))
         if figures_every_s is not None:
             for router in self.routers:  # not all at one moment
                 self.at(self.rng.uniform(0, figures_every_s), lambda router=router: self._tell(router))
@@ -79,7 +105,7 @@ class Simulation:
         self.servers[server.address] = server
         for router in self.routers:
             assignments = router.known[server.address] = Assignments(lambda: self.now)
-            assignments.appeared(server_info("prefill"))
+            assignments.appeared(server_info("prefill", block_size=BLOCK_SIZE))
 
     def leave(self, address: str) -> SimulatedServer:
         """As a server that drains: nothing more is sent there, what it has is computed."""
@@ -99,15 +125,26 @@ class Simulation:
             self.now, _, do = heapq.heappop(self._events)
             do()
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that a cache had."""
+        servers = self.servers.values()
+        return sum(one.num_cached for one in servers) / sum(one.num_tokens for one in servers)
+
     def prompts(self) -> Counter[str]:
         return Counter({server.address: server.num_prompts for server in self.servers.values()})
 
     def _send(self, router: SimulatedRouter, demand: Demand) -> None:
-        candidates = [Candidate(address, router.known[address].load()) for address in self.servers]
+        candidates = [
+            Candidate(address, known.load(), known.prefixes.cached_tokens(demand))
+            for address, known in router.known.items()
+            if address in self.servers
+        ]
         address = router.policy.choose(candidates, demand).candidate.address
         server = self.servers[address]
         self.waits_s.append(max(0.0, server.busy_until - self.now))
-        assignment = router.known[address].begin(len(demand.token_ids))
+        known = router.known[address]
+        assignment = known.begin(len(demand.token_ids) - known.prefixes.cached_tokens(demand))
         done = server.add(self.now, demand)
         self.fullest = max(self.fullest, server.queued_tokens(self.now))
         self.at(done, assignment.ended)
@@ -120,4 +157,5 @@ class Simulation:
                 queued_tokens=server.queued_tokens(self.now), num_blocks=1000, free_blocks=1000
             )
             known.reported(stats, tokens_when_asked=known.num_tokens)
+            known.prefixes.update(server.journal.news(known.prefixes.version))
         self.at(self.now + self._figures_every_s, lambda: self._tell(router))

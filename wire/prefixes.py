@@ -1,0 +1,56 @@
+"""How a cached prefix is named, and how a server tells which ones it has.
+
+Each full block's key is a hash chained over all tokens up to its end, the cache salt and the model. Servers
+and routers compute the same keys, so a router knows what a server's cache can serve without ever seeing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from wire.codec import message
+
+KEY_BYTES = 16
+
+
+def root_key(fingerprint: str, salt: str) -> bytes:
+    """What the first block's key is chained to."""
+    root = hashlib.blake2b(fingerprint.encode(), digest_size=KEY_BYTES).digest()
+    return hashlib.blake2b(root + salt.encode(), digest_size=KEY_BYTES).digest() if salt else root
+
+
+def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a block with ``token_ids`` behind the one with ``key``."""
+    return hashlib.blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+
+
+def block_keys(token_ids: Sequence[int], *, block_size: int, fingerprint: str, salt: str) -> list[bytes]:
+    """Keys of all full blocks, from the start."""
+    keys: list[bytes] = []
+    key = root_key(fingerprint, salt)
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        key = next_key(key, token_ids[start : start + block_size])
+        keys.append(key)
+    return keys
+
+
+@message
+class GetPrefixes:
+    """Asks a server for the prefixes that its cache can serve."""
+
+    since: int | None = None
+    """The version that the asker has; None: it has nothing."""
+
+
+@message
+class PrefixNews:
+    """Keys of blocks at whose end the server has a state, and so the KV of all tokens before it."""
+
+    version: int
+    """Of what the asker has once it has applied this."""
+    is_whole: bool
+    """``added`` is everything; what the asker had before is void."""
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
