@@ -36,7 +36,7 @@ class RouterConfig:
     """From the request's arrival to its last token."""
     conversation_return: bool = False
     """Have decode servers keep an answer's state, so that the next turn computes its new tokens alone."""
-    prefill_policy: PolicyName = "least_loaded"
+    prefill_policy: PolicyName = "prefix_affinity"
     """How a prompt's prefill server is chosen."""
     decode_policy: PolicyName = "least_loaded"
     session_header: str = ""

@@ -238,7 +238,7 @@ _policy = one_of("least_loaded", "prefix_affinity", "round_robin")
 PREFILL_POLICY = Flag(
     *("--prefill-policy", "least_loaded|prefix_affinity|round_robin", _policy),
     "how the router chooses a prompt's prefill server",
-    default="least_loaded",
+    default="prefix_affinity",
 )
 DECODE_POLICY = Flag(
     *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same of decode servers"),

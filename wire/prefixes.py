@@ -30,8 +30,10 @@ def block_keys(token_ids: Sequence[int], *, block_size: int, fingerprint: str, s
     """Keys of all full blocks, from the start."""
     keys: list[bytes] = []
     key = root_key(fingerprint, salt)
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        key = next_key(key, token_ids[start : start + block_size])
+    tokens = array("q", token_ids)
+    data, block_bytes = tokens.tobytes(), block_size * tokens.itemsize
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):  # next_key, without an array a block
+        key = hashlib.blake2b(key + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
         keys.append(key)
     return keys
 
