@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from nixl._bindings import (
 )
 from numpy.typing import NDArray
 
+from kv_transfer.descriptors import Descriptors, Indices
 from wire.errors import TransferError
 from wire.handoff import Region
 
@@ -61,6 +63,7 @@ class TransferAgent:
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         # No progress thread: the transfer thread polls exactly while there is something to move.
         self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._lists: set[PreparedList] = set()
         self._registered = [self._agent.register_memory([tensor]) for tensor in tensors if tensor.numel() > 0]
 
     @property
@@ -111,6 +114,42 @@ class TransferAgent:
         rows[:, 0], rows[:, 1], rows[:, 2] = addresses, lengths, region.device_id
         return self._agent.get_xfer_descs(rows, region.memory)
 
+    def prepare(self, peer: str | None, descriptors: Descriptors, region: Region) -> PreparedList:
+        """A list of a peer's memory, or of our own, for :meth:`read_listed`. Raises :class:`TransferError`.
+
+        ``region`` says which kind of memory and which device all of them are of.
+        """
+        addresses, lengths = descriptors[:, 0], descriptors[:, 1]
+        try:
+            handle = self._agent.prep_xfer_dlist(peer or "", self._descriptors(addresses, lengths, region))
+        except NIXL_ERRORS as error:
+            message = f"NIXL can't take a list of {len(descriptors)} descriptors: {error}"
+            raise TransferError(message) from error
+        prepared = PreparedList(handle)
+        self._lists.add(prepared)
+        return prepared
+
+    def release(self, prepared: PreparedList) -> None:
+        """Gives a list back."""
+        self._lists.remove(prepared)
+        try:
+            self._agent.release_dlist_handle(prepared.handle)
+        except NIXL_ERRORS as error:
+            log.info("a list of descriptors could not be released: %s", error)
+
+    def read_listed(
+        self, local: PreparedList, local_indices: Indices, remote: PreparedList, remote_indices: Indices
+    ) -> Read:
+        """Posts one READ of entries of two lists. Raises :class:`TransferError` if NIXL can't."""
+        try:
+            handle = self._agent.make_prepped_xfer(
+                "READ", local.handle, local_indices, remote.handle, remote_indices
+            )
+            state = _STATES[self._agent.transfer(handle)]
+        except NIXL_ERRORS as error:
+            raise TransferError(f"the read could not be started: {error}") from error
+        return Read(self._agent, handle, state)
+
     def notify(self, peer: str, message: bytes) -> None:
         """Sends a notification. Raises :class:`TransferError` if the peer is gone."""
         try:
@@ -124,10 +163,19 @@ class TransferAgent:
         return [message for messages in by_peer.values() for message in messages]
 
     def close(self) -> None:
+        for prepared in list(self._lists):
+            self.release(prepared)
         for registered in self._registered:
             self._agent.deregister_memory(registered)
         self._registered = []
         del self._agent
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedList:
+    """Descriptors that NIXL has taken; reads name them by index. It does not keep the agent alive."""
+
+    handle: Any
 
 
 class Read:

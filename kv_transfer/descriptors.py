@@ -1,6 +1,8 @@
-"""Which bytes go where: from block ids on both sides to few, long, bounds-checked spans.
+"""From block and slot ids on both sides to bounds-checked indices into lists of descriptors. Pure arithmetic.
 
-Pure arithmetic over two :class:`Layout`; the layouts name their axes and nothing is inferred from a size.
+A list names every piece of every unit of a pool and is prepared with NIXL once a peer; a read then takes
+indices (measured: 5 to 50 µs instead of 80 to 250 for descriptors of its own). NIXL joins those that are
+neighbours on both sides. Layouts name their axes, and nothing is inferred from a size.
 """
 
 from __future__ import annotations
@@ -10,47 +12,76 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.unit_cut import Cut, whole
-from wire.errors import TransferError
+from kv_transfer.unit_cut import Cut
+from wire.errors import HandshakeError, TransferError
+from wire.handoff import Region
 from wire.layout import Layout
 
-Spans = NDArray[np.int64]
-"""``[n, 3]``: offset in our pool, offset in the peer's pool, length; all in bytes."""
+Descriptors = NDArray[np.uint64]
+"""``[n, 2]``: address, bytes."""
+Indices = NDArray[np.int64]
+EPOCH_BYTES = 8
+MAX_DESCRIPTORS = 1 << 22
+"""Of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
 
 
-def unit_spans(
-    local: Layout,
-    local_ids: Sequence[int],
-    remote: Layout,
-    remote_ids: Sequence[int],
-    cut: Cut | None = None,
-) -> Spans:
-    """Spans that copy unit ``remote_ids[i]`` of a peer's pool, or a cut of it, to unit ``local_ids[i]``.
+def local_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
+    """Pieces of all units of our pool at ``address``: of ``P``, piece ``p`` of unit ``u`` is ``u P + p``."""
+    return _descriptors(layout, address, [(piece.local, piece.num_bytes) for piece in cut])
 
-    Whole units that are neighbours on both sides become one span. Raises :class:`TransferError` for an id
-    that is the null entry or outside its pool, and for lists of different length.
+
+def remote_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
+    """The same of a peer's pool."""
+    return _descriptors(layout, address, [(piece.remote, piece.num_bytes) for piece in cut])
+
+
+def cells_of(epochs: Region) -> Descriptors:
+    """The cells of a table of epochs."""
+    num_cells = epochs.num_bytes // EPOCH_BYTES
+    _check_length(num_cells, "epochs")
+    starts = np.arange(num_cells, dtype=np.uint64) * np.uint64(EPOCH_BYTES) + np.uint64(epochs.address)
+    return np.stack([starts, np.full_like(starts, EPOCH_BYTES)], axis=1)
+
+
+def _check_length(count: int, what: str) -> None:
+    if count > MAX_DESCRIPTORS:
+        raise HandshakeError(f"a list of {count} {what} is longer than the {MAX_DESCRIPTORS} that are taken")
+
+
+def _descriptors(layout: Layout, address: int, pieces: list[tuple[int, int]]) -> Descriptors:
+    _check_length(layout.num_units * len(pieces), f"pieces of {layout.unit}s")
+    starts = np.arange(layout.num_units, dtype=np.uint64) * np.uint64(layout.unit_bytes) + np.uint64(address)
+    made = np.empty((layout.num_units, len(pieces), 2), dtype=np.uint64)
+    for index, (offset, num_bytes) in enumerate(pieces):
+        made[:, index, 0] = starts + np.uint64(offset)
+        made[:, index, 1] = num_bytes
+    return made.reshape(-1, 2)
+
+
+def unit_indices(
+    local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int], num_pieces: int
+) -> tuple[Indices, Indices]:
+    """Entries of both lists that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]``.
+
+    Raises :class:`TransferError` for an id that is the null entry or outside its pool, and for lists of
+    different length.
     """
     if len(local_ids) != len(remote_ids):
         raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
     ours = _checked(local, local_ids, "this server's")
     theirs = _checked(remote, remote_ids, "the prefill server's")
-    unit_bytes = local.unit_bytes
-    if unit_bytes == 0 or len(ours) == 0:
-        return np.empty((0, 3), dtype=np.int64)
-    if cut is not None and (cut != whole(local) or unit_bytes != remote.unit_bytes):
-        starts = np.stack([ours * unit_bytes, theirs * remote.unit_bytes, np.zeros_like(ours)], axis=1)
-        pieces = np.array([(one.local, one.remote, one.num_bytes) for one in cut], dtype=np.int64)
-        return (starts[:, None] + pieces.reshape(1, -1, 3)).reshape(-1, 3)
-    if len(ours) == 1:  # a state always is one
-        return np.array([(ours[0], theirs[0], 1)], dtype=np.int64) * unit_bytes
-    # Slices and assignments: np.diff and np.stack take several times as long for the few items there are.
-    breaks = np.flatnonzero((ours[1:] != ours[:-1] + 1) | (theirs[1:] != theirs[:-1] + 1)) + 1
-    bounds = np.empty(len(breaks) + 2, dtype=np.int64)
-    bounds[0], bounds[1:-1], bounds[-1] = 0, breaks, len(ours)
-    starts = bounds[:-1]
-    spans = np.empty((len(starts), 3), dtype=np.int64)
-    spans[:, 0], spans[:, 1], spans[:, 2] = ours[starts], theirs[starts], bounds[1:] - starts
-    return spans * unit_bytes
+    if num_pieces == 1:
+        return ours, theirs
+    pieces = np.arange(num_pieces)
+    return tuple((ids[:, None] * num_pieces + pieces).reshape(-1) for ids in (ours, theirs))  # type: ignore[return-value]
+
+
+def num_runs(ours: Indices, theirs: Indices) -> int:
+    """Reads that are left when neighbours on both sides are joined."""
+    if len(ours) == 0:
+        return 0
+    joined = (ours[1:] - ours[:-1] == 1) & (theirs[1:] - theirs[:-1] == 1)
+    return len(ours) - int(np.count_nonzero(joined))
 
 
 def _checked(layout: Layout, ids: Sequence[int], whose: str) -> NDArray[np.int64]:

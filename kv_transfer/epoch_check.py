@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from kv_transfer.agent import Ranges, TransferAgent, region_of
+from kv_transfer.agent import TransferAgent, region_of
+from kv_transfer.descriptors import EPOCH_BYTES, cells_of
 from kv_transfer.flights import Flights, Patience
-from kv_transfer.handshake import EPOCH_BYTES
 from kv_transfer.peer_memories import Peer
 from wire.codec import encode
 from wire.errors import TransferError
@@ -33,7 +33,8 @@ class EpochCheck:
         self._agent = agent
         self._flights = flights
         self._cells = epochs.numpy()
-        self._region = region_of(epochs)
+        region = region_of(epochs)
+        self._own = agent.prepare(None, cells_of(region), region)
 
     def read(
         self,
@@ -58,11 +59,12 @@ class EpochCheck:
         on_end: Callable[[TransferError | None, bool], None],
         on_late: Callable[[], None],
     ) -> None:
+        epochs = peer.ranks[0].epochs
+        assert epochs is not None
+        theirs = np.array([checked_lease(lease_id, peer.reply.epoch_region)])
         self._flights.post(
             peer.ranks[0],
-            self._ranges(cell, peer.reply.epoch_region, lease_id),
-            local=self._region,
-            remote=peer.reply.epoch_region,
+            lambda: self._agent.read_listed(self._own, np.array([cell]), epochs, theirs),
             patience=patience,
             on_end=on_end,
             on_late=on_late,
@@ -96,11 +98,11 @@ class EpochCheck:
     def _matches(self, cell: int, epoch: int) -> bool:
         return int(self._cells[cell]) == epoch
 
-    def _ranges(self, cell: int, region: Region, lease_id: int) -> Ranges:
-        if not 0 <= lease_id < region.num_bytes // EPOCH_BYTES:
-            raise TransferError(
-                f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"
-            )
-        ours = self._region.address + cell * EPOCH_BYTES
-        theirs = region.address + lease_id * EPOCH_BYTES
-        return np.array([(ours, theirs, EPOCH_BYTES)], dtype=np.uint64)
+
+def checked_lease(lease_id: int, epochs: Region) -> int:
+    """The lease's entry in the table's list. Raises :class:`TransferError` if there is none."""
+    if not 0 <= lease_id < epochs.num_bytes // EPOCH_BYTES:
+        raise TransferError(
+            f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"
+        )
+    return lease_id

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.agent import Ranges, Read, TransferAgent
+from kv_transfer.agent import PreparedList, Read, TransferAgent
 from kv_transfer.cadence import FAST_S, read_poll_delay
 from kv_transfer.part import Share
 from wire.errors import TransferError
-from wire.handoff import RankMemory, Region
+from wire.handoff import RankMemory
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class PeerMemory:
     memory: RankMemory
     share: Share
     """What of each block and slot is read from this rank."""
+    own_list: PreparedList
+    peer_list: PreparedList
+    """Entries of both as :class:`kv_transfer.part.PartIndices` has them."""
+    epochs: PreparedList | None = None
+    """One entry a lease, of a rank 0 whose leases are validated here."""
 
 
 class Patience:
@@ -76,17 +81,15 @@ class Flights:
     def post(
         self,
         peer: PeerMemory,
-        ranges: Ranges,
+        start: Callable[[], Read],
         *,
-        local: Region,
-        remote: Region,
         patience: Patience,
         on_end: Callable[[TransferError | None, bool], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Posts a read; small ones are often over, and reported, when the call returns."""
+        """Posts a read by ``start``; small ones are often over, and reported, when the call returns."""
         try:
-            read = self._agent.read(peer.name, ranges, local=local, remote=remote)
+            read = start()
         except TransferError as error:
             self._on_lost(peer)
             on_end(error, False)

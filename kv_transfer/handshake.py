@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from kv_transfer.descriptors import EPOCH_BYTES
 from wire.errors import HandshakeError
 from wire.handoff import HandshakeReply, HandshakeRequest
 from wire.layout import Layout
-
-EPOCH_BYTES = 8
 
 
 def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | HandshakeReply, who: str) -> None:

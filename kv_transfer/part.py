@@ -11,8 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from kv_transfer.agent import Ranges
-from kv_transfer.descriptors import unit_spans
+from kv_transfer.descriptors import (
+    Descriptors,
+    Indices,
+    local_descriptors,
+    num_runs,
+    remote_descriptors,
+    unit_indices,
+)
 from kv_transfer.unit_cut import Cut
 from wire.handoff import Region
 from wire.layout import Layout
@@ -59,18 +65,53 @@ class Share:
     slot: Cut
 
 
-def part_ranges(part: Part, ours: Pools, theirs: Pools, share: Share) -> Ranges:
-    """The part's addresses on both sides; :class:`TransferError` for a unit outside either side's pools."""
-    blocks = unit_spans(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, share.block)
-    slots = unit_spans(
-        ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, share.slot
+@dataclass(frozen=True)
+class PartIndices:
+    """A part as entries of the lists of :func:`own_list` and :func:`peer_list`."""
+
+    local: Indices
+    remote: Indices
+    num_bytes: int
+    num_descriptors: int
+    """After neighbours on both sides were joined."""
+
+
+def own_list(ours: Pools, share: Share) -> Descriptors:
+    """All blocks, then all slots, as far as they are read from one rank of a peer."""
+    return np.concatenate(
+        [
+            local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
+            local_descriptors(ours.state_layout, ours.state_region.address, share.slot),
+        ]
     )
-    ranges = np.empty((len(blocks) + len(slots), 3), dtype=np.uint64)
-    for rows, spans, here, there in (
-        (ranges[: len(blocks)], blocks, ours.kv_region, theirs.kv_region),
-        (ranges[len(blocks) :], slots, ours.state_region, theirs.state_region),
-    ):
-        rows[:] = spans
-        rows[:, 0] += np.uint64(here.address)
-        rows[:, 1] += np.uint64(there.address)
-    return ranges
+
+
+def peer_list(theirs: Pools, share: Share) -> Descriptors:
+    """The same on the peer's side."""
+    return np.concatenate(
+        [
+            remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),
+            remote_descriptors(theirs.state_layout, theirs.state_region.address, share.slot),
+        ]
+    )
+
+
+def part_indices(part: Part, ours: Pools, theirs: Pools, share: Share) -> PartIndices:
+    """The part's entries on both sides; :class:`TransferError` for a unit outside either side's pools."""
+    num_block, num_slot = len(share.block), len(share.slot)
+    our_blocks, their_blocks = unit_indices(
+        ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block
+    )
+    our_slots, their_slots = unit_indices(
+        ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, num_slot
+    )
+    return PartIndices(
+        np.concatenate([our_blocks, our_slots + ours.kv_layout.num_units * num_block]),
+        np.concatenate([their_blocks, their_slots + theirs.kv_layout.num_units * num_block]),
+        len(part.local_blocks) * _num_bytes(share.block) + len(part.local_slots) * _num_bytes(share.slot),
+        num_runs(our_blocks, their_blocks) + num_runs(our_slots, their_slots),
+    )
+
+
+def _num_bytes(cut: Cut) -> int:
+    return sum(piece.num_bytes for piece in cut)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from kv_transfer.agent import TransferAgent
 from kv_transfer.flights import Flights, Patience
-from kv_transfer.part import Part, Pools, part_ranges
+from kv_transfer.part import Part, Pools, part_indices
 from kv_transfer.peer_memories import Peer
 from wire.errors import TransferError
 
@@ -51,24 +52,25 @@ class PartReader(Protocol):
 class OwnReader:
     """This process's share, from each of the peer's ranks that hold something of it."""
 
-    def __init__(self, ours: Pools, flights: Flights) -> None:
+    def __init__(self, agent: TransferAgent, ours: Pools, flights: Flights) -> None:
+        self._agent = agent
         self._ours = ours
         self._flights = flights
 
     def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
-        reads = [(one, part_ranges(part, self._ours, one.memory, one.share)) for one in peer.ranks]
-        for one, ranges in reads:
-            if len(ranges) == 0:
+        reads = [(one, part_indices(part, self._ours, one.memory, one.share)) for one in peer.ranks]
+        for one, indices in reads:
+            if indices.num_bytes == 0:
                 continue
-            size = ReadSize(int(ranges[:, 2].sum()), len(ranges))
-            landed = partial(_landed, receiver, size)
+            start = partial(
+                self._agent.read_listed, one.own_list, indices.local, one.peer_list, indices.remote
+            )
+            landed = partial(_landed, receiver, ReadSize(indices.num_bytes, indices.num_descriptors))
             receiver.took_off()
             self._flights.note_news()
             self._flights.post(
                 one,
-                ranges,
-                local=self._ours.kv_region,
-                remote=one.memory.kv_region,
+                start,
                 patience=receiver.patience,
                 on_end=landed,
                 on_late=receiver.late,

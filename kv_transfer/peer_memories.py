@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kv_transfer.agent import TransferAgent
+from kv_transfer.agent import PreparedList, TransferAgent
+from kv_transfer.descriptors import EPOCH_BYTES, cells_of
 from kv_transfer.flights import Flights, Patience, PeerMemory
-from kv_transfer.handshake import EPOCH_BYTES
-from kv_transfer.part import Pools, Share
+from kv_transfer.part import Pools, Share, own_list, peer_list
 from kv_transfer.unit_cut import cut_unit
 from wire.errors import TransferError
 from wire.handoff import HandshakeReply, Region
@@ -69,13 +69,12 @@ class PeerMemories:
             self.forget(stale.reply.incarnation)
         self.remove_gone()
         try:
-            ranks = self._add_to_agent(address, reply)
+            peer = self._add_to_agent(address, reply)
         except TransferError as error:
             on_connected(error)
             return
-        first_contact = _FirstContact(len(ranks), lambda error: self._met(peer, error, on_connected))
-        peer = Peer(address, reply, tuple(ranks))
-        for one in ranks:
+        first_contact = _FirstContact(len(peer.ranks), lambda error: self._met(peer, error, on_connected))
+        for one in peer.ranks:
             self._read_once(one, self._place_in(reply, one), first_contact)
 
     def _met(self, peer: Peer, error: TransferError | None, on_connected: OnConnected) -> None:
@@ -92,18 +91,17 @@ class PeerMemories:
         return one.memory.state_region if one.share.slot else one.memory.kv_region
 
     def _read_once(self, one: PeerMemory, region: Region, first_contact: _FirstContact) -> None:
+        few = np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64)
         self._flights.post(
             one,
-            np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64),
-            local=self._scratch,
-            remote=region,
+            lambda: self._agent.read(one.name, few, local=self._scratch, remote=region),
             patience=Patience(WARM_UP_DEADLINE_S),
             on_end=first_contact.ended,
             on_late=first_contact.late,
         )
 
-    def _add_to_agent(self, address: str, reply: HandshakeReply) -> list[PeerMemory]:
-        """The ranks that we read from. Raises :class:`TransferError` if one can't be added."""
+    def _add_to_agent(self, address: str, reply: HandshakeReply) -> Peer:
+        """Tells NIXL of the ranks that we read from. Raises :class:`TransferError` if one can't be added."""
         blocks = cut_unit(self._ours.kv_layout, [one.kv_layout for one in reply.ranks], rank=self._rank)
         slots = cut_unit(self._ours.state_layout, [one.state_layout for one in reply.ranks], rank=self._rank)
         added: list[PeerMemory] = []
@@ -112,13 +110,34 @@ class PeerMemories:
             if not is_needed:
                 continue
             try:
-                name = self._add_rank(agent_name(reply.incarnation, rank), reply.ranks[rank].agent_metadata)
+                added.append(self._make(rank, share, address, reply))
             except TransferError:
                 for one in added:
-                    self._agent.remove_peer(one.name)
+                    self._remove(one)
                 raise
-            added.append(PeerMemory(name, address, reply.incarnation, reply.ranks[rank], share))
-        return added
+        return Peer(address, reply, tuple(added))
+
+    def _make(self, rank: int, share: Share, address: str, reply: HandshakeReply) -> PeerMemory:
+        memory, ours = reply.ranks[rank], self._ours
+        name = self._add_rank(agent_name(reply.incarnation, rank), memory.agent_metadata)
+        made: list[PreparedList] = []
+        try:
+            made.append(self._agent.prepare(None, own_list(ours, share), ours.kv_region))
+            made.append(self._agent.prepare(name, peer_list(memory, share), memory.kv_region))
+            if rank == 0 and self._rank == 0:
+                made.append(self._agent.prepare(name, cells_of(reply.epoch_region), reply.epoch_region))
+        except TransferError:
+            for one in made:
+                self._agent.release(one)
+            self._agent.remove_peer(name)
+            raise
+        return PeerMemory(name, address, reply.incarnation, memory, share, *made)
+
+    def _remove(self, one: PeerMemory) -> None:
+        for prepared in (one.own_list, one.peer_list, one.epochs):
+            if prepared is not None:
+                self._agent.release(prepared)
+        self._agent.remove_peer(one.name)
 
     def _add_rank(self, expected: str, metadata: bytes) -> str:
         if any(peer.name == expected for peer in self._gone):
@@ -149,11 +168,11 @@ class PeerMemories:
     def remove_gone(self) -> None:
         for one in [one for one in self._gone if not self._flights.is_reading(one)]:
             self._gone.remove(one)
-            self._agent.remove_peer(one.name)
+            self._remove(one)
 
     def remove_all(self) -> None:
         for one in (*(one for peer in self._peers.values() for one in peer.ranks), *self._gone):
-            self._agent.remove_peer(one.name)
+            self._remove(one)
 
 
 class _FirstContact:

@@ -71,7 +71,7 @@ class RankExchange:
         self._flights = Flights(self._agent, lambda one: self._peers.lost(one))
         self._peers = PeerMemories(self._agent, self._flights, pools, rank=rank, scratch=region_of(scratch))
         self._scratch = scratch
-        self._reader = OwnReader(pools, self._flights)
+        self._reader = OwnReader(self._agent, pools, self._flights)
         self._is_serving = False
         self._last_news_s = 0.0
         self._thread = PollThread("transfer", self._poll, on_fatal)

@@ -70,7 +70,7 @@ class TransferSink:
         self._early_bytes = 0
         self._num_parts = 0
         self._thread = PollThread("transfer", self._poll, on_fatal)
-        self._readers: list[PartReader] = [OwnReader(self._pools, self._flights)]
+        self._readers: list[PartReader] = [OwnReader(self._agent, self._pools, self._flights)]
         self._rank_readers: RankReaders | None = None
         if ranks is not None:
             self._rank_readers = RankReaders(ranks, self._thread.post, self._peers.forget)

@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.handshake import EPOCH_BYTES, check_regions, check_same_model
-from kv_transfer.part import OwnPools, Part, Share, part_ranges
+from kv_transfer.descriptors import EPOCH_BYTES, cells_of
+from kv_transfer.epoch_check import checked_lease
+from kv_transfer.handshake import check_regions, check_same_model
+from kv_transfer.part import OwnPools, Part, Share, own_list, part_indices, peer_list
 from kv_transfer.sink import TransferSink
 from kv_transfer.unit_cut import cut_unit
 from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
@@ -213,23 +215,26 @@ def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, fir
     try:
         (rank,) = reply.ranks
         share = Share(*(cut_unit(*both, rank=0)[0] for both in zip(layouts, _layouts_of(reply), strict=True)))
-        ranges = part_ranges(part, pools, rank, share)
-        epoch = sink.sink._check._ranges(slot, reply.epoch_region, ticket.lease_id)
+        indices = part_indices(part, pools, rank, share)
+        descriptors = own_list(pools, share)[indices.local], peer_list(rank, share)[indices.remote]
+        epoch = cells_of(reply.epoch_region)[checked_lease(ticket.lease_id, reply.epoch_region)]
     except REFUSALS:
         return
     here = [region_of(pool) for pool in (sink.caches.kv, sink.caches.state)]
     there = [rank.kv_region, rank.state_region]
     units = [sink.caches.kv_layout.unit_bytes, sink.caches.state_layout.unit_bytes]
-    for local, remote, num_bytes in ranges.tolist():
-        assert num_bytes > 0
+    ours_and_theirs = zip(*(one.tolist() for one in descriptors), strict=True)
+    for (local, num_bytes), (remote, as_many) in ours_and_theirs:
+        assert num_bytes == as_many > 0
         for start, pools in ((local, here), (remote, there)):
             assert any(
                 pool.address + unit <= start and start + num_bytes <= pool.address + pool.num_bytes
                 for pool, unit in zip(pools, units, strict=True)
             )
     assert 0 <= ticket.lease_id < reply.epoch_region.num_bytes // EPOCH_BYTES
-    assert epoch[0, 1] == reply.epoch_region.address + ticket.lease_id * EPOCH_BYTES
-    assert int(ranges[:, 2].sum()) == len(ours) * units[0] + units[1]
+    assert epoch.tolist() == [reply.epoch_region.address + ticket.lease_id * EPOCH_BYTES, EPOCH_BYTES]
+    assert indices.num_bytes == len(ours) * units[0] + units[1]
+    assert indices.num_bytes == int(descriptors[0][:, 1].sum())
 
 
 def _layouts_of(reply):
