@@ -66,16 +66,22 @@ HEADS = [  # heads, head dim, groups, state dim
 ]
 
 
-@pytest.mark.parametrize("rows", ROWS)
+KINDS = [  # heads, dtype, state's dtype, dt's limits
+    *((heads, torch.float32, torch.float32, NO_LIMIT) for heads in HEADS),
+    (HEADS[1], torch.float32, torch.float32, (0.3, 0.9)),
+    (HEADS[0], torch.float32, torch.bfloat16, NO_LIMIT),
+    (HEADS[0], torch.bfloat16, torch.float32, NO_LIMIT),
+    (HEADS[3], torch.bfloat16, torch.bfloat16, (0.001, 0.1)),
+    (HEADS[4], torch.float16, torch.float32, NO_LIMIT),
+]
+
+
 @pytest.mark.parametrize(
-    ("heads", "dtype", "state_dtype", "dt_limit"),
+    ("rows", "heads", "dtype", "state_dtype", "dt_limit"),
     [
-        *((heads, torch.float32, torch.float32, NO_LIMIT) for heads in HEADS),
-        (HEADS[1], torch.float32, torch.float32, (0.3, 0.9)),
-        (HEADS[0], torch.float32, torch.bfloat16, NO_LIMIT),
-        (HEADS[0], torch.bfloat16, torch.float32, NO_LIMIT),
-        (HEADS[3], torch.bfloat16, torch.bfloat16, (0.001, 0.1)),
-        (HEADS[4], torch.float16, torch.float32, NO_LIMIT),
+        # Each batch with one shape and each shape with one batch; the last batch has rows of every sort.
+        *((rows, *KINDS[1]) for rows in ROWS),
+        *((ROWS[3], *kind) for kind in KINDS if kind is not KINDS[1]),
     ],
 )
 def test_scan_equals_the_recurrence_and_writes_only_its_slots(
