@@ -18,7 +18,10 @@ help:  ## these lines
 demo: $(READY)  ## stream a completion from a prefill server, a decode server and a router
 	@$(BIN)/python -m examples.demo
 
-test: lint  ## lint, then all tests that need no GPU
+test: lint  ## lint, then the tests that need no GPU
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+
+test-all: lint  ## the same and further combinations of what they show: a quarter longer
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy, import-linter

@@ -3,6 +3,7 @@
 import random
 
 import httpx
+import pytest
 
 from tests.end_to_end.clients import greedy_body, one_at_a_time
 
@@ -52,6 +53,7 @@ def test_what_is_kept_gives_way_to_those_who_wait(stacks):
         assert reply.status_code == 200, reply.text
 
 
+@pytest.mark.exhaustive
 async def test_a_state_that_was_given_up_is_computed_anew(stacks):
     stack = stacks("up", *FLAGS, "--cache-mode", "all", "--conversation-return")
     expected = await one_at_a_time(stacks("up", *FLAGS, "--cache-mode", "none"), [greedy_body([7] * 50, 8)])

@@ -15,7 +15,7 @@ def usage(stack, body):
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize("mode", ["none", "align", "all"])
+@pytest.mark.parametrize("mode", [pytest.param("none", marks=pytest.mark.exhaustive), "align", "all"])
 def test_the_second_time_a_prompt_is_neither_computed_nor_moved_again(stacks, mode):
     stack = stacks("up", *FLAGS, "--cache-mode", mode)
     choose = random.Random(1)

@@ -31,11 +31,11 @@ FLAGS = (
 PROMPT = "def fibonacci(n):\n    if n < 2:\n"
 
 STACKS = [
-    ("bundled", "mtp", 1, "none", 0),
+    pytest.param("bundled", "mtp", 1, "none", 0, marks=pytest.mark.exhaustive),
     ("bundled", "ngram", 3, "align", 1),
     ("bundled", "mtp", 3, "all", 1),
     ("random", "ngram", 1, "all", 0),
-    ("random", "ngram", 3, "none", 1),
+    pytest.param("random", "ngram", 3, "none", 1, marks=pytest.mark.exhaustive),
     ("random", "mtp", 1, "align", 1),
 ]
 

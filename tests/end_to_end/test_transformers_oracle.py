@@ -70,7 +70,10 @@ def stack_of(command, model_dir):
     )
 
 
-@pytest.mark.parametrize(("command", "name"), [*(("up", name) for name in SHAPES), ("serve", "moe")])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [*(("up", name) for name in SHAPES), pytest.param("serve", "moe", marks=pytest.mark.exhaustive)],
+)
 async def test_greedy_tokens_equal_transformers_at_every_length(checkpoints, command, name):
     model_dir = checkpoints[name]
     bodies = [greedy_body(prompt, NUM_TOKENS) for prompt in prompts()]

@@ -28,6 +28,7 @@ from wire.sampling_params import SamplingParams
 MODES = ["none", "align", "all"]
 DRAFTERS = ["mtp", "ngram"]
 KS = [1, 2, 3, 5]
+SWEPT = [1, pytest.param(2, marks=pytest.mark.exhaustive), 3, pytest.param(5, marks=pytest.mark.exhaustive)]
 AHEAD = [0, 1]
 MODELS = ["bundled", "dense", "moe"]
 
@@ -64,7 +65,7 @@ def with_stop(ask, token_id):
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", SWEPT)
 def test_greedy_answers_equal_those_without_speculation(engines, models, k, drafter, mode, ahead):
     model_dir = models[model_of(k, drafter, mode, ahead)]
     engine = engines.get(model_dir, mode, k, drafter, ahead)
@@ -77,7 +78,7 @@ def test_greedy_answers_equal_those_without_speculation(engines, models, k, draf
 
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", SWEPT)
 def test_every_number_of_accepted_drafts_leaves_the_answers_as_they_are(engines, models, k, mode, ahead):
     model_dir = models[model_of(k, "ngram", mode, ahead)]
     engine = engines.get(model_dir, mode, k, "ngram", ahead)
@@ -249,7 +250,7 @@ def test_cancelled_requests_leave_nothing_and_change_nobody(engines, models, mod
 
 
 @pytest.mark.parametrize("ahead", AHEAD)
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", SWEPT)
 def test_states_kept_while_drafts_were_right_and_wrong_serve_the_next_turn(engines, models, k, ahead):
     """A boundary's state comes from the step that passed it, not from a rejected try before or after."""
     model_dir = models[model_of(k, "ngram", "all", ahead)]

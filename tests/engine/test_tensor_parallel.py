@@ -63,7 +63,7 @@ def lead_engine(model_dir, size, **settings):
 @pytest.mark.parametrize(
     ("model", "size", "mode", "k", "drafter"),
     [
-        ("bundled", 4, "align", 1, "mtp"),
+        pytest.param("bundled", 4, "align", 1, "mtp", marks=pytest.mark.exhaustive),
         ("dense", 2, "none", 2, "ngram"),
         ("moe", 2, "all", 3, "mtp"),
     ],

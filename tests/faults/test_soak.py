@@ -11,7 +11,6 @@ SETTINGS = Settings(seconds=120.0, seed=5, concurrency=6, rest_s=0.3, quiet_s=8.
 """Fewer clients than on the command line: other tests run beside this one."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_answers_are_right_and_everything_is_given_back_whatever_fails(tmp_path):
     result = soak(SETTINGS, tmp_path)

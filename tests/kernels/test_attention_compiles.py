@@ -60,7 +60,6 @@ for kernel, constants in KERNELS:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_kernels_compile_for_sm_90_without_spills(dtype):
     result = subprocess.run(

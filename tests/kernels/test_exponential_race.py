@@ -220,7 +220,6 @@ for ones in ((), ("num_positions",)):
 """
 
 
-@pytest.mark.slow
 def test_the_kernel_compiles_for_sm_90_without_spills():
     pytest.importorskip("triton")
     result = subprocess.run(

@@ -41,11 +41,13 @@ for kernel, constants in KERNELS:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes_of_one",  # which Triton makes constants
-    [(), ("num_positions", "num_columns", "num_stop_ids", "block_size"), ("num_stop_ids", "num_columns")],
-    ids=["none", "all", "some"],
+    [
+        pytest.param((), id="none"),
+        pytest.param(("num_positions", "num_columns", "num_stop_ids", "block_size"), id="all"),
+        pytest.param(("num_stop_ids", "num_columns"), id="some", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_kernels_compile_for_sm_90_without_spills(sizes_of_one):
     result = subprocess.run(

@@ -52,7 +52,6 @@ for kernel, constants in KERNELS:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_kernels_compile_for_sm_90(dtype):
     result = subprocess.run(

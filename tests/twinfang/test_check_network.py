@@ -260,12 +260,14 @@ def test_both_sides_or_none_is_one_line():
         assert "--listen on one side" in ran.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_side_that_does_not_answer_is_one_line():
     ran = check_network(f"127.0.0.1:{free_ports(1)[0]}", tls="tcp")
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_handoff_is_benchmarked_beside_a_raw_read_and_a_copy():
     command = ["bench", "transfer", "--prompt-len", "16", "--prompt-len", "64", "--rounds", "3", "--json"]
     ran = subprocess.run(

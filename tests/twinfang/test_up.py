@@ -93,7 +93,13 @@ def test_a_killed_server_comes_back_and_nothing_outlives_a_killed_supervisor():
             assert is_free(process.address)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_stops_everything_with_exit_code_0(signum: signal.Signals):
     with running_stack("serve", *SMALL) as stack:
         processes = stack.processes().values()
@@ -125,6 +131,7 @@ def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Pa
     assert "Traceback" not in stack.log
 
 
+@pytest.mark.exhaustive
 def test_flags_in_the_environment_are_for_the_stack_not_for_its_children():
     environment = {
         "TWINFANG_MAX_MODEL_LEN": "256",
