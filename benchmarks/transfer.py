@@ -8,6 +8,8 @@
 A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, with the second READ that
 checks the lease and the threads in between. Raw is what NIXL takes from making the request to DONE, both
 sides polling every 20 µs; copy is what this process takes to copy as many bytes. Each round has one of each.
+`behind` is what a request waits for once its prompt is computed: blocks of all chunks of 2,048 tokens but the
+last were read before, as a server with default flags reads them; rounds of its own, each with a raw read.
 Medians are shown, `ratio` and `extra` those of the rounds' own ratios and differences, over the half of the
 rounds in which this process waited least for a core. Below, what both processes take of a core while nothing
 moves.
@@ -36,18 +38,21 @@ import torch
 
 from benchmarks.machine import machine, waited_s
 from engine.caches import Caches, CacheSpec
+from engine.config import EngineConfig
 from engine.model_config import ModelConfig
 from kv_transfer.agent import Ranges, TransferAgent, region_of
+from kv_transfer.part import Part
 from kv_transfer.sink import TransferSink
 from kv_transfer.source import TransferSource
 from kv_transfer.transfer import TransferResult
 from twinfang.flag_table import BUNDLED_MODEL
-from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
+from wire.handoff import Done, EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
 
 RAW_POLL_S = 20e-6
 WARM_UP_ROUNDS = 3
 IDLE_S = 3.0
 DEADLINE_S = 60.0
+CHUNK_TOKENS = EngineConfig.max_batch_tokens
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,12 @@ class Case:
         caches.kv.fill_(1)  # memory that was never touched is not there yet
         caches.state.fill_(1)
         return caches
+
+    @property
+    def num_early_blocks(self) -> int:
+        """What is read while the last chunk is computed: the full blocks of those before it."""
+        per_chunk = CHUNK_TOKENS // self.block_size
+        return (self.num_blocks - 1) // per_chunk * per_chunk
 
     @property
     def block_ids(self) -> list[int]:
@@ -149,27 +160,30 @@ class Row:
     """A handoff's time to that of the raw read beside it."""
     extra_us: float
     """By how much it takes longer."""
+    behind_us: float | None
+    """What is left of it when all chunks but the last were read before; None: there is one chunk."""
+    behind_ratio: float | None
     best_raw_us: float
     """Least times, which a busy machine moves less."""
     best_handoff_us: float
 
     @classmethod
-    def of(cls, name: str, num_bytes: int, num_descriptors: int, rounds: list[Round]) -> Row:
-        quiet = sorted(rounds, key=lambda one: one.waited_s)[: -(-len(rounds) // 2)]
-
-        def median_us(seconds: Iterable[float]) -> float:
-            return statistics.median(seconds) * 1e6
-
+    def of(
+        cls, case: Case, num_bytes: int, num_descriptors: int, rounds: list[Round], behind: list[Round]
+    ) -> Row:
+        quiet, quiet_behind = _quiet_half(rounds), _quiet_half(behind)
         return cls(
-            name,
+            case.name,
             num_bytes,
             num_descriptors,
             len(quiet),
-            copy_us=median_us(one.copy_s for one in quiet),
-            raw_us=median_us(one.raw_s for one in quiet),
-            handoff_us=median_us(one.handoff_s for one in quiet),
-            ratio=statistics.median(one.handoff_s / one.raw_s for one in quiet),
-            extra_us=median_us(one.handoff_s - one.raw_s for one in quiet),
+            copy_us=_median_us(one.copy_s for one in quiet),
+            raw_us=_median_us(one.raw_s for one in quiet),
+            handoff_us=_median_us(one.handoff_s for one in quiet),
+            ratio=_median_ratio(quiet),
+            extra_us=_median_us(one.handoff_s - one.raw_s for one in quiet),
+            behind_us=_median_us(one.handoff_s for one in quiet_behind) if behind else None,
+            behind_ratio=_median_ratio(quiet_behind) if behind else None,
             best_raw_us=min(one.raw_s for one in rounds) * 1e6,
             best_handoff_us=min(one.handoff_s for one in rounds) * 1e6,
         )
@@ -178,6 +192,7 @@ class Row:
         return {
             **asdict(self),
             "share_of_raw_bandwidth": 1 / self.ratio,
+            "behind_share_of_raw_bandwidth": None if self.behind_ratio is None else 1 / self.behind_ratio,
             "ratio_to_copy": self.handoff_us / self.copy_us,
         }
 
@@ -189,12 +204,26 @@ class Row:
         return (
             f"{self.name:<50} {self.num_descriptors:>5} {self.num_bytes / 1e3:>9,.0f} KB{times}"
             f" {self.ratio:>6.2f} {self.extra_us:>9,.0f}"
+            + ("" if self.behind_us is None else f" {self.behind_us:>10,.0f} {self.behind_ratio:>6.2f}")
         )
+
+
+def _quiet_half(rounds: list[Round]) -> list[Round]:
+    return sorted(rounds, key=lambda one: one.waited_s)[: -(-len(rounds) // 2)]
+
+
+def _median_us(seconds: Iterable[float]) -> float:
+    return statistics.median(seconds) * 1e6
+
+
+def _median_ratio(rounds: list[Round]) -> float:
+    return statistics.median(one.handoff_s / one.raw_s for one in rounds)
 
 
 HEADER = (
     f"{'':<50} {'descr':>5} {'moved':>12} {'copy µs':>10} {'GB/s':>6} {'raw µs':>10} {'GB/s':>6}"
     f" {'handoff µs':>10} {'GB/s':>6} {'ratio':>6} {'extra µs':>9}"
+    f" {'behind µs':>10} {'ratio':>6}"
 )
 
 
@@ -355,18 +384,27 @@ def _measure(case: Case, ask: Ask) -> Row:
         num_descriptors = result.num_descriptors
         return seconds
 
-    rounds = []
-    for turn in range(WARM_UP_ROUNDS + case.rounds):
-        waited_before_s = waited_s([os.getpid()])
-        copy_s = _copy(original, copied)
-        if turn % 2:  # what the one before leaves in the processor's caches is the same for both
-            handoff_s, raw_s = hand_over(), read_raw()
-        else:
-            raw_s, handoff_s = read_raw(), hand_over()
-        rounds.append(Round(copy_s, raw_s, handoff_s, waited_s([os.getpid()]) - waited_before_s))
+    def hand_over_behind() -> float:
+        ticket = ask("grant", case.block_ids)
+        return _hand_over_behind(sink, ticket, case.block_ids, case.num_early_blocks)
+
+    def rounds_of(hand_over: Callable[[], float]) -> list[Round]:
+        rounds = []
+        for turn in range(WARM_UP_ROUNDS + case.rounds):
+            waited_before_s = waited_s([os.getpid()])
+            copy_s = _copy(original, copied)
+            if turn % 2:  # what the one before leaves in the processor's caches is the same for both
+                handoff_s, raw_s = hand_over(), read_raw()
+            else:
+                raw_s, handoff_s = read_raw(), hand_over()
+            rounds.append(Round(copy_s, raw_s, handoff_s, waited_s([os.getpid()]) - waited_before_s))
+        return rounds[WARM_UP_ROUNDS:]
+
+    rounds = rounds_of(hand_over)
+    behind = rounds_of(hand_over_behind) if case.num_early_blocks else []
     raw.close()
     sink.close()
-    return Row.of(case.name, num_bytes, num_descriptors, rounds[WARM_UP_ROUNDS:])
+    return Row.of(case, num_bytes, num_descriptors, rounds, behind)
 
 
 def _open_sink(caches: Caches, ask: Ask) -> TransferSink:
@@ -399,19 +437,43 @@ def _read_raw(agent: TransferAgent, peer: str, ranges: Ranges, local: Region, re
 
 
 def _hand_over(sink: TransferSink, ticket: Ticket, block_ids: list[int]) -> tuple[float, TransferResult]:
-    done: queue.SimpleQueue[tuple[float, TransferResult]] = queue.SimpleQueue()
-    started = time.perf_counter()
-    sink.read(
-        ticket,
-        block_ids=block_ids,
-        state_slot=1,
-        deadline_s=DEADLINE_S,
-        on_done=lambda result: done.put((time.perf_counter() - started, result)),
+    end = _End()
+    sink.read(ticket, block_ids=block_ids, state_slot=1, deadline_s=DEADLINE_S, on_done=end)
+    return end.wait()
+
+
+def _hand_over_behind(sink: TransferSink, ticket: Ticket, block_ids: list[int], num_early: int) -> float:
+    """Seconds from when the last part can be read; the others' blocks have landed by then."""
+    begun_at = sink.num_parts
+    end = _End()
+    transfer = sink.begin(
+        ticket.request_id, ticket.incarnation, deadline_s=DEADLINE_S, on_done=lambda result: end(result)
     )
-    seconds, result = done.get(timeout=2 * DEADLINE_S)
-    if result.error is not None:
-        raise result.error
-    return seconds, result
+    transfer.read_part(Part(block_ids[:num_early], ticket.block_ids[:num_early]))
+    while sink.num_parts == begun_at:
+        time.sleep(RAW_POLL_S)
+    end = _End()
+    last = Part(block_ids[num_early:], ticket.block_ids[num_early:], [1], [ticket.state_slot])
+    transfer.finish(last, Done(ticket.lease_id, ticket.epoch))
+    seconds, _ = end.wait()
+    return seconds
+
+
+class _End:
+    """Takes the time from when it is made until it is called, which is on the transfer thread."""
+
+    def __init__(self) -> None:
+        self._done: queue.SimpleQueue[tuple[float, TransferResult]] = queue.SimpleQueue()
+        self._started = time.perf_counter()
+
+    def __call__(self, result: TransferResult) -> None:
+        self._done.put((time.perf_counter() - self._started, result))
+
+    def wait(self) -> tuple[float, TransferResult]:
+        seconds, result = self._done.get(timeout=2 * DEADLINE_S)
+        if result.error is not None:
+            raise result.error
+        return seconds, result
 
 
 def _measure_idle(ask: Ask) -> dict[str, float]:

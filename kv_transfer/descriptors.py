@@ -8,6 +8,7 @@ neighbours on both sides. Layouts name their axes, and nothing is inferred from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +59,19 @@ def _descriptors(layout: Layout, address: int, pieces: list[tuple[int, int]]) ->
     return made.reshape(-1, 2)
 
 
+@dataclass(frozen=True)
+class UnitIndices:
+    """Entries of both lists: ``remote[i]`` is read into ``local[i]``."""
+
+    local: Indices
+    remote: Indices
+    num_runs: int
+    """Reads that are left when neighbours on both sides are joined."""
+
+
 def unit_indices(
     local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int], num_pieces: int
-) -> tuple[Indices, Indices]:
+) -> UnitIndices:
     """Entries of both lists that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]``.
 
     Raises :class:`TransferError` for an id that is the null entry or outside its pool, and for lists of
@@ -68,24 +79,24 @@ def unit_indices(
     """
     if len(local_ids) != len(remote_ids):
         raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
-    ours = _checked(local, local_ids, "this server's")
-    theirs = _checked(remote, remote_ids, "the prefill server's")
+    ours, ours_run = _checked(local, local_ids, "this server's")
+    theirs, theirs_run = _checked(remote, remote_ids, "the prefill server's")
     if num_pieces == 1:
-        return ours, theirs
+        return UnitIndices(ours, theirs, 1 if ours_run and theirs_run else _num_runs(ours, theirs))
     pieces = np.arange(num_pieces)
-    return tuple((ids[:, None] * num_pieces + pieces).reshape(-1) for ids in (ours, theirs))  # type: ignore[return-value]
+    ours, theirs = ((ids[:, None] * num_pieces + pieces).reshape(-1) for ids in (ours, theirs))
+    return UnitIndices(ours, theirs, _num_runs(ours, theirs))
 
 
-def num_runs(ours: Indices, theirs: Indices) -> int:
-    """Reads that are left when neighbours on both sides are joined."""
-    if len(ours) == 0:
-        return 0
-    joined = (ours[1:] - ours[:-1] == 1) & (theirs[1:] - theirs[:-1] == 1)
-    return len(ours) - int(np.count_nonzero(joined))
+def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, bool]:
+    """The ids, and whether they are one run, each the one before plus 1.
 
-
-def _checked(layout: Layout, ids: Sequence[int], whose: str) -> NDArray[np.int64]:
+    Most are, and that is found and checked without numpy: when a read has just gone through the processor's
+    caches, each of its functions takes 10 µs, and with them a handoff of 4 MB was a tenth longer.
+    """
     last = layout.num_units - 1
+    if ids and ids[0] >= 1 and ids[-1] <= last and list(ids) == list(range(ids[0], ids[-1] + 1)):
+        return np.arange(ids[0], ids[-1] + 1, dtype=np.int64), True
     try:
         array = np.array(ids, dtype=np.int64)
     except OverflowError:  # an id of more than 63 bits is outside any pool
@@ -98,4 +109,11 @@ def _checked(layout: Layout, ids: Sequence[int], whose: str) -> NDArray[np.int64
         raise TransferError(
             f"{layout.unit} {bad} is not one that can be read: {whose} pool has {layout.unit}s 1 to {last}"
         )
-    return array
+    return array, False
+
+
+def _num_runs(ours: Indices, theirs: Indices) -> int:
+    if len(ours) == 0:
+        return 0
+    joined = (ours[1:] - ours[:-1] == 1) & (theirs[1:] - theirs[:-1] == 1)
+    return len(ours) - int(np.count_nonzero(joined))

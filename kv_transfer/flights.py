@@ -131,10 +131,10 @@ class Flights:
                 flight.is_late = True
                 flight.on_late()
             return False
-        flight.read.release()
         error = None
         if state == "failed":
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
         flight.on_end(error, flight.is_late)
+        flight.read.release()  # last: a request waits for the news, and nobody for this
         return True

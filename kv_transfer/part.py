@@ -15,7 +15,6 @@ from kv_transfer.descriptors import (
     Descriptors,
     Indices,
     local_descriptors,
-    num_runs,
     remote_descriptors,
     unit_indices,
 )
@@ -99,17 +98,15 @@ def peer_list(theirs: Pools, share: Share) -> Descriptors:
 def part_indices(part: Part, ours: Pools, theirs: Pools, share: Share) -> PartIndices:
     """The part's entries on both sides; :class:`TransferError` for a unit outside either side's pools."""
     num_block, num_slot = len(share.block), len(share.slot)
-    our_blocks, their_blocks = unit_indices(
-        ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block
-    )
-    our_slots, their_slots = unit_indices(
+    blocks = unit_indices(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block)
+    slots = unit_indices(
         ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, num_slot
     )
     return PartIndices(
-        np.concatenate([our_blocks, our_slots + ours.kv_layout.num_units * num_block]),
-        np.concatenate([their_blocks, their_slots + theirs.kv_layout.num_units * num_block]),
+        np.concatenate([blocks.local, slots.local + ours.kv_layout.num_units * num_block]),
+        np.concatenate([blocks.remote, slots.remote + theirs.kv_layout.num_units * num_block]),
         len(part.local_blocks) * _num_bytes(share.block) + len(part.local_slots) * _num_bytes(share.slot),
-        num_runs(our_blocks, their_blocks) + num_runs(our_slots, their_slots),
+        blocks.num_runs + slots.num_runs,
     )
 
 

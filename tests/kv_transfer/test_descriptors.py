@@ -8,7 +8,6 @@ from kv_transfer.descriptors import (
     MAX_DESCRIPTORS,
     cells_of,
     local_descriptors,
-    num_runs,
     remote_descriptors,
     unit_indices,
 )
@@ -27,7 +26,8 @@ def pool(num_units, unit_bytes=8):
 def spans(local, local_ids, remote, remote_ids, cut):
     """What the entries say: offset in our pool, offset in the peer's, bytes."""
     here, there = local_descriptors(local, 0, cut), remote_descriptors(remote, 0, cut)
-    ours, theirs = unit_indices(local, local_ids, remote, remote_ids, len(cut))
+    made = unit_indices(local, local_ids, remote, remote_ids, len(cut))
+    ours, theirs = made.local, made.remote
     assert (here[ours, 1] == there[theirs, 1]).all()
     return zip(here[ours, 0].tolist(), there[theirs, 0].tolist(), here[ours, 1].tolist(), strict=True)
 
@@ -91,7 +91,7 @@ def test_entries_copy_the_cut_of_each_named_unit_and_no_other_byte(case, data):
     ],
 )
 def test_only_what_is_adjacent_on_both_sides_counts_as_one_read(ours, theirs, count):
-    assert num_runs(*unit_indices(pool(20), ours, pool(20), theirs, 1)) == count
+    assert unit_indices(pool(20), ours, pool(20), theirs, 1).num_runs == count
 
 
 def test_a_list_that_no_server_needs_is_refused_before_it_is_made():
