@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -14,17 +13,14 @@ from router import chat, completions, model_list, probes, tokenization
 from router.admission import Admission
 from router.background import OnFatal
 from router.body_limit import BodyLimitMiddleware
-from router.chat_template import ChatTemplate
 from router.config import RouterConfig
 from router.metrics import Metrics
+from router.model_catalog import ModelCatalog, ServedModel
+from router.model_folder import ModelFolder
 from router.openai_errors import install_error_handlers
 from router.request_id import RequestIdMiddleware
-from router.sampling_defaults import SamplingDefaults
 from router.server_pool import ServerPool
 from router.services import Services
-from router.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 def end_process(_error: BaseException) -> None:
@@ -33,25 +29,23 @@ def end_process(_error: BaseException) -> None:
 
 
 def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
-    """The application. Raises :class:`ModelLoadError` if the model folder's tokenizer or chat
+    """The application. Raises :class:`ModelLoadError` if a model folder's tokenizer or chat
     template can't be used.
 
     ``on_fatal`` is told if a background task dies of an unexpected error.
     """
-    tokenizer = Tokenizer.from_directory(config.model_dir)
-    chat_template = ChatTemplate.from_directory(config.model_dir)
-    defaults = SamplingDefaults.from_directory(config.model_dir)
-    if defaults != SamplingDefaults():
-        log.info("sampling defaults of the checkpoint: %s", defaults)
+    folders = {source.name: ModelFolder.read(source) for source in config.models}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
+        models = [
+            ServedModel(name, folder.tokenizer, folder.chat_template, folder.defaults, pool.models[name])
+            for name, folder in folders.items()
+        ]
         app.state.services = Services(
             config=config,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            defaults=defaults,
+            models=ModelCatalog(models, config.aliases),
             pool=pool,
             metrics=Metrics(),
             admission=Admission(config.max_requests_in_flight),
@@ -62,7 +56,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             yield
         finally:
             await pool.close()
-            tokenizer.close()
+            for folder in folders.values():
+                folder.tokenizer.close()
 
     app = FastAPI(title="Twinfang", docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)

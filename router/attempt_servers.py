@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from router.assignments import Assignment
 from router.decode_stream import DecodeStream
+from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
-from router.server_pool import ServerPool
 from wire.errors import (
     HandshakeError,
     LeaseError,
@@ -28,7 +28,7 @@ SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, Twinfang
 class AttemptServers:
     """Chooses servers, and tells each when its part has begun, has done well, has failed or is over."""
 
-    def __init__(self, pool: ServerPool) -> None:
+    def __init__(self, pool: ModelServers) -> None:
         self._pool = pool
         self._prefill: Assignment | None = None
         self._decode: Assignment | None = None

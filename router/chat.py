@@ -21,4 +21,4 @@ async def create_chat_completion(request: Request) -> Response:
     with services.metrics.refusals():
         body = await read_json(request, ChatBody)
         chat = await check_chat(body, services, request_id=request_id_of(request))
-    return await respond(request, chat, ChatWriter(chat, services.tokenizer), services)
+    return await respond(request, chat, ChatWriter(chat), services)

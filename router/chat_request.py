@@ -9,7 +9,7 @@ from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
 from router.sampling_fields import UNSUPPORTED, SamplingFields
 from router.services import Services
-from router.text_request import TextRequest, check_model, check_num_choices
+from router.text_request import TextRequest, check_num_choices
 from wire.errors import InvalidRequestError
 from wire.sampling_params import MAX_LOGPROBS
 
@@ -68,17 +68,17 @@ class ChatBody(ChatFields, SamplingFields):
 async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> TextRequest:
     """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
     with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
-    model = check_model(body.model, services.config.model_name)
+    model = services.models.find(body.model)
     body.check_extra_fields()
     body.check_stream_options()
     check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
     num_logprobs = body.num_logprobs
     body.answer_length(1)  # what is wrong there is said before any work is done
-    text = await chat_text(body, services.chat_template)
-    limits = services.pool.limits()
+    text = await chat_text(body, model.chat_template)
+    limits = model.servers.limits()
     prompt = await encode_prompt(
         text,
-        services.tokenizer,
+        model.tokenizer,
         limits,
         add_special_tokens=bool(body.add_special_tokens),
         param="messages",
@@ -89,7 +89,7 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> 
         num_prompt_tokens, max_tokens, limits.max_model_len, param="messages", length_param=length_param
     )
     params = body.sampling_params(
-        services.defaults, max_tokens=max_tokens, logprobs=num_logprobs, vocab_size=limits.vocab_size
+        model.defaults, max_tokens=max_tokens, logprobs=num_logprobs, vocab_size=limits.vocab_size
     )
     return TextRequest.of(
         body, request_id=f"chatcmpl-{request_id}", model=model, prompts=[prompt], params=params

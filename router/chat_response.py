@@ -8,17 +8,21 @@ from typing import Any
 from router.answer import Answer, Delta
 from router.logprobs import chat_logprobs
 from router.text_request import TextRequest
-from router.tokenizer import Tokenizer
 
 
 class ChatWriter:
     """Builds the JSON objects of one request from the deltas of its choices."""
 
-    def __init__(self, request: TextRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: TextRequest) -> None:
         self._request = request
-        self._tokenizer = tokenizer
+        self._tokenizer = request.model.tokenizer
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        self._head = {"id": request.id, "object": kind, "created": request.created, "model": request.model}
+        self._head = {
+            "id": request.id,
+            "object": kind,
+            "created": request.created,
+            "model": request.model.name,
+        }
 
     def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:
         choices = [

@@ -10,7 +10,7 @@ from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.sampling_fields import SamplingFields
 from router.services import Services
-from router.text_request import TextRequest, check_model, check_num_choices
+from router.text_request import TextRequest, check_num_choices
 from wire.errors import InvalidRequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -47,7 +47,7 @@ class CompletionBody(SamplingFields):
 async def check_completion(body: CompletionBody, services: Services, *, request_id: str) -> TextRequest:
     """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
     and :class:`UnavailableError` while no server is there to say what the limits are."""
-    model = check_model(body.model, services.config.model_name)
+    model = services.models.find(body.model)
     body.check_extra_fields()
     body.check_stream_options()
     n = body.num_choices
@@ -65,16 +65,16 @@ async def check_completion(body: CompletionBody, services: Services, *, request_
         raise InvalidRequestError(
             f"max_tokens must be at least 1, got {shown(max_tokens)}", param="max_tokens"
         )
-    limits = services.pool.limits()
+    limits = model.servers.limits()
     params = body.sampling_params(
-        services.defaults, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=limits.vocab_size
+        model.defaults, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=limits.vocab_size
     )
     prompts = []
     for item in texts_or_ids:
         if isinstance(item, str):
             special = body.add_special_tokens is not False
             prompt = await encode_prompt(
-                item, services.tokenizer, limits, add_special_tokens=special, param="prompt"
+                item, model.tokenizer, limits, add_special_tokens=special, param="prompt"
             )
         else:
             check_ids(item, limits.vocab_size, param="prompt")

@@ -9,20 +9,19 @@ from router.answer import Answer, Delta
 from router.logprobs import LogprobsTable
 from router.prompt import Prompt
 from router.text_request import TextRequest
-from router.tokenizer import Tokenizer
 
 
 class CompletionWriter:
     """Builds the JSON objects of one request from the deltas of its choices."""
 
-    def __init__(self, request: TextRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: TextRequest) -> None:
         self._request = request
-        self._tokenizer = tokenizer
+        self._tokenizer = request.model.tokenizer
         self._head = {
             "id": request.id,
             "object": "text_completion",
             "created": request.created,
-            "model": request.model,
+            "model": request.model.name,
         }
 
     def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:

@@ -21,4 +21,4 @@ async def create_completion(request: Request) -> Response:
     with services.metrics.refusals():
         body = await read_json(request, CompletionBody)
         completion = await check_completion(body, services, request_id=request_id_of(request))
-    return await respond(request, completion, CompletionWriter(completion, services.tokenizer), services)
+    return await respond(request, completion, CompletionWriter(completion), services)

@@ -14,17 +14,37 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 @dataclass(frozen=True)
+class ModelSource:
+    """One model that a router serves."""
+
+    name: str
+    """What clients call it and, where a router has several, what its servers say that they serve."""
+    directory: Path
+    """Folder with tokenizer.json; weights are not read."""
+
+
+@dataclass(frozen=True)
+class ModelAlias:
+    """Another name of a model."""
+
+    name: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.model}"
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """All settings of one router. Raises :class:`ConfigError` for values that can't work."""
 
-    model_dir: Path
-    """Folder with tokenizer.json; weights are not read."""
+    models: tuple[ModelSource, ...]
+    """The only model takes whatever servers there are; of several, each those that announce its name."""
     decode_addresses: tuple[str, ...]
     """``host:port`` of decode servers, or of servers that do both."""
     prefill_addresses: tuple[str, ...] = ()
     """``host:port`` of prefill servers; none are needed where every decode server does both."""
-    served_model_name: str = ""
-    """What clients call the model; empty: the folder's name."""
+    aliases: tuple[ModelAlias, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 8 << 20
@@ -47,6 +67,7 @@ class RouterConfig:
     """How long answers that are under way may take after SIGTERM."""
 
     def __post_init__(self) -> None:
+        self._check_names()
         if not self.decode_addresses:
             raise ConfigError("a router needs at least one decode server: --decode host:port")
         for address in (*self.prefill_addresses, *self.decode_addresses):
@@ -70,6 +91,17 @@ class RouterConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
-    @property
-    def model_name(self) -> str:
-        return self.served_model_name or self.model_dir.resolve().name
+    def _check_names(self) -> None:
+        if not self.models:
+            raise ConfigError("a router needs at least one model: --model NAME=DIR")
+        models = [source.name for source in self.models]
+        names = [*models, *(alias.name for alias in self.aliases)]
+        for name in names:
+            if not name:
+                raise ConfigError("a model or alias has an empty name: --model NAME=DIR, --alias NAME=MODEL")
+            if names.count(name) > 1:
+                raise ConfigError(f"{name!r} names two models or aliases: give each a name of its own")
+        for alias in self.aliases:
+            if alias.model not in models:
+                known = ", ".join(map(repr, models))
+                raise ConfigError(f"alias {alias.name!r} is for {alias.model!r}, which is none of {known}")

@@ -18,11 +18,15 @@ STATS_TIMEOUT_S = 2.0
 
 
 class Connection:
-    """The channel to ``address``. The server has to say that its role is one of ``roles``."""
+    """The channel to ``address``. The server has to say that its role is one of ``roles`` and, unless that
+    is None, that what it serves is one of ``served_models``."""
 
-    def __init__(self, address: str, roles: tuple[Role, ...]) -> None:
+    def __init__(
+        self, address: str, roles: tuple[Role, ...], served_models: frozenset[str] | None = None
+    ) -> None:
         self.address = address
         self.roles = roles
+        self._served_models = served_models
         self.channel = open_channel(address)
         self.problem: str = "not reached yet"
         """Why the server is not in use; said by /readyz. Logged when it changes."""
@@ -35,6 +39,12 @@ class Connection:
                 raise ConfigError(
                     f"it is a server of role {info.role!r}, expected {' or '.join(self.roles)}: "
                     "check --prefill and --decode"
+                )
+            if self._served_models is not None and info.served_model_name not in self._served_models:
+                raise ConfigError(
+                    f"it serves {info.served_model_name!r}, and this router "
+                    f"{', '.join(map(repr, sorted(self._served_models)))}: check the server's "
+                    "--served-model-name and the router's --model"
                 )
         except TwinfangError as error:
             self.failed(error.message)

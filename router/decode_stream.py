@@ -32,17 +32,22 @@ Deliver = Callable[[RequestOutput | TwinfangError], None]
 class DecodeStream:
     """Keeps the stream to one decode server open, and hands every output to whom it is for.
 
-    ``prefill_addresses`` says which prefill servers a server that has just connected should meet.
+    ``prefill_addresses`` says which prefill servers one that has just connected should meet.
     """
 
     def __init__(
-        self, address: str, *, probe_interval_s: float, prefill_addresses: Callable[[], Iterable[str]]
+        self,
+        address: str,
+        *,
+        served_models: frozenset[str] | None = None,
+        probe_interval_s: float,
+        prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
         self.address = address
         self.info: ServerInfo | None = None
         """None as long as there is no stream."""
         self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ("decode", "both"))
+        self._connection = Connection(address, ("decode", "both"), served_models)
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._routes: dict[str, Deliver] = {}
@@ -110,7 +115,7 @@ class DecodeStream:
         self.assignments.appeared(info)
         self.info = info
         log.info("connected to %s server %s", info.role, self.address)
-        self.connect_peers(self._prefill_addresses())
+        self.connect_peers(self._prefill_addresses(info))
         writer = asyncio.create_task(self._write(stream))
         try:
             while (data := await stream.read()) is not grpc.aio.EOF:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
 from router.choice import Choice
 from router.decode_stream import DecodeStream
+from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
-from router.server_pool import ServerPool
 from wire.errors import TwinfangError, UnavailableError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
@@ -47,7 +47,7 @@ class Dispatch:
 
     def __init__(
         self,
-        pool: ServerPool,
+        pool: ModelServers,
         choice: Choice,
         *,
         deadline: float,

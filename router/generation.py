@@ -12,6 +12,7 @@ from router.answer import Answer, Delta
 from router.choice import Choice
 from router.dispatch import Dispatch
 from router.inbox import Inbox
+from router.model_servers import ModelServers
 from router.services import Services
 from wire.errors import CancelledRequestError, TwinfangError
 from wire.generation import RequestOutput
@@ -23,8 +24,11 @@ class Generation:
     One choice's error ends the others: the client gets an answer or an error, not a mixture.
     """
 
-    def __init__(self, services: Services, choices: Sequence[tuple[Choice, Answer]]) -> None:
+    def __init__(
+        self, services: Services, servers: ModelServers, choices: Sequence[tuple[Choice, Answer]]
+    ) -> None:
         self._services = services
+        self._servers = servers
         self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | TwinfangError]] = Inbox()
         self._dispatches: list[Dispatch] = []
@@ -56,7 +60,7 @@ class Generation:
 
         choice = self._choices[index][0]
         dispatch = Dispatch(
-            self._services.pool,
+            self._servers,
             choice,
             deadline=self._deadline,
             deliver=deliver,

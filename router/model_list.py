@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: the one model that is served."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: the models that are served, and their aliases."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from router.services import Services, services_of
-from router.text_request import check_model
+from router.model_catalog import ServedModel
+from router.services import services_of
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_card(services_of(request))]}
+    services = services_of(request)
+    cards = [_card(name, model, services.created) for name, model in services.models]
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{model:path}")
 async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     services = services_of(request)
-    check_model(model, services.config.model_name)
-    return _card(services)
+    return _card(model, services.models.find(model), services.created)
 
 
-def _card(services: Services) -> dict[str, Any]:
+def _card(name: str, model: ServedModel, created: int) -> dict[str, Any]:
+    """``root`` is the model's own name: that of an alias is another."""
     return {
-        "id": services.config.model_name,
+        "id": name,
         "object": "model",
-        "created": services.created,
+        "created": created,
         "owned_by": "twinfang",
-        "root": services.config.model_name,
+        "root": model.name,
         "parent": None,
-        "max_model_len": services.max_model_len,
+        "max_model_len": model.max_model_len,
     }

@@ -30,13 +30,18 @@ class PrefillClient:
     """
 
     def __init__(
-        self, address: str, *, probe_interval_s: float, on_appear: Callable[[PrefillClient], None]
+        self,
+        address: str,
+        *,
+        served_models: frozenset[str] | None = None,
+        probe_interval_s: float,
+        on_appear: Callable[[PrefillClient], None],
     ) -> None:
         self.address = address
         self.info: ServerInfo | None = None
         """None as long as the server can't be used."""
         self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ("prefill", "both"))
+        self._connection = Connection(address, ("prefill", "both"), served_models)
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()

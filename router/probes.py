@@ -21,7 +21,7 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Whether a request could be served now; if not, 503 with the reason."""
+    """Whether a request, of some model, could be served now; if not, 503 with the reason."""
     reason = services_of(request).pool.not_ready_reason()
     if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
         return error_response(UnavailableError(reason))

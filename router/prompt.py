@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.model_servers import ModelLimits
 from router.openai_errors import shown
-from router.server_pool import ModelLimits
 from router.tokenizer import Tokenizer
 from wire.errors import ContextLengthError, InvalidRequestError
 

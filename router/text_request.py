@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.openai_errors import shown
+from router.model_catalog import ServedModel
 from router.prompt import Prompt
 from router.sampling_fields import SamplingFields
-from wire.errors import InvalidRequestError, ModelNotFoundError
+from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
 
 
@@ -19,7 +19,7 @@ class TextRequest:
 
     id: str
     created: int
-    model: str
+    model: ServedModel
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
     """One a choice of a prompt: its length is ``n``."""
@@ -43,7 +43,7 @@ class TextRequest:
         body: SamplingFields,
         *,
         request_id: str,
-        model: str,
+        model: ServedModel,
         prompts: Sequence[Prompt],
         params: tuple[SamplingParams, ...],
         echo: bool = False,
@@ -80,15 +80,6 @@ class TextRequest:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens count once a prompt, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
-
-
-def check_model(asked: str | None, served: str) -> str:
-    """The model's name; a request that names none gets the one there is."""
-    if asked is not None and asked != served:
-        raise ModelNotFoundError(
-            f"The model {shown(asked)} does not exist; this server has {served!r}", param="model"
-        )
-    return served
 
 
 def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:

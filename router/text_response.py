@@ -73,7 +73,8 @@ async def _events(request: TextRequest, writer: Writer, services: Services) -> A
 
 
 def _generation(request: TextRequest, services: Services) -> Generation:
-    limits = services.pool.limits()
+    model = request.model
+    limits = model.servers.limits()
     choices = []
     for i, prompt in enumerate(request.prompts):
         wants_prompt_logprobs = request.echo and len(prompt.token_ids) > 1
@@ -88,7 +89,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
                 session=request.session,
             )
             answer = Answer(
-                services.tokenizer,
+                model.tokenizer,
                 params,
                 prompt_token_ids=prompt.token_ids,
                 stop=request.stop,
@@ -97,7 +98,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
                 eos_token_ids=limits.eos_token_ids,
             )
             choices.append((choice, answer))
-    return Generation(services, choices)
+    return Generation(services, model.servers, choices)
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:

@@ -11,7 +11,6 @@ from router.chat_prompt import ChatFields, chat_text
 from router.json_body import body_schema, read_json
 from router.openai_errors import shown
 from router.services import services_of
-from router.text_request import check_model
 from wire.errors import InvalidRequestError
 
 router = APIRouter()
@@ -39,23 +38,22 @@ class DetokenizeBody(BaseModel):
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> dict[str, Any]:
     """A text gets the special tokens that a completion's prompt gets; a chat those of its template."""
-    services = services_of(request)
     body = await read_json(request, TokenizeBody)
-    check_model(body.model, services.config.model_name)
+    model = services_of(request).models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
     if body.prompt is not None:
         text, add_special_tokens = body.prompt, body.add_special_tokens is not False
     else:
-        text = await chat_text(body, services.chat_template)
+        text = await chat_text(body, model.chat_template)
         add_special_tokens = bool(body.add_special_tokens)
-    token_ids = await services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    token_ids = await model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     names = None
     if body.return_token_strs:
-        names = [services.tokenizer.decode_token(token_id) for token_id in token_ids]
+        names = [model.tokenizer.decode_token(token_id) for token_id in token_ids]
     return {
         "count": len(token_ids),
-        "max_model_len": services.max_model_len,
+        "max_model_len": model.max_model_len,
         "tokens": token_ids,
         "token_strs": names,
     }
@@ -64,12 +62,11 @@ async def tokenize(request: Request) -> dict[str, Any]:
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> dict[str, str]:
     """The text of tokens, special ones too; an id that is no token's has none."""
-    services = services_of(request)
     body = await read_json(request, DetokenizeBody)
-    check_model(body.model, services.config.model_name)
+    model = services_of(request).models.find(body.model)
     for token_id in body.tokens:
         if not 0 <= token_id <= MAX_TOKEN_ID:
             raise InvalidRequestError(
                 f"a token id must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
             )
-    return {"prompt": services.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

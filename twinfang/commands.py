@@ -135,13 +135,14 @@ ROUTER = Command(
     "router",
     "the OpenAI-compatible router",
     "Runs one router: it speaks OpenAI's HTTP API to clients and pairs prefill and decode servers. It reads "
-    "tokenizer and chat template of the model, not its weights.",
+    "tokenizers and chat templates of its models, not their weights. Of several models, each is served by "
+    "the servers that were started with its name as --served-model-name.",
     (
         FlagGroup(
             "router",
             (*_ROUTER_ADDRESS, table.PREFILL_ADDRESSES, table.DECODE_ADDRESSES, *table.ROUTER_LIMITS),
         ),
-        FlagGroup("model", (table.MODEL, table.SERVED_MODEL_NAME)),
+        FlagGroup("models", (table.MODELS, table.SERVED_MODEL_NAME)),
         table.LOGS,
     ),
     "twinfang router --model /models/nemotron-h --prefill 10.0.0.5:8100 --decode 10.0.0.6:8200",

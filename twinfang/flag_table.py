@@ -10,7 +10,9 @@ from twinfang.flag_values import (
     address,
     file_path,
     integer,
+    model_alias,
     model_directory,
+    model_source,
     one_of,
     positive,
     some_text,
@@ -46,6 +48,20 @@ MODEL = Flag(
 SERVED_MODEL_NAME = Flag(
     *("--served-model-name", "NAME", some_text, "what clients call the model"),
     default_text="the directory's name",
+)
+MODELS = Flag(
+    *("--model", "[NAME=]DIR", model_source, "Hugging Face model directory; repeat for more models"),
+    default_text="a small model that comes with Twinfang",
+    repeatable=True,
+)
+ALIASES = Flag(
+    *(
+        "--alias",
+        "NAME=MODEL",
+        model_alias,
+        "another name that clients may use for a model; repeat for more",
+    ),
+    repeatable=True,
 )
 DTYPE = Flag(
     *("--dtype", "auto|float32|bfloat16", one_of("auto", "float32", "bfloat16")),
@@ -285,6 +301,7 @@ CAPACITY = (
     CACHED_STATES,
 )
 ROUTER_LIMITS = (
+    ALIASES,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_BODY_SIZE,
     MAX_CHOICES,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from router.config import ModelAlias, ModelSource
+
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -67,6 +69,22 @@ def model_directory(text: str) -> Path:
     if not (path / "config.json").is_file():
         raise ValueError("it holds no config.json; give a Hugging Face model directory")
     return path.resolve()
+
+
+def model_source(text: str) -> ModelSource:
+    """``NAME=DIR``, or a directory whose own name is the model's."""
+    name, sign, directory = text.partition("=")
+    if not sign or Path(text).expanduser().is_dir():
+        path = model_directory(text)
+        return ModelSource(path.name, path)
+    return ModelSource(some_text(name), model_directory(directory))
+
+
+def model_alias(text: str) -> ModelAlias:
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise ValueError("expected NAME=MODEL")
+    return ModelAlias(name, model)
 
 
 def address(text: str) -> str:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from twinfang.cores import usable_cores
 from twinfang.logs import adopt_logger
+from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
+    from router.config import ModelSource
     from wire.handoff import Role
 
 MIB = 1 << 20
@@ -70,10 +72,10 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
     from router.main import run
 
     config = RouterConfig(
-        model_dir=values.model,
+        models=_served_models(values),
+        aliases=values.alias,
         decode_addresses=values.decode,
         prefill_addresses=values.prefill,
-        served_model_name=_model_name(values),
         host=values.host,
         port=values.port,
         max_body_bytes=int(values.max_body_size * MIB),
@@ -148,6 +150,22 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
 def _model_name(values: argparse.Namespace) -> str:
     name: str = values.served_model_name or values.model.name
     return name
+
+
+def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
+    """Of a router, which is the only one that may have several."""
+    from router.config import ModelSource
+    from twinfang.flag_table import BUNDLED_MODEL
+
+    sources: tuple[ModelSource, ...] = values.model or (ModelSource(BUNDLED_MODEL.name, BUNDLED_MODEL),)
+    name = values.served_model_name
+    if name is None:
+        return sources
+    if len(sources) > 1:
+        raise ConfigError(
+            f"--served-model-name {name!r} can't name {len(sources)} models: give --model NAME=DIR for each"
+        )
+    return (ModelSource(name, sources[0].directory),)
 
 
 def _make_idle_threads_sleep() -> None:

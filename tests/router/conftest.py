@@ -16,7 +16,7 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from router.app import create_app
-from router.config import RouterConfig
+from router.config import ModelSource, RouterConfig
 from router.services import Services
 from router.tokenizer import Tokenizer
 from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, server_info
@@ -38,7 +38,7 @@ class Stack:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.services.tokenizer
+        return self.services.models.find(MODEL).tokenizer
 
     async def complete(self, **body: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"} | body)
@@ -102,11 +102,9 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
             for server in servers:
                 exits.push_async_callback(server.stop)
                 await server.start()
+            folder = write_model_dir(tmp_path / "model", settings=tokenizer_settings, generation=generation)
             settings = {
-                "model_dir": write_model_dir(
-                    tmp_path / "model", settings=tokenizer_settings, generation=generation
-                ),
-                "served_model_name": MODEL,
+                "models": (ModelSource(MODEL, folder),),
                 "prefill_addresses": tuple(server.address for server in prefill),
                 "decode_addresses": tuple(server.address for server in decode),
                 "probe_interval_s": 0.1,

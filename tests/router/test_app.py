@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app
-from router.config import RouterConfig
+from router.config import ModelSource, RouterConfig
 from tests.router.conftest import MODEL, until
 from tests.router.scripted_servers import MAX_MODEL_LEN, ScriptedDecode, saying, server_info
 from tests.router.tokenizers_for_tests import write_model_dir
@@ -19,9 +19,9 @@ from wire.errors import ConfigError, ModelLoadError
 RUN_ROUTER = """
 import sys
 from pathlib import Path
-from router.config import RouterConfig
+from router.config import ModelSource, RouterConfig
 from router.main import run
-run(RouterConfig(model_dir=Path(sys.argv[1]), decode_addresses=(sys.argv[2],), served_model_name="tiny",
+run(RouterConfig(models=(ModelSource("tiny", Path(sys.argv[1])),), decode_addresses=(sys.argv[2],),
                  port=int(sys.argv[3]), probe_interval_s=0.1))
 assert "torch" not in sys.modules, "the router imported torch"
 """
@@ -86,7 +86,7 @@ async def test_the_schema_describes_the_body(make_stack):
 
 
 def test_a_model_folder_without_tokenizer_is_refused_at_the_start(tmp_path):
-    config = RouterConfig(model_dir=tmp_path, decode_addresses=("localhost:1",))
+    config = RouterConfig(models=(ModelSource("tiny", tmp_path),), decode_addresses=("localhost:1",))
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing"):
         create_app(config)
 
@@ -105,8 +105,9 @@ def test_a_model_folder_without_tokenizer_is_refused_at_the_start(tmp_path):
     ],
 )
 def test_settings_that_can_not_work_are_refused(tmp_path, changes, part):
+    settings = {"models": (ModelSource("tiny", tmp_path),), "decode_addresses": ("localhost:1",)}
     with pytest.raises(ConfigError, match=part):
-        RouterConfig(**({"model_dir": tmp_path, "decode_addresses": ("localhost:1",)} | changes))
+        RouterConfig(**(settings | changes))
 
 
 async def test_a_process_serves_without_torch_and_ends_cleanly_on_sigterm(tmp_path):

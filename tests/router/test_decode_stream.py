@@ -17,7 +17,7 @@ def submit(request_id: str) -> Submit:
 
 
 async def connected(server: ScriptedDecode, peers: list[str] = []) -> DecodeStream:  # noqa: B006
-    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda: peers)
+    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda _: peers)
     stream.start(unexpected)
     await until(lambda: stream.info is not None)
     return stream
@@ -113,7 +113,7 @@ async def test_a_server_that_answers_nonsense_is_left_and_tried_again():
 async def test_a_server_of_the_wrong_role_is_not_used_and_said_so():
     server = ScriptedPrefill(server_info("prefill"))
     await server.start()
-    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=list)
+    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda _: [])
     stream.start(unexpected)
     await until(lambda: "expected decode or both" in stream.problem)
     assert stream.info is None

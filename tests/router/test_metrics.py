@@ -133,6 +133,7 @@ async def test_drafts_are_shown_for_each_decode_server(make_stack):
     drafting, plain = stack.decode
     drafting.stats = server_stats(drafted_by_position=(10, 8, 4), accepted_by_position=(7, 4, 1))
     plain.stats = server_stats()
+    await until(lambda: stack.services.pool.num_connected()["decode"] == 2)
     found = await samples_of(stack)
     prefix, server = "twinfang_spec_decode", drafting.address
     assert found[f"{prefix}_num_draft_tokens_total", server] == 22

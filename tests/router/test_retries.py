@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from router.dispatch import MAX_ATTEMPTS
-from tests.router.conftest import until
+from tests.router.conftest import MODEL, until
 from tests.router.scripted_servers import failing, saying
 from wire.errors import (
     CapacityError,
@@ -165,12 +165,12 @@ async def test_where_all_have_failed_the_one_that_did_so_first_is_tried_again(ma
     """It has had the most time to come back."""
     stack = await make_stack(num_prefill=2, num_decode=2)
     wanted = {"prefill": 2, "decode": 2}
-    pool = stack.services.pool
-    await until(lambda: pool.num_connected() == wanted)
+    servers_of_model = stack.services.pool.models[MODEL]
+    await until(lambda: stack.services.pool.num_connected() == wanted)
     fingerprint = stack.decode[0].info.fingerprint
     for servers, choose in (
-        (stack.decode, pool.choose_decode),
-        (stack.prefill, lambda avoid: pool.choose_prefill(fingerprint, avoid=avoid)),
+        (stack.decode, servers_of_model.choose_decode),
+        (stack.prefill, lambda avoid: servers_of_model.choose_prefill(fingerprint, avoid=avoid)),
     ):
         for first, last in (servers, servers[::-1]):
             chosen = {choose(avoid=[first.address, last.address]).address for _ in range(3)}

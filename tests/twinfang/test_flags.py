@@ -10,10 +10,10 @@ import pytest
 from decode_server.config import DecodeConfig
 from engine.config import EngineConfig
 from prefill_server.config import PrefillConfig
-from router.config import RouterConfig
+from router.config import ModelSource, RouterConfig
 from twinfang import flag_table as table
 from twinfang.commands import COMMANDS
-from twinfang.flag_values import address, integer, positive
+from twinfang.flag_values import address, integer, model_alias, model_source, positive
 from twinfang.flags import Flag, FlagGroup, add_flags, as_arguments, resolve
 from wire.errors import ConfigError
 
@@ -37,6 +37,36 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_default():
 
 def test_a_bad_variable_is_not_looked_at_where_the_command_line_has_the_flag():
     assert values("--size", "5", TWINFANG_SIZE="nonsense").size == 5
+
+
+def test_a_router_s_model_has_a_name_of_its_own_or_its_folder_s(tmp_path):
+    folder = tmp_path / "large=1"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert model_source(str(folder)) == ModelSource("large=1", folder)
+    assert model_source(f"chat={folder}") == ModelSource("chat", folder)
+    for text in (f"={folder}", "chat=/nowhere", "/nowhere"):
+        with pytest.raises(ValueError, match=r"expected|no such directory"):
+            model_source(text)
+
+
+def test_an_alias_crosses_to_a_child():
+    alias = model_alias("gpt-4o=chat")
+    assert (alias.name, alias.model) == ("gpt-4o", "chat")
+    assert model_alias(str(alias)) == alias
+    for text in ("gpt-4o", "=chat", "gpt-4o="):
+        with pytest.raises(ValueError, match="expected NAME=MODEL"):
+            model_alias(text)
+
+
+def test_one_name_can_not_be_that_of_two_models(bundled_model):
+    router = next(command for command in COMMANDS if command.name == "router")
+    parser = argparse.ArgumentParser()
+    add_flags(parser, router.groups)
+    given = ["--decode", "a:1", "--model", str(bundled_model), "--model", f"b={bundled_model}"]
+    given += ["--served-model-name", "c"]
+    with pytest.raises(ConfigError, match="--served-model-name 'c' can't name 2 models"):
+        router.prepare(resolve(router.groups, parser.parse_args(given), {}))
 
 
 def test_an_empty_variable_is_no_value():

@@ -1,0 +1,167 @@
+"""The servers of one model, and the choice among those that can be reached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from router.config import RouterConfig
+from router.conversations import Conversations
+from router.decode_stream import DecodeStream
+from router.policies.policy import Candidate, Demand, Load, Policy
+from router.policies.policy_names import make_policy
+from router.prefill_client import PrefillClient
+from wire.errors import UnavailableError
+from wire.generation import ServerInfo
+
+Server = TypeVar("Server", PrefillClient, DecodeStream)
+
+ANY = Demand()
+"""Of a request of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the connected decode servers can take, the smallest of each."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+class ModelServers:
+    """Of all servers those that serve one model. Prefill and decode are paired only if fingerprints agree.
+
+    ``prefill`` and ``decode`` are the pool's own lists: what changes there is seen here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: RouterConfig,
+        prefill: Sequence[PrefillClient],
+        decode: Sequence[DecodeStream],
+    ) -> None:
+        self.model = model
+        self._is_only_model = len(config.models) == 1
+        self._prefill = prefill
+        self._decode = decode
+        # One's turns, and what is kept for one's conversations, are nothing to another.
+        has_sessions = bool(config.session_header)
+        self.prefill_policy = make_policy(config.prefill_policy, has_sessions=has_sessions)
+        self.decode_policy = make_policy(config.decode_policy, has_sessions=has_sessions)
+        self.conversations = Conversations(time.monotonic) if config.conversation_return else None
+
+    def limits(self) -> ModelLimits:
+        """Raises :class:`UnavailableError` while no decode server is connected."""
+        infos = [info for _, info in self._connected(self._decode)]
+        if not infos:
+            raise UnavailableError(self.not_ready_reason() or "no decode server is connected")
+        return ModelLimits(
+            vocab_size=min(info.vocab_size for info in infos),
+            max_model_len=min(info.max_model_len for info in infos),
+            eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
+        )
+
+    def choose_decode(
+        self, fingerprint: str | None = None, *, avoid: Sequence[str] = (), demand: Demand = ANY
+    ) -> DecodeStream:
+        """The server for the next request; after a prefill, one that can read from it.
+
+        Addresses to ``avoid`` are taken only where no other will do, the first of them first; servers whose
+        circuit breaker is open only where all are.
+        """
+
+        def fits(info: ServerInfo) -> bool:
+            if fingerprint is None:
+                return self._is_usable(info)
+            return info.role == "decode" and info.fingerprint == fingerprint
+
+        candidates = [stream for stream, info in self._connected(self._decode) if fits(info)]
+        if not candidates:
+            raise UnavailableError(self.not_ready_reason() or "no decode server fits the prefill server")
+        return _chosen(self.decode_policy, candidates, avoid, demand)
+
+    def can_prefill(self, fingerprint: str) -> bool:
+        """Whether a prefill server serves, as far as circuit breakers tell, whose state a decode server of
+        ``fingerprint`` can read."""
+        return any(client.assignments.breaker.allows() for client in self._prefill_of(fingerprint))
+
+    def choose_prefill(
+        self, fingerprint: str, *, avoid: Sequence[str] = (), demand: Demand = ANY
+    ) -> PrefillClient:
+        candidates = self._prefill_of(fingerprint)
+        if not candidates:
+            raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
+        return _chosen(self.prefill_policy, candidates, avoid, demand)
+
+    def not_ready_reason(self) -> str | None:
+        """Why no request can be served; None if one can."""
+        infos = [info for _, info in self._connected(self._decode)]
+        if any(self._is_usable(info) for info in infos):
+            return None
+        of_model = "" if self._is_only_model else f" of model {self.model!r}"
+        if not infos:
+            return f"no decode server{of_model} is connected{_problems(self._decode)}"
+        if not self._prefill:
+            return (
+                "no prefill server is configured, and no connected server does both: add --prefill host:port"
+            )
+        if not any(self._connected(self._prefill)):
+            return f"no prefill server{of_model} is connected{_problems(self._prefill)}"
+        return (
+            f"no prefill server{of_model} has the fingerprint (config, dtype, weights) of a connected decode "
+            "server"
+        )
+
+    def _connected(self, servers: Sequence[Server]) -> Iterator[tuple[Server, ServerInfo]]:
+        for server in servers:
+            info = server.info
+            if info is not None and (self._is_only_model or info.served_model_name == self.model):
+                yield server, info
+
+    def _prefill_of(self, fingerprint: str) -> list[PrefillClient]:
+        return [c for c, info in self._connected(self._prefill) if info.fingerprint == fingerprint]
+
+    def _is_usable(self, info: ServerInfo) -> bool:
+        """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
+        return info.role == "both" or info.local_prefill or bool(self._prefill_of(info.fingerprint))
+
+
+def _problems(servers: Sequence[PrefillClient] | Sequence[DecodeStream]) -> str:
+    """Why servers are not in use; any of them may be the one that is missed."""
+    problems = "; ".join(f"{server.address}: {server.problem}" for server in servers if server.info is None)
+    return f" ({problems})" if problems else ""
+
+
+def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], demand: Demand) -> Server:
+    by_address = {server.address: server for server in _preferred(candidates, avoid)}
+    decision = policy.choose(
+        [
+            Candidate(
+                address,
+                server.assignments.load() if policy.reads_load else Load(),
+                server.assignments.prefixes.cached_tokens(demand) if policy.reads_prefixes else 0,
+            )
+            for address, server in by_address.items()
+        ],
+        demand,
+    )
+    chosen = by_address[decision.candidate.address]
+    chosen.assignments.chosen_by[decision.policy] += 1
+    return chosen
+
+
+def _preferred(candidates: Sequence[Server], avoid: Sequence[str]) -> Sequence[Server]:
+    """The candidates not to be avoided, else the one that failed the longest time ago.
+
+    Servers whose breaker is open stay out as long as there are others. The last one is never taken away:
+    where all are open, the one whose backoff ends first is tried.
+    """
+    serving = [server for server in candidates if server.assignments.breaker.allows()]
+    others = [server for server in serving or candidates if server.address not in avoid]
+    if not others:
+        return [min(serving or candidates, key=lambda server: avoid.index(server.address))]
+    return others if serving else [min(others, key=lambda server: server.assignments.breaker.retry_at)]
