@@ -256,8 +256,12 @@ def make_processes(
     def addresses(behind: tuple[str, ...]) -> list[str]:
         return [f"--{servers[one][0]}={places.get(one, HERE).address}:{ports[one]}" for one in behind]
 
+    without_metrics = ("--metrics-port", "off")  # whose ports might be taken
     return (
-        {name: process(name, server_module, *arguments) for name, arguments in servers.items()},
+        {
+            name: process(name, server_module, *arguments, *without_metrics)
+            for name, arguments in servers.items()
+        },
         {
             name: process(name, "twinfang", "router", *addresses(behind), *router_flags)
             for name, behind in routers.items()

@@ -16,6 +16,8 @@ class DecodeConfig:
     host: str
     port: int
     served_model_name: str
+    metrics_port: int | None = None
+    """Of HTTP for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
     advertise_host: str | None = None
     """Host that prefill servers reach this server by; None takes ``host``."""
     keep_ttl_s: float = 300.0

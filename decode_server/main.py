@@ -8,6 +8,7 @@ import secrets
 
 from decode_server.config import DecodeConfig
 from decode_server.service import DecodeService
+from telemetry.server_telemetry import ServerTelemetry
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -20,10 +21,19 @@ def run(config: DecodeConfig) -> None:
 
 async def _serve(config: DecodeConfig) -> None:
     server = GrpcServer(config.host, config.port)
+    telemetry = ServerTelemetry(server, host=config.host, port=config.port, metrics_port=config.metrics_port)
+    try:
+        await _run(config, server, telemetry)
+    finally:
+        await telemetry.close()
+
+
+async def _run(config: DecodeConfig, server: GrpcServer, telemetry: ServerTelemetry) -> None:
     service = DecodeService(config, server, incarnation=secrets.token_hex(8))
     service.start()
     try:
         await server.start()
+        telemetry.show(service.describe(), service.stats, service.measures)
         log.info("%s server ready on %s:%d", config.engine.role, config.host, server.port)
         await server.wait_until_stopped(service.drain)
     finally:

@@ -29,6 +29,7 @@ from kv_transfer.exchange import StateExchange
 from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
+from telemetry.measures import Measures
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.handoff import AnyTicket, Ticket
@@ -251,6 +252,10 @@ class DecodeService:
             served_model_name=self._config.served_model_name,
             local_prefill=self._config.local_prefill,
         )
+
+    @property
+    def measures(self) -> Measures:
+        return self._engine.measures
 
     async def prefix_news(self, since: int | None) -> PrefixNews:
         return await self._host.ask(lambda: self._engine.prefix_news(since))

@@ -31,6 +31,7 @@ from engine.sanitizer import Sanitizer
 from engine.scheduler import Scheduler, StepPlan
 from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
+from telemetry.measures import Measures
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
@@ -112,6 +113,9 @@ class Engine:
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._drafts = DraftCounts(config.num_positions - 1)
+        self.measures = Measures()
+        self._read_s = 0.0
+        """When the last step was read back."""
         self.warm_up()
         self._runner.capture()
         log.info(
@@ -136,6 +140,7 @@ class Engine:
         self.scheduler.owned.cache.clear()
         self._num_steps = self._prefill_tokens = self._decode_tokens = 0
         self._drafts = DraftCounts(self.config.num_positions - 1)
+        self.measures = Measures()
 
     def before_free(self, tell: Callable[[Request], None]) -> None:
         """``tell`` is called with each request that gives its memory back, before others may get that."""
@@ -159,7 +164,10 @@ class Engine:
         Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
         A step in flight lands first: what it writes must not be anyone else's by then.
         """
-        return self._cancel(request_id)
+        request = self._cancel(request_id)
+        if request is not None:
+            self.measures.ended["cancelled"] += 1
+        return request
 
     def _cancel(self, request_id: str) -> Request | None:
         self._land_all()
@@ -191,6 +199,7 @@ class Engine:
                     ticket = request.ticket  # an early one can be followed as well
                 self._cancel(request.request_id)
             request.finish_reason = "moved"
+            self.measures.ended["moved"] += 1
             self._landed.append(
                 RequestOutput(
                     request.request_id, (), finish_reason="moved", ticket=ticket, stats=_stats_of(request)
@@ -259,6 +268,9 @@ class Engine:
         held, running = self.scheduler.held, self.scheduler.running
         landed = plan.prefilled + self._landed_prefilled
         prefilled = [one for one in landed if held.get(one.request_id) is one]  # else released meanwhile
+        for request in prefilled:
+            self.measures.ended["prefilled"] += 1
+            self.measures.prefill.add(time.monotonic() - request.admitted_s)
         progressed = [one for one in self._landed_chunks if running.get(one.request_id) is one]
         outputs, kept = self._landed, self._landed_kept
         self._landed, self._landed_prefilled, self._landed_kept, self._landed_chunks = [], [], [], []
@@ -285,11 +297,17 @@ class Engine:
             self._store.save(swap)
         self._checks.vacated(plan)
         for request in plan.admitted:
-            request.admitted_s = request.admitted_s or time.monotonic()
+            self._admitted(request)
             if request.row >= 0:
                 self._runner.begin(request)
         for swap in plan.swap_in:
             self._store.restore(swap)
+
+    def _admitted(self, request: Request) -> None:
+        if not request.admitted_s:  # else it was preempted and is back
+            request.admitted_s = time.monotonic()
+            waited_s = request.admitted_s - request.arrived_s
+            self.measures.admitted(waited_s, request.num_prompt, request.num_cached)
 
     def _inspect(self, plan: StepPlan) -> tuple[StepPlan, list[RequestOutput]]:
         """The plan without requests whose blocks or state turn out to be damaged, and what to tell those."""
@@ -315,6 +333,8 @@ class Engine:
         while len(self._in_flight) > but:
             launched = self._in_flight.popleft()
             results = launched.read()
+            self._read_s = time.monotonic()
+            launched.count_in(self.measures, self._read_s)
             for row, result in zip(launched.plan.rows, results, strict=True):
                 if row.request.finish_reason is None:  # else it ended in the step before
                     self._extend(row, result)
@@ -368,13 +388,14 @@ class Engine:
         params = request.params
         assert params is not None
         last = result.tokens[-1]
-        request.first_token_s = request.first_token_s or time.monotonic()
+        self._measure_tokens(request, len(result.tokens))
         is_first = request.num_output == len(result.tokens)
         if last in request.stop_token_ids:
             request.finish_reason = "stop"
         elif request.num_output >= params.max_tokens:
             request.finish_reason = "length"
         if request.finish_reason is not None:
+            self.measures.ended[request.finish_reason] += 1
             request.keeps_state = request.keeps_state and self.scheduler.may_keep
             if request.keeps_state:
                 self._store.drop(request.request_id)
@@ -393,6 +414,15 @@ class Engine:
             stats=None if request.finish_reason is None else _stats_of(request),
         )
 
+    def _measure_tokens(self, request: Request, num_tokens: int) -> None:
+        if request.first_token_s:
+            gap_s = (self._read_s - request.last_token_s) / num_tokens
+            self.measures.inter_token_latency.add(gap_s, num_tokens)
+        else:
+            request.first_token_s = self._read_s
+            self.measures.time_to_first_token.add(self._read_s - request.arrived_s)
+        request.last_token_s = self._read_s
+
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)
         self.scheduler.finish(request)
@@ -400,6 +430,7 @@ class Engine:
     def _failed(self, request: Request, error: TwinfangError) -> RequestOutput:
         log.warning("request %s failed: %s", request.request_id, error)
         request.finish_reason = "error"
+        self.measures.ended["error"] += 1
         return RequestOutput(
             request_id=request.request_id,
             token_ids=(),
@@ -450,4 +481,5 @@ def _stats_of(request: Request) -> RequestStats:
         drafted_tokens=request.num_drafted,
         accepted_tokens=request.num_accepted,
         early_bytes=request.early_bytes,
+        decode_s=request.last_token_s - request.first_token_s,
     )

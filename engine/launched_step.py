@@ -14,6 +14,7 @@ from engine.request import Request
 from engine.rows import PlannedRow
 from engine.scheduler import StepPlan
 from engine.step_program import Step, StepTensors
+from telemetry.measures import Measures, StepKind, StepRun
 from wire.generation import TokenLogprobs
 
 RESULT_COLUMNS = 3
@@ -39,19 +40,45 @@ class LaunchedStep:
     """Reading it is the only wait for the device, and it is for a step behind which others may be queued."""
 
     plan: StepPlan
+    launched_s: float
+    run: StepRun
     _results: Download
     _logprobs: dict[int, LogprobCopy]
     """By the row's place in the plan."""
     _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
 
     @classmethod
-    def follow(cls, plan: StepPlan, step: Step, tensors: StepTensors, model: ComputesLogits) -> LaunchedStep:
+    def follow(
+        cls,
+        plan: StepPlan,
+        step: Step,
+        tensors: StepTensors,
+        model: ComputesLogits,
+        *,
+        launched_s: float,
+        run: StepRun,
+    ) -> LaunchedStep:
         """Queues the copy to the host behind the step."""
         return cls(
             plan,
+            launched_s,
+            run,
             Download(step.results[: len(plan.rows)].clone()),  # the next step writes there anew
             _logprobs(plan, step, tensors),
             _score_prompts(plan.rows, step, tensors.hidden, model),
+        )
+
+    def count_in(self, measures: Measures, now: float) -> None:
+        """Takes it down as a step that was read back ``now``."""
+        rows = self.plan.rows
+        kind: StepKind = "mixed" if self.plan.decode_rows else "prefill"
+        measures.stepped(
+            kind if self.plan.prefill_rows else "decode",
+            self.run,
+            num_rows=len(rows),
+            num_tokens=sum(row.num_new for row in rows),
+            launched_s=self.launched_s,
+            now=now,
         )
 
     def read(self) -> list[RowResult]:

@@ -78,6 +78,7 @@ class Request:
     landed_s: float = field(init=False, default=0.0)
     """When what its ticket names had been read."""
     first_token_s: float = field(init=False, default=0.0)
+    last_token_s: float = field(init=False, default=0.0)
     transfer_s: float = field(init=False, default=0.0)
     transfer_bytes: int = field(init=False, default=0)
     transfer_descriptors: int = field(init=False, default=0)

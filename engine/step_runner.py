@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from engine.batch_builder import BatchBuilder
@@ -21,6 +23,7 @@ from engine.scheduler import StepPlan
 from engine.step_buffers import StepBuffers
 from engine.step_graph import StepGraphs
 from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
+from telemetry.measures import StepRun
 from wire.sampling_params import MAX_STOP_TOKEN_IDS
 
 GREEDY = SamplingNeeds()
@@ -108,6 +111,8 @@ class StepRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts the plan's step; returns while the device computes."""
+        launched_s = time.monotonic()
+        run: StepRun = "eager"
         for row in plan.rows:
             if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
                 self._rows.extend(row.request)
@@ -120,8 +125,8 @@ class StepRunner:
             self._checks.compare(plan, step.batch)
             tensors = self._program.run(step)
         else:
-            step, tensors = self._launch_decode(plan, needs, max_seq_len, samples=bool(sampling))
-        return LaunchedStep.follow(plan, step, tensors, self._model)
+            step, tensors, run = self._launch_decode(plan, needs, max_seq_len, samples=bool(sampling))
+        return LaunchedStep.follow(plan, step, tensors, self._model, launched_s=launched_s, run=run)
 
     def _most_tokens(self, request: Request) -> int:
         """Upper bound of a decode row's length, its new positions included."""
@@ -129,15 +134,15 @@ class StepRunner:
 
     def _launch_decode(
         self, plan: StepPlan, needs: SamplingNeeds, max_seq_len: int, *, samples: bool
-    ) -> tuple[Step, StepTensors]:
+    ) -> tuple[Step, StepTensors, StepRun]:
         num_rows = self._buffers.captured(len(plan.decode_rows))
         self._buffers.load(plan.decode_rows, num_rows)
         replayed = self._graphs.replay(num_rows, needs) if samples else None
         if replayed is not None:
-            return replayed
+            return *replayed, "graph"
         step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
         self._checks.compare(plan, step.batch)
-        return step, self._program.run(step)
+        return step, self._program.run(step), "eager"
 
     def launch_padding(self, num_rows: int) -> None:
         """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""

@@ -248,10 +248,11 @@ class StateExchange:
         request.transfer_descriptors = transfer.num_descriptors
         request.early_bytes = transfer.early_bytes
         outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
-        if transfer.error is not None:
-            if not isinstance(transfer.error, CancelledRequestError):
-                self._failures.count(transfer.error)
-        elif outputs:  # it came, and is not what was sent
+        if transfer.error is None:
+            self._engine.measures.transfer.add(transfer.seconds)
+        elif not isinstance(transfer.error, CancelledRequestError):
+            self._failures.count(transfer.error)
+        if transfer.error is None and outputs:  # it came, and is not what was sent
             self._failures.add("digest")
         self._on_read(request, transfer, outputs)
 

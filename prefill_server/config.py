@@ -16,6 +16,8 @@ class PrefillConfig:
     host: str
     port: int
     served_model_name: str
+    metrics_port: int | None = None
+    """Of HTTP for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
     advertise_host: str | None = None
     """Host that decode servers reach this server by; None takes ``host``."""
     transfer_deadline_s: float = 30.0

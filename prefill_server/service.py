@@ -25,6 +25,7 @@ from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
+from telemetry.measures import Measures
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import (
     Empty,
@@ -148,6 +149,10 @@ class PrefillService:
         return self._host.describe(
             incarnation=self._incarnation, served_model_name=self._config.served_model_name
         )
+
+    @property
+    def measures(self) -> Measures:
+        return self._engine.measures
 
     async def prefix_news(self, since: int | None) -> PrefixNews:
         return await self._host.ask(lambda: self._engine.prefix_news(since))

@@ -22,6 +22,7 @@ class ChildSpec:
     until_ready: Callable[[], Awaitable[None]]
     stop_grace_s: float
     """What a clean stop may take after SIGTERM."""
+    metrics_url: str | None = None
 
 
 class Child:

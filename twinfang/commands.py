@@ -50,7 +50,9 @@ def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
 
 
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
-_STACK_GROUP = FlagGroup("stack", (*_ROUTER_ADDRESS, table.START_TIMEOUT, table.STATUS_FILE))
+_STACK_GROUP = FlagGroup(
+    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
+)
 
 UP = Command(
     "up",
@@ -99,7 +101,15 @@ PREFILL = Command(
     "Runs one prefill server: it computes prompts up to their last but one token and keeps blocks and state "
     "until a decode server has read them.",
     (
-        FlagGroup("server", (table.host("the server"), table.port("the server", 8100), table.ADVERTISE_HOST)),
+        FlagGroup(
+            "server",
+            (
+                table.host("the server"),
+                table.port("the server", 8100),
+                table.ADVERTISE_HOST,
+                table.METRICS_PORT,
+            ),
+        ),
         table.MODEL_FLAGS,
         FlagGroup("capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),
         table.DECODING,
@@ -118,7 +128,13 @@ DECODE = Command(
     (
         FlagGroup(
             "server",
-            (table.host("the server"), table.port("the server", 8200), table.ADVERTISE_HOST, table.ROLE),
+            (
+                table.host("the server"),
+                table.port("the server", 8200),
+                table.ADVERTISE_HOST,
+                table.METRICS_PORT,
+                table.ROLE,
+            ),
         ),
         table.MODEL_FLAGS,
         FlagGroup("capacity", (*table.CAPACITY, table.THREADS_ALL_CORES)),

@@ -14,6 +14,7 @@ from twinfang.flag_values import (
     model_directory,
     model_source,
     one_of,
+    port_or_off,
     positive,
     some_text,
     yes_or_no,
@@ -140,6 +141,22 @@ NGRAM_MAX = Flag(
 STEPS_AHEAD = Flag(
     *("--steps-ahead", "0|1", integer(0, 1), "steps launched before the last one's tokens are read back"),
     default_text="1 on a GPU, 0 on a CPU",
+)
+
+METRICS_PORT = Flag(
+    *(
+        "--metrics-port",
+        "PORT|off",
+        port_or_off,
+        "port of HTTP /metrics, /healthz and /readyz; 0 or off: none",
+    ),
+    default_text="--port + 10000",
+)
+METRICS_PORTS = Flag(
+    *("--metrics-port", "PORT|off", port_or_off),
+    "port of the first server's HTTP /metrics, /healthz and /readyz; those of the others follow, prefill "
+    "servers first. 0 or off: none",
+    default_text="any free ports; the status file has them",
 )
 
 LEASE_TTL = Flag(

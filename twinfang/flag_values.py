@@ -55,6 +55,14 @@ def yes_or_no(text: str) -> bool:
     return text in ("yes", "1")
 
 
+def port_or_off(text: str) -> int:
+    """``off`` is 0."""
+    try:
+        return 0 if text == "off" else integer(0, 65535)(text)
+    except ValueError:
+        raise ValueError("expected a port from 1 to 65535, or 0 or off for none") from None
+
+
 def some_text(text: str) -> str:
     if not text:
         raise ValueError("expected some text")

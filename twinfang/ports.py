@@ -39,7 +39,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     return ports
 
 
-def require_free(host: str, port: int) -> None:
+def require_free(host: str, port: int, *, flag: str = "--port") -> None:
     """Raises :class:`ConfigError` if nobody could listen on ``host:port`` now."""
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,8 +47,8 @@ def require_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"--port {port}: can't listen on {host}:{port}: {error.strerror}; "
-                "choose another --port, or 0 for any free one"
+                f"{flag} {port}: can't listen on {host}:{port}: {error.strerror}; choose another {flag}"
+                f"{', or 0 for any free one' if flag == '--port' else ', or 0 for none'}"
             ) from error
 
 

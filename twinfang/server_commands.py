@@ -42,6 +42,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         port=values.port,
         served_model_name=_model_name(values),
         advertise_host=values.advertise_host,
+        metrics_port=values.metrics_port,
         lease_ttl_s=values.lease_ttl,
     )
     _notice_cut_links(config.transfer_deadline_s)
@@ -62,6 +63,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         transfer_deadline_s=values.transfer_deadline,
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
+        metrics_port=values.metrics_port,
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run, config)

@@ -12,8 +12,10 @@ from twinfang.cores import usable_cores
 from twinfang.flags import as_arguments
 from twinfang.ports import LOOPBACK, free_ports, require_free
 from twinfang.readiness import until_ready, until_serving
+from wire.errors import ConfigError
 
 SERVER_STOP_GRACE_S = 10.0
+MAX_PORT = 65_535
 ROUTER_STOP_MARGIN_S = 5.0
 """Beyond what the router itself gives to answers that are under way."""
 
@@ -44,12 +46,12 @@ class Stack:
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
     names = [(role, f"{role}-{i}") for role, count in roles.items() for i in range(count)]
-    ports = free_ports(len(names))
+    ports, metrics_ports = _ports(len(names), values.metrics_port)
     num_ranks = sum(_tensor_parallel(role, values) for role, _ in names)
     num_threads = values.threads or max(1, usable_cores() // num_ranks)
     servers = tuple(
-        _server(role, name, port, num_threads, values)
-        for (role, name), port in zip(names, ports, strict=True)
+        _server(role, name, port, metrics_port, num_threads, values)
+        for (role, name), port, metrics_port in zip(names, ports, metrics_ports, strict=True)
     )
     model_name = values.served_model_name or values.model.name
     return Stack(servers, _router(servers, values), num_threads, model_name)
@@ -60,14 +62,43 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in table.VARIABLES}
 
 
-def _server(role: str, name: str, port: int, num_threads: int, values: argparse.Namespace) -> ChildSpec:
+def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:
+    """One for each server, and one for its metrics, which is 0 where none are wanted."""
+    if first_metrics_port is None:
+        free = free_ports(2 * num_servers)
+        return free[:num_servers], free[num_servers:]
+    ports = free_ports(num_servers)
+    if first_metrics_port == 0:
+        return ports, [0] * num_servers
+    metrics_ports = [first_metrics_port + i for i in range(num_servers)]
+    if metrics_ports[-1] > MAX_PORT:
+        raise ConfigError(
+            f"--metrics-port {first_metrics_port} leaves {MAX_PORT - first_metrics_port + 1} ports for "
+            f"{num_servers} servers; choose a lower one"
+        )
+    for port in metrics_ports:
+        require_free(LOOPBACK, port, flag="--metrics-port")
+    return ports, metrics_ports
+
+
+def _server(
+    role: str, name: str, port: int, metrics_port: int, num_threads: int, values: argparse.Namespace
+) -> ChildSpec:
     arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
     arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
     arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
     arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
+    arguments += ["--metrics-port", str(metrics_port)]
     arguments += ["--log-level", values.log_level, "--name", name]
     address = f"{LOOPBACK}:{port}"
-    return ChildSpec(name, tuple(arguments), address, lambda: until_serving(address), SERVER_STOP_GRACE_S)
+    return ChildSpec(
+        name,
+        tuple(arguments),
+        address,
+        lambda: until_serving(address),
+        SERVER_STOP_GRACE_S,
+        f"http://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
+    )
 
 
 def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
@@ -88,4 +119,11 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
     reached_by = _ANY_ADDRESS.get(values.host, values.host)
     address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
     stop_grace_s = values.shutdown_grace + ROUTER_STOP_MARGIN_S
-    return ChildSpec("router", tuple(arguments), address, lambda: until_ready(reached_by, port), stop_grace_s)
+    return ChildSpec(
+        "router",
+        tuple(arguments),
+        address,
+        lambda: until_ready(reached_by, port),
+        stop_grace_s,
+        f"http://{address}/metrics",
+    )

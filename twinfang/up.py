@@ -92,6 +92,7 @@ def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:
                 "address": child.spec.address,
                 "pid": child.pid,
                 "ready": child.is_ready,
+                "metrics_url": child.spec.metrics_url,
                 "restarts": child.num_restarts,
             }
             for child in supervisor.children

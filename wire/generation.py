@@ -118,6 +118,8 @@ class RequestStats:
     """Drafts that became tokens of the answer."""
     early_bytes: int = 0
     """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
+    decode_s: float = 0.0
+    """From the first token to the last."""
 
 
 @message

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from wire.errors import ConfigError
 from wire.generation import ServerInfo, ServerStats
+from wire.health import Health
 from wire.prefixes import GetPrefixes, PrefixNews
 from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, SERVER_OPTIONS, SERVER_SERVICE, service, unary_handler
 
@@ -32,8 +32,7 @@ class GrpcServer:
 
     def __init__(self, host: str, port: int) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.health = Health(self._server)
         try:
             self.port = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
@@ -44,6 +43,7 @@ class GrpcServer:
 
     def add_service(self, name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._server.add_generic_rpc_handlers((service(name, handlers),))
+        self.health.add_service(name)
 
     def add_server_service(
         self,
@@ -72,7 +72,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Answers calls from now on and reports itself as serving."""
         await self._server.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.health.set("serving")
 
     def fail(self, fault: BaseException) -> None:
         """Ends the process with an error; from any thread."""
@@ -88,9 +88,10 @@ class GrpcServer:
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)
         await self._stopping.wait()
-        await self._health.enter_graceful_shutdown()
+        await self.health.set("stopping")
         if drain is not None and self._fault is None:
             await drain()
+        self.health.close()
         await self._server.stop(STOP_GRACE_S)
         if self._fault is not None:
             raise self._fault

@@ -1,0 +1,1 @@
+"""What processes tell of themselves: figures in Prometheus' form, probes, traces. No torch."""

@@ -1,0 +1,96 @@
+"""A server's HTTP port for those who operate it: ``/metrics``, ``/healthz``, ``/readyz``.
+
+It has a thread of its own: it answers while the model is loaded and while the event loop is busy, so that a
+liveness probe does not end a server that only takes long.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from wire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S = 5.0
+"""A client that sends or takes nothing for so long is cut off."""
+
+StartResponse = Callable[..., Any]
+
+
+class ProbePort:
+    """Listens from its making on. ``not_ready`` says why no requests are served; None: they are."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, not_ready: Callable[[], str | None]
+    ) -> None:
+        self._metrics = make_wsgi_app(registry)
+        self._not_ready = not_ready
+        try:
+            self._server = make_server(host, port, self._answer, _server_class(host), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-port {port}: can't listen on {host}:{port}: {error.strerror}; "
+                "choose another --metrics-port, or 0 for none"
+            ) from error
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="probes")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            page: Iterable[bytes] = self._metrics(environ, start_response)
+            return page
+        if path == "/healthz":
+            return _say(start_response, "200 OK", "ok")
+        if path == "/readyz":
+            reason = self._not_ready()
+            return _say(start_response, "503 Service Unavailable" if reason else "200 OK", reason or "ready")
+        return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
+
+
+def _say(start_response: StartResponse, status: str, text: str) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{text}\n".encode()]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
+
+
+class _Server(ThreadingWSGIServer):
+    def server_bind(self) -> None:
+        # As WSGIServer's, without the look-up of the host's name, which may take seconds.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a probe or a scrape from %s was cut off", client_address, exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_class(host: str) -> type[WSGIServer]:
+    return _Server6 if ":" in host else _Server

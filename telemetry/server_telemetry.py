@@ -1,0 +1,68 @@
+"""What one server process shows to those who operate it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from telemetry.measures import Measures
+from telemetry.probe_port import ProbePort
+from telemetry.server_figures import ServerFigures
+from telemetry.stats_reader import StatsReader
+from wire.errors import ConfigError
+from wire.generation import ServerInfo, ServerStats
+from wire.server import GrpcServer
+
+log = logging.getLogger(__name__)
+
+METRICS_PORT_OFFSET = 10_000
+"""From a server's own port to the one of its metrics, if nothing else is said."""
+
+
+class ServerTelemetry:
+    """The port for metrics and probes, from before the model is loaded until after the last call.
+
+    ``metrics_port``: 0 for none; None derives it from the server's own port.
+    """
+
+    def __init__(self, server: GrpcServer, *, host: str, port: int, metrics_port: int | None) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._server = server
+        self._port: ProbePort | None = None
+        if metrics_port != 0:
+            wanted = metrics_port or _derived(port)
+            self._port = ProbePort(host, wanted, self._registry, self._not_ready)
+            log.info("metrics and probes on http://%s:%d/metrics", host, self._port.port)
+
+    def show(
+        self, info: ServerInfo, stats: Callable[[], Coroutine[Any, Any, ServerStats]], measures: Measures
+    ) -> None:
+        """Figures are shown from now on. ``stats`` is awaited on the running event loop."""
+        reader = StatsReader(stats, asyncio.get_running_loop())
+        version = importlib.metadata.version("twinfang")
+        self._registry.register(ServerFigures(info, version, reader, measures))
+
+    async def close(self) -> None:
+        if self._port is not None:
+            await asyncio.to_thread(self._port.close)
+
+    def _not_ready(self) -> str | None:
+        state = self._server.health.state
+        return None if state == "serving" else state
+
+
+def _derived(port: int) -> int:
+    """0, any free port, for a server that itself took any free one."""
+    derived = port + METRICS_PORT_OFFSET if port else 0
+    if derived > 65535:
+        raise ConfigError(
+            f"--port {port}: its metrics would be on port {derived}, and the highest is 65535; "
+            "set --metrics-port, or 0 for none"
+        )
+    return derived

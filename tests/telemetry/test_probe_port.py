@@ -1,0 +1,86 @@
+"""The HTTP port of a server for probes and metrics."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from telemetry import stats_reader
+from telemetry.probe_port import ProbePort
+from telemetry.stats_reader import StatsReader
+from tests.router.scripted_servers import server_stats
+from wire.errors import ConfigError
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def state():
+    return {"not_ready": "starting"}
+
+
+@pytest.fixture
+def port(registry, state):
+    made = ProbePort("127.0.0.1", 0, registry, lambda: state["not_ready"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(port):
+    with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=10.0) as made:
+        yield made
+
+
+def test_a_server_that_starts_is_alive_and_not_ready(client, state):
+    assert client.get("/healthz").status_code == 200
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.text) == (503, "starting\n")
+    state["not_ready"] = None
+    assert client.get("/readyz").status_code == 200
+
+
+def test_metrics_are_shown_as_text_and_as_open_metrics(client, registry):
+    Gauge("twinfang_something", "Something.", registry=registry).set(3)
+    assert "twinfang_something 3.0" in client.get("/metrics").text.splitlines()
+    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_other_paths_and_methods_are_refused(client):
+    assert client.get("/").status_code == 404
+    assert client.post("/metrics").status_code == 405
+
+
+def test_a_port_that_is_taken_is_named_with_the_flag(port, registry):
+    with pytest.raises(ConfigError, match=f"--metrics-port {port.port}: .*choose another"):
+        ProbePort("127.0.0.1", port.port, registry, lambda: None)
+
+
+def test_a_client_that_sends_nothing_keeps_no_one_waiting(port, client):
+    with socket.create_connection(("127.0.0.1", port.port)):
+        assert client.get("/healthz").status_code == 200
+
+
+async def test_an_engine_that_does_not_answer_leaves_the_figures_of_the_last_time(monkeypatch):
+    monkeypatch.setattr(stats_reader, "ANSWER_TIMEOUT_S", 0.05)
+    hangs = False
+
+    async def ask():
+        if hangs:
+            await asyncio.Event().wait()
+        return server_stats(num_steps=7)
+
+    read = StatsReader(ask, asyncio.get_running_loop())
+    first = await asyncio.to_thread(read)
+    assert (first.stats.num_steps, first.age_s < 0.05) == (7, True)
+    hangs = True
+    later = await asyncio.to_thread(read)
+    assert later.stats == first.stats
+    assert later.age_s >= 0.05

@@ -1,0 +1,76 @@
+"""gRPC's standard health service (``grpc.health.v1``), from both ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+ServerState = Literal["starting", "serving", "draining", "stopping"]
+
+_STATUS = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """What a server says of itself: for the whole of it (the service with the empty name) and each service.
+
+    All states but ``serving`` are NOT_SERVING. A server that drains may serve again, one that stops may not.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.state: ServerState = "starting"
+        """May be read from any thread."""
+        self._services = [""]
+        self._servicer = _Servicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    def add_service(self, name: str) -> None:
+        """A service that is as healthy as the server. Before :meth:`set`."""
+        self._services.append(name)
+
+    async def set(self, state: ServerState) -> None:
+        """Tells those who watch."""
+        if self.state == "stopping":
+            return
+        self.state = state
+        status = _STATUS.SERVING if state == "serving" else _STATUS.NOT_SERVING
+        for name in self._services:
+            await self._servicer.set(name, status)
+
+    def close(self) -> None:
+        """Ends the calls of those who watch: a server that stops would wait for them."""
+        self._servicer.closed.set()
+
+
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        watching = asyncio.ensure_future(super().Watch(request, context))
+        closed = asyncio.ensure_future(self.closed.wait())
+        try:
+            await asyncio.wait({watching, closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (watching, closed):
+                task.cancel()
+            await asyncio.gather(watching, closed, return_exceptions=True)
+
+
+async def watch_health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
+    """Whether the server at the other end serves: now, and whenever that changes.
+
+    Ends with the stream, for whatever reason; a server without the health service says nothing at all.
+    """
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    try:
+        async for reply in watch:
+            yield reply.status == _STATUS.SERVING
+    except grpc.aio.AioRpcError:
+        return
+    finally:
+        watch.cancel()
