@@ -10,15 +10,20 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from router import chat, completions, model_list, probes, tokenization
+from router.admin.admin_token import AdminToken
+from router.admin.api import add_admin_api
+from router.admin.event_feed import EventFeed
 from router.admission import Admission
-from router.background import OnFatal
+from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
 from router.openai_errors import install_error_handlers
+from router.recent_figures import RecentFigures
 from router.request_id import RequestIdMiddleware
+from router.request_log import RequestLog
 from router.server_pool import ServerPool
 from router.services import Services
 
@@ -36,6 +41,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     """
     folders = {source.name: ModelFolder.read(source) for source in config.models}
 
+    token = AdminToken.from_file(config.admin_token_file) if config.admin_token_file else None
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
@@ -49,12 +56,18 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             pool=pool,
             metrics=Metrics(),
             admission=Admission(config.max_requests_in_flight),
+            requests=RequestLog(),
+            recent=RecentFigures(),
             created=int(time.time()),
         )
         pool.start(on_fatal)
+        feed = app.state.event_feed = EventFeed(app.state.services)
+        watching = start_background(feed.run(), "admin events", on_fatal)
         try:
             yield
         finally:
+            feed.close()
+            await cancel_and_wait(watching)
             await pool.close()
             for folder in folders.values():
                 folder.tokenizer.close()
@@ -63,6 +76,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     install_error_handlers(app)
     for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)
+    if token is not None:
+        add_admin_api(app, token)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -47,6 +47,11 @@ class Assignments:
         """Whether the server has told its load since it appeared."""
         return self._stats is not None
 
+    @property
+    def stats(self) -> ServerStats | None:
+        """What it told last."""
+        return self._stats
+
     def begin(self, num_tokens: int) -> Assignment:
         """A request of so many tokens was given to this server."""
         return Assignment(self, num_tokens, self.breaker.begin())

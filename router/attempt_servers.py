@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.assignments import Assignment
+from router.choice_timeline import ChoiceTimeline
 from router.decode_stream import DecodeStream
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
@@ -18,6 +19,7 @@ from wire.errors import (
     UnavailableError,
     WireError,
 )
+from wire.generation import PrefillReply
 
 HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
 """It can't be told from here which end failed. Both are blamed: the good one's other handoffs clear it."""
@@ -28,8 +30,9 @@ SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, Twinfang
 class AttemptServers:
     """Chooses servers, and tells each when its part has begun, has done well, has failed or is over."""
 
-    def __init__(self, pool: ModelServers) -> None:
+    def __init__(self, pool: ModelServers, timeline: ChoiceTimeline) -> None:
         self._pool = pool
+        self._timeline = timeline
         self._prefill: Assignment | None = None
         self._decode: Assignment | None = None
 
@@ -48,15 +51,18 @@ class AttemptServers:
             self._prefill.ended()
         num_cached = client.assignments.prefixes.cached_tokens(demand)
         self._prefill = client.assignments.begin(len(demand.token_ids) - num_cached)
+        self._timeline.prefill_called(client.worker_id)
         return client
 
-    def prefilled(self) -> None:
+    def prefilled(self, reply: PrefillReply) -> None:
         """The prefill server waits to be read from."""
+        self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
         if self._prefill is not None:
             self._prefill.unload()
 
     def progressed(self) -> None:
         """A token came: the decode server serves, and what the prefill server computed was good."""
+        self._timeline.progressed()
         if self._decode is not None:
             self._decode.progressed()
         if self._prefill is not None:

@@ -63,6 +63,8 @@ class RouterConfig:
     """Requests with equal values of this HTTP header go to the same servers; empty: none do."""
     probe_interval_s: float = 2.0
     """Between two looks at a server that is not streaming to us."""
+    admin_token_file: Path | None = None
+    """Holds the token of the admin API; None: there is no admin API."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 

@@ -15,6 +15,7 @@ import grpc.aio
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
+from router.worker_id import PoolRole, worker_id
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, ServerStats, Submit
@@ -35,6 +36,8 @@ class DecodeStream:
     ``prefill_addresses`` says which prefill servers one that has just connected should meet.
     """
 
+    pool_role: PoolRole = "decode"
+
     def __init__(
         self,
         address: str,
@@ -44,6 +47,7 @@ class DecodeStream:
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
         self.address = address
+        self.worker_id = worker_id(self.pool_role, address)
         self.info: ServerInfo | None = None
         """None as long as there is no stream."""
         self.assignments = Assignments(time.monotonic)

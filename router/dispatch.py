@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
 from router.choice import Choice
+from router.choice_timeline import ChoiceTimeline
 from router.decode_stream import DecodeStream
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
@@ -53,6 +54,7 @@ class Dispatch:
         deadline: float,
         deliver: Callable[[RequestOutput | TwinfangError], None],
         on_retry: Callable[[str], None],
+        timeline: ChoiceTimeline,
     ) -> None:
         self.prefill_reply: PrefillReply | None = None
         self.prefill_call_s = 0.0
@@ -69,11 +71,12 @@ class Dispatch:
         """Set while a prefill's reply is waited for."""
         self._held_back: list[RequestOutput] = []
         self._pool = pool
-        self._servers = AttemptServers(pool)
+        self._servers = AttemptServers(pool, timeline)
         self._choice = choice.seeded
         self._deadline = deadline
         self._deliver = deliver
         self._on_retry = on_retry
+        self._timeline = timeline
         self._stream: DecodeStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
@@ -135,6 +138,7 @@ class Dispatch:
             return
         log.warning("request %s: trying again: %s", self._request_id, error.message)
         self._on_retry(error.code)
+        self._timeline.retried(error.code)
         self._task = asyncio.create_task(self._try_again())
 
     def _avoid(self, address: str) -> None:
@@ -200,7 +204,7 @@ class Dispatch:
         finally:
             if self._prefilling is asyncio.current_task():
                 self._prefilling = None
-        self._servers.prefilled()
+        self._servers.prefilled(reply)
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
             self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
@@ -239,6 +243,7 @@ class Dispatch:
             self._held_back.append(output)
             return
         if has_moved:
+            self._timeline.moved(output.stats)
             self._move(output.ticket)
             return
         self._lease = None
@@ -286,6 +291,7 @@ class Dispatch:
         self._stream = decode
         self._submitted_s, self.first_output_s = time.monotonic(), 0.0
         decode.submit(submit, self._take)
+        self._timeline.submitted(decode.worker_id, reads=ticket is not None)
 
 
 def _error_of(output: RequestOutput) -> TwinfangError | None:

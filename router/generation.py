@@ -13,8 +13,9 @@ from router.choice import Choice
 from router.dispatch import Dispatch
 from router.inbox import Inbox
 from router.model_servers import ModelServers
+from router.request_record import RequestRecord
 from router.services import Services
-from wire.errors import CancelledRequestError, TwinfangError
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
 from wire.generation import RequestOutput
 
 
@@ -25,10 +26,15 @@ class Generation:
     """
 
     def __init__(
-        self, services: Services, servers: ModelServers, choices: Sequence[tuple[Choice, Answer]]
+        self,
+        services: Services,
+        servers: ModelServers,
+        choices: Sequence[tuple[Choice, Answer]],
+        record: RequestRecord,
     ) -> None:
         self._services = services
         self._servers = servers
+        self._record = record
         self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | TwinfangError]] = Inbox()
         self._dispatches: list[Dispatch] = []
@@ -46,7 +52,10 @@ class Generation:
         """Raises :class:`OverloadedError` if the router has all the requests it may have."""
         with ExitStack() as exits:
             exits.enter_context(self._services.metrics.request())
+            exits.enter_context(self._services.requests.follow(self._record))
             exits.enter_context(self._services.admission.admit())  # a 429 is counted as well
+            self._record.admitted()
+            exits.enter_context(self._record.abortable(self._abort))
             self._exits = exits.pop_all()
         self._started_s = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + self._services.config.request_timeout_s
@@ -65,6 +74,7 @@ class Generation:
             deadline=self._deadline,
             deliver=deliver,
             on_retry=self._services.metrics.retried,
+            timeline=self._record.choices[index],
         )
         self._dispatches.append(dispatch)
         dispatch.start()
@@ -74,7 +84,11 @@ class Generation:
     ) -> None:
         for dispatch in self._dispatches:
             dispatch.cancel()
+        self._services.recent.requests.add(1, self._services.recent.now_s)
         self._exits.__exit__(kind, error, trace)
+
+    def _abort(self) -> None:
+        self._inbox.put((0, AbortedRequestError.by_operator()))
 
     def cached_tokens(self, index: int) -> int:
         """Prompt tokens of a finished choice that some prefix cache held."""
@@ -91,7 +105,7 @@ class Generation:
         deltas: dict[int, Delta] = {}
         while self._unfinished and not deltas:
             for index, event in await self._inbox.take_all(self._deadline):
-                if index not in self._unfinished:
+                if index not in self._unfinished and not isinstance(event, AbortedRequestError):
                     continue
                 delta = self._take(index, event)
                 if index in deltas:
@@ -112,6 +126,7 @@ class Generation:
             self._unfinished.discard(index)
             dispatch = self._dispatches[index]
             dispatch.cancel()  # a stop string: the server does not know yet
+            self._note_end(index)
             if answer.stats is not None:
                 self._services.metrics.decoded(
                     answer.stats, dispatch.first_output_s, was_early=dispatch.was_early
@@ -120,14 +135,28 @@ class Generation:
                 self._services.metrics.prefilled(dispatch.prefill_reply, dispatch.prefill_call_s)
         return delta
 
+    def _note_end(self, index: int) -> None:
+        choice, answer = self._choices[index]
+        timeline = self._record.choices[index]
+        timeline.ended(answer.stats)
+        self._services.recent.choice_ended(
+            num_prompt_tokens=len(choice.token_ids),
+            num_cached_tokens=self.cached_tokens(index),
+            num_tokens=answer.num_tokens,
+            decode_s=self._last_token_s[index] - (timeline.first_token_s or self._last_token_s[index]),
+            stats=answer.stats,
+        )
+
     def _measure(self, index: int, delta: Delta) -> None:
         num_tokens = len(delta.token_ids)
         if not num_tokens:
             return
-        metrics, now = self._services.metrics, time.monotonic()
+        metrics, recent, now = self._services.metrics, self._services.recent, time.monotonic()
+        recent.generated_tokens.add(num_tokens, now)
         metrics.generation_tokens.inc(num_tokens)
         if before := self._last_token_s[index]:
             metrics.inter_token_latency.observe((now - before) / num_tokens)
         else:
             metrics.time_to_first_token.observe(now - self._started_s)
+            recent.ttft.observe(now - self._started_s, now)
         self._last_token_s[index] = now

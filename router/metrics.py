@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from router.server_figures import ServerFigures
 from router.speculation_figures import SpeculationFigures
 from router.transfer_figures import TransferFigures
-from wire.errors import CancelledRequestError, TwinfangError
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -182,6 +182,8 @@ class Metrics:
 
 def _outcome_of(error: BaseException) -> str:
     """How a request ended that this ended."""
+    if isinstance(error, AbortedRequestError):
+        return "cancelled"
     if isinstance(error, TwinfangError) and not isinstance(error, CancelledRequestError):
         return "refused" if error.http_status < 500 else "failed"
     if isinstance(error, Exception) and not isinstance(error, CancelledRequestError):

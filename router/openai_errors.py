@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -85,6 +86,15 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers["X-Request-Id"] = request_id
         return response
 
+    async def on_bad_parameter(request: Request, error: Exception) -> JSONResponse:
+        """Of a path or a query: bodies are read by :func:`read_json`."""
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        message = f"{name} {shown(first.get('input'))}: {first['msg']}"
+        return error_response(InvalidRequestError(message, param=name))
+
+    app.add_exception_handler(RequestValidationError, on_bad_parameter)
     app.add_exception_handler(TwinfangError, on_twinfang_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(Exception, on_unexpected)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
+from router.worker_id import PoolRole, worker_id
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, PartialTicket
@@ -29,6 +30,8 @@ class PrefillClient:
     another life of it (incarnation).
     """
 
+    pool_role: PoolRole = "prefill"
+
     def __init__(
         self,
         address: str,
@@ -38,6 +41,7 @@ class PrefillClient:
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
         self.address = address
+        self.worker_id = worker_id(self.pool_role, address)
         self.info: ServerInfo | None = None
         """None as long as the server can't be used."""
         self.assignments = Assignments(time.monotonic)

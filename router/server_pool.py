@@ -53,7 +53,7 @@ class ServerPool:
             (any_model.prefill_policy, self._prefill),
             (any_model.decode_policy, self._decode),
         ):
-            for server in servers if policy.reads_load else ():
+            for server in servers:  # operators look at it, whatever the policy
                 watch = keep_load(server, idle_interval_s=self._load_interval_s)
                 self._load_watches.append(start_background(watch, f"load of {server.address}", on_fatal))
             for server in servers if policy.reads_prefixes else ():
@@ -76,6 +76,10 @@ class ServerPool:
             "prefill": sum(client.info is not None for client in self._prefill),
             "decode": sum(stream.info is not None for stream in self._decode),
         }
+
+    def workers(self) -> list[PrefillClient | DecodeStream]:
+        """All servers, prefill servers first."""
+        return [*self._prefill, *self._decode]
 
     def assignments(self) -> list[tuple[str, str, Assignments]]:
         """Role that it is configured for, address, and what is known of it, for every server."""

@@ -11,6 +11,8 @@ from router.admission import Admission
 from router.config import RouterConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
+from router.recent_figures import RecentFigures
+from router.request_log import RequestLog
 from router.server_pool import ServerPool
 
 
@@ -21,6 +23,8 @@ class Services:
     pool: ServerPool
     metrics: Metrics
     admission: Admission
+    requests: RequestLog
+    recent: RecentFigures
     created: int
     """When this router started, in seconds since 1970."""
 

@@ -15,6 +15,7 @@ from router.choice import Choice
 from router.disconnect import run_until_disconnect
 from router.event_stream import EventStream, event
 from router.generation import Generation
+from router.request_record import RequestRecord
 from router.services import Services
 from router.session import session_of
 from router.text_request import TextRequest
@@ -98,7 +99,14 @@ def _generation(request: TextRequest, services: Services) -> Generation:
                 eos_token_ids=limits.eos_token_ids,
             )
             choices.append((choice, answer))
-    return Generation(services, model.servers, choices)
+    record = RequestRecord(
+        request.id,
+        model.name,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_choices=len(choices),
+        count_tokens=lambda: sum(answer.num_tokens for _, answer in choices),
+    )
+    return Generation(services, model.servers, choices, record)
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:

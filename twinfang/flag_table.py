@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinfang.flag_values import (
     address,
+    existing_file,
     file_path,
     integer,
     model_alias,
@@ -199,6 +200,11 @@ SHUTDOWN_GRACE = Flag(
     *("--shutdown-grace", "SECONDS", _seconds, "what answers under way get to end after SIGTERM"),
     default=10.0,
 )
+ADMIN_TOKEN_FILE = Flag(
+    *("--admin-token-file", "FILE", existing_file),
+    "file with the admin API's token, or sha256: and its hexadecimal digest",
+    default_text="none: there is no admin API",
+)
 PREFILL_ADDRESSES = Flag(
     *("--prefill", "HOST:PORT", address, "a prefill server; repeat for more"), repeatable=True
 )
@@ -328,6 +334,7 @@ ROUTER_LIMITS = (
     SESSION_HEADER,
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,
+    ADMIN_TOKEN_FILE,
 )
 SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))

@@ -103,6 +103,14 @@ def address(text: str) -> str:
     return text
 
 
+def existing_file(text: str) -> Path:
+    """An absolute path, as child processes may run elsewhere."""
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError("there is no such file")
+    return path
+
+
 def file_path(text: str) -> Path:
     """A file that may be written: its directory exists."""
     path = Path(text).expanduser().absolute()

@@ -89,6 +89,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         prefill_policy=values.prefill_policy,
         decode_policy=values.decode_policy,
         session_header=values.session_header or "",
+        admin_token_file=values.admin_token_file,
     )
 
     def run_until_signal() -> None:

@@ -51,6 +51,21 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class UnknownIdError(InvalidRequestError):
+    """The address names a worker or a request that there is not."""
+
+    http_status = 404
+    code = "not_found"
+
+
+class AdminTokenError(TwinfangError):
+    """A request for the admin API comes without its token."""
+
+    http_status = 401
+    type = "invalid_request_error"
+    code = "invalid_admin_token"
+
+
 class BodyTooLargeError(InvalidRequestError):
     """The request's body exceeds the limit in bytes."""
 
@@ -83,11 +98,23 @@ class DeadlineError(TwinfangError):
 
 
 class CancelledRequestError(TwinfangError):
-    """The request was cancelled by its client or by an operator."""
+    """The request's client has gone."""
 
     http_status = 499
     type = "server_error"
     code = "cancelled"
+
+
+class AbortedRequestError(TwinfangError):
+    """An operator has ended the request; its client is still there, and should not send it again."""
+
+    http_status = 499
+    type = "server_error"
+    code = "aborted"
+
+    @classmethod
+    def by_operator(cls) -> AbortedRequestError:
+        return cls("an operator has ended this request (POST /admin/v1/requests/{id}/abort)")
 
 
 class ConfigError(TwinfangError):

@@ -32,9 +32,14 @@ class Stack:
     url: str
     client: httpx.AsyncClient
     openai: AsyncOpenAI
-    services: Services
+    app: Any
     prefill: list[ScriptedPrefill]
     decode: list[ScriptedDecode]
+
+    @property
+    def services(self) -> Services:
+        services: Services = self.app.state.services
+        return services
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -116,7 +121,7 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
             client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
             openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             exits.push_async_callback(openai.close)
-            stack = Stack(url, client, openai, app.state.services, prefill, decode)
+            stack = Stack(url, client, openai, app, prefill, decode)
             if ready:
                 await until(lambda: stack.services.pool.not_ready_reason() is None)
             return stack

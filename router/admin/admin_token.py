@@ -1,0 +1,81 @@
+"""The token without which the admin API says nothing, and the check of every request for it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.openai_errors import error_response
+from wire.errors import AdminTokenError, ConfigError
+
+PREFIX = "/admin/v1"
+MIN_CHARS = 16
+HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class AdminToken:
+    """Keeps the token's SHA-256 alone, and compares digests in constant time."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    @classmethod
+    def from_file(cls, path: Path) -> AdminToken:
+        """The first line of ``path``: the token, or ``sha256:`` and the hexadecimal digest of it.
+
+        Raises :class:`ConfigError` if there is none, or one that could be guessed.
+        """
+        try:
+            text = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the admin token can't be read from {path}: {error}") from error
+        if hashed := HASHED.fullmatch(text):
+            return cls(bytes.fromhex(hashed[1]))
+        if len(text) < MIN_CHARS or len(text.split()) != 1:
+            raise ConfigError(
+                f"the admin token in {path} has {len(text)} characters: it must be one word of at least "
+                f"{MIN_CHARS}, made for example with `openssl rand -hex 32`"
+            )
+        return cls(hashlib.sha256(text.encode()).digest())
+
+    def matches(self, given: bytes) -> bool:
+        return hmac.compare_digest(hashlib.sha256(given).digest(), self._digest)
+
+
+class AdminTokenMiddleware:
+    """Pure ASGI: lets nothing under :data:`PREFIX` be reached without ``Authorization: Bearer <token>``.
+
+    It stands before the routes, so that one that is added later can't forget to ask.
+    """
+
+    def __init__(self, app: ASGIApp, token: AdminToken) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and _is_admin(scope["path"]) and not self._allows(scope):
+            response = error_response(
+                AdminTokenError(
+                    "this address needs the admin token: send Authorization: Bearer <token>, the one in the "
+                    "router's --admin-token-file"
+                )
+            )
+            response.headers["WWW-Authenticate"] = "Bearer"
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, token = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and self._token.matches(token.strip())
+
+
+def _is_admin(path: str) -> bool:
+    return path == PREFIX or path.startswith(PREFIX + "/")

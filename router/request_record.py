@@ -1,0 +1,126 @@
+"""One HTTP request for text as those who operate the router see it: what it waits for, and what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from router.choice_timeline import ChoiceTimeline
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
+
+RequestState = Literal["queued", "prefill", "transfer", "decode", "finished", "failed", "cancelled"]
+
+STAGES: tuple[RequestState, ...] = ("queued", "prefill", "transfer", "decode", "finished")
+
+
+class RequestRecord:
+    """Owned by the request while it runs. Holds numbers and names: no prompt, no answer, no key.
+
+    ``count_tokens`` says how many tokens there are so far; it is not asked any more once the request has
+    ended.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        num_prompt_tokens: int,
+        num_choices: int,
+        count_tokens: Callable[[], int],
+        priority: int = 0,
+        key_name: str | None = None,
+    ) -> None:
+        self.id = request_id
+        self.model = model
+        self.num_prompt_tokens = num_prompt_tokens
+        self.priority = priority
+        self.key_name = key_name
+        self.choices: Sequence[ChoiceTimeline] = [ChoiceTimeline() for _ in range(num_choices)]
+        self.received_s = time.monotonic()
+        self.admitted_s: float | None = None
+        self.ended_s: float | None = None
+        self.error: str | None = None
+        """Code of what ended it before its time."""
+        self._end: RequestState | None = None
+        self._count_tokens: Callable[[], int] | None = count_tokens
+        self._num_tokens = 0
+        self._abort: Callable[[], None] | None = None
+
+    @property
+    def state(self) -> RequestState:
+        """Of several choices that of the one that has come least far."""
+        if self._end is not None:
+            return self._end
+        if self.admitted_s is None:
+            return "queued"
+        return min((choice.stage for choice in self.choices), key=STAGES.index)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self._num_tokens if self._count_tokens is None else self._count_tokens()
+
+    def age_s(self, now_s: float) -> float:
+        """From its arrival to now, or to its end."""
+        return (now_s if self.ended_s is None else self.ended_s) - self.received_s
+
+    def admitted(self) -> None:
+        """It has waited long enough for its place."""
+        self.admitted_s = time.monotonic()
+
+    def abort(self) -> bool:
+        """Ends it with :class:`AbortedRequestError`; False if it has ended already."""
+        if self._abort is None:
+            return False
+        self._abort()
+        return True
+
+    @contextmanager
+    def abortable(self, abort: Callable[[], None]) -> Iterator[None]:
+        """In the block ``abort`` is what ends the request."""
+        before, self._abort = self._abort, abort
+        try:
+            yield
+        finally:
+            self._abort = before
+
+    @contextmanager
+    def abortable_task(self) -> Iterator[None]:
+        """In the block an abort ends whatever the running task waits for."""
+        task = asyncio.current_task()
+        assert task is not None
+        is_aborted = False
+
+        def abort() -> None:
+            nonlocal is_aborted
+            is_aborted = True
+            task.cancel()
+
+        with self.abortable(abort):
+            try:
+                yield
+            except asyncio.CancelledError:
+                if is_aborted and task.uncancel() == 0:
+                    raise AbortedRequestError.by_operator() from None
+                raise
+
+    def ended(self, error: BaseException | None) -> None:
+        """Told once, by :class:`RequestLog`."""
+        self.ended_s = time.monotonic()
+        self._end = _end_of(error)
+        if isinstance(error, TwinfangError):
+            self.error = error.code
+        self._num_tokens, self._count_tokens = self.num_generated_tokens, None
+        for choice in self.choices:
+            choice.ended(None)
+
+
+def _end_of(error: BaseException | None) -> RequestState:
+    if error is None:
+        return "finished"
+    if isinstance(error, CancelledRequestError | AbortedRequestError) or not isinstance(error, Exception):
+        return "cancelled"  # also a cancelled task, and a stream's generator that was closed
+    return "failed"

@@ -1,0 +1,103 @@
+"""What has come in the last minute, in constant memory: sums and histograms in slots of one second.
+
+Times are seconds of one monotonic clock, told by the caller, who has read it already.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+WINDOW_S = 60
+BOUNDS_MS = tuple(round(10 ** (tenth / 10), 3) for tenth in range(-10, 61))
+"""Upper bounds of buckets: ten a decade, from 0.1 ms to 1,000 s."""
+
+
+class _Slots:
+    """Which slot is of which second; one that is of another is to be emptied first."""
+
+    def __init__(self) -> None:
+        self._seconds = [-WINDOW_S] * WINDOW_S
+
+    def at(self, now_s: float) -> int:
+        """The index of this second's slot."""
+        second = int(now_s)
+        index = second % WINDOW_S
+        if self._seconds[index] != second:
+            self._seconds[index] = second
+            self._empty(index)
+        return index
+
+    def recent(self, now_s: float) -> Iterator[int]:
+        """Indices of the slots that are within the window."""
+        oldest = int(now_s) - WINDOW_S
+        return (index for index, second in enumerate(self._seconds) if second > oldest)
+
+    def _empty(self, index: int) -> None:
+        raise NotImplementedError
+
+
+class WindowSum(_Slots):
+    """Adds up numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums = [0.0] * WINDOW_S
+
+    def add(self, value: float, now_s: float) -> None:
+        self._sums[self.at(now_s)] += value
+
+    def total(self, now_s: float) -> float:
+        return sum(self._sums[index] for index in self.recent(now_s))
+
+    def _empty(self, index: int) -> None:
+        self._sums[index] = 0.0
+
+
+class WindowHistogram(_Slots):
+    """Counts times by :data:`BOUNDS_MS`; what is beyond the last bound counts there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: list[dict[int, int]] = [{} for _ in range(WINDOW_S)]
+
+    def observe(self, seconds: float, now_s: float) -> None:
+        bucket = min(bisect_left(BOUNDS_MS, 1000 * seconds), len(BOUNDS_MS) - 1)
+        counts = self._counts[self.at(now_s)]
+        counts[bucket] = counts.get(bucket, 0) + 1
+
+    def snapshot(self, now_s: float) -> Distribution:
+        counts = [0] * len(BOUNDS_MS)
+        for index in self.recent(now_s):
+            for bucket, count in self._counts[index].items():
+                counts[bucket] += count
+        return Distribution(counts)
+
+    def _empty(self, index: int) -> None:
+        self._counts[index] = {}
+
+
+class Distribution:
+    """The times of one window, as counts by bucket."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+        self.count = sum(counts)
+
+    def percentile_ms(self, share: float) -> float | None:
+        """Interpolated within its bucket, so right to a quarter; None of nothing."""
+        wanted, seen = share * self.count, 0
+        for bucket, count in enumerate(self._counts):
+            if count and seen + count >= wanted:
+                lower = BOUNDS_MS[bucket - 1] if bucket else 0.0
+                return round(lower + (BOUNDS_MS[bucket] - lower) * (wanted - seen) / count, 3)
+            seen += count
+        return None
+
+    @property
+    def histogram(self) -> list[tuple[float, int]]:
+        """``(upper bound in ms, count)`` from the first bucket that has any to the last one."""
+        filled = [bucket for bucket, count in enumerate(self._counts) if count]
+        if not filled:
+            return []
+        return [(BOUNDS_MS[i], self._counts[i]) for i in range(filled[0], filled[-1] + 1)]

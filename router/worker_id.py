@@ -1,0 +1,14 @@
+"""What the admin API calls a server."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+PoolRole = Literal["prefill", "decode"]
+"""The pool that a server is in. A server that does both stands in that of decode servers."""
+
+
+def worker_id(role: PoolRole, address: str) -> str:
+    """The same for one address on every router and after every restart: ``decode-1a2b3c``."""
+    return f"{role}-{hashlib.blake2b(address.encode(), digest_size=3).hexdigest()}"

@@ -1,0 +1,300 @@
+"""The admin API: who may ask, and what it shows of workers, requests and the last minute."""
+
+import asyncio
+import hashlib
+import json
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from router.admin.admin_token import AdminToken
+from tests.router.conftest import MODEL, until
+from tests.router.scripted_servers import hanging, saying, server_stats
+from wire.errors import ConfigError
+
+TOKEN = "a-token-for-tests-0123456789"
+
+
+@pytest.fixture
+def make_admin_stack(make_stack, tmp_path):
+    """``make_stack`` with an admin API; its client has the token in ``stack.admin``."""
+
+    async def make(**config):
+        path = tmp_path / "admin-token"
+        path.write_text(TOKEN + "\n")
+        stack = await make_stack(admin_token_file=path, **config)
+        stack.client.headers["Authorization"] = f"Bearer {TOKEN}"
+        return stack
+
+    return make
+
+
+async def get(stack, path):
+    response = await stack.client.get(f"/admin/v1{path}")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# --- the token -------------------------------------------------------------------------------------
+
+
+def routes_of(app):
+    """Paths, with something for their parameters, and methods of all routes, however they were added."""
+    schema = app.openapi()
+    return [
+        (method.upper(), path.replace("{request_id}", "x").replace("{worker_id}", "x"))
+        for path, methods in schema["paths"].items()
+        for method in methods
+        if path.startswith("/admin/v1")
+    ]
+
+
+async def test_no_admin_route_answers_without_its_token(make_admin_stack):
+    stack = await make_admin_stack()
+    found = routes_of(stack.app)
+    assert len(found) >= 7
+    assert not [
+        route
+        for route in stack.app.routes
+        if isinstance(route, APIRoute) and "admin" in route.path and not route.include_in_schema
+    ]
+    bad = [
+        {},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+    ]
+    bad += [
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer {hashlib.sha256(TOKEN.encode()).hexdigest()}"},
+    ]
+    async with httpx.AsyncClient(base_url=stack.url) as stranger:
+        for method, path in [
+            *found,
+            ("GET", "/admin/v1"),
+            ("GET", "/admin/v1/nothing"),
+            ("PUT", "/admin/v1/stats"),
+        ]:
+            for headers in bad:
+                response = await stranger.request(method, path, headers=headers, content=b"{")
+                assert response.status_code == 401, (method, path, headers)
+                assert response.json()["error"]["code"] == "invalid_admin_token"
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                assert TOKEN not in response.text
+        twice = [("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer x")]
+        assert (await stranger.get("/admin/v1/stats", headers=twice)).status_code == 401
+        for path in ("//admin/v1/stats", "/admin/v1/../v1/stats", "/%61dmin/v1/stats", "/admin/v1/stats/"):
+            assert (await stranger.get(path)).status_code in (401, 404)
+    assert (
+        await stack.client.get("/admin/v1/stats", headers={"Authorization": f"bearer {TOKEN}"})
+    ).status_code == 200
+
+
+async def test_without_a_token_file_there_is_no_admin_api(make_stack):
+    stack = await make_stack()
+    response = await stack.client.get("/admin/v1/workers", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 404
+    assert not routes_of(stack.app)
+
+
+def test_a_token_is_kept_as_its_digest_and_may_come_as_one(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    token = AdminToken.from_file(path)
+    assert token.matches(TOKEN.encode())
+    assert not token.matches(path.read_bytes().strip())
+    assert TOKEN not in str(vars(token))
+
+
+@pytest.mark.parametrize("text", ["", "short", "two words that are long", b"\xff\xfe" * 10])
+def test_a_token_that_could_be_guessed_is_refused_at_the_start(tmp_path, text):
+    path = tmp_path / "token"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=str(path)):
+        AdminToken.from_file(path)
+
+
+# --- what it shows ---------------------------------------------------------------------------------
+
+
+async def test_workers_and_pools_show_what_servers_and_the_router_know(make_admin_stack):
+    stack = await make_admin_stack(num_prefill=1, num_decode=2)
+    stack.decode[0].stats = server_stats(num_blocks=100, free_blocks=60, num_running=3, queued_tokens=7)
+    stack.decode[0].script = hanging
+    await stack.decode[1].stop()
+    asked = asyncio.create_task(stack.complete(prompt=[5, 6, 7]))
+    await until(lambda: stack.decode[0].submitted and stack.services.pool.num_connected()["decode"] == 1)
+
+    async def shown():
+        return {worker["address"]: worker for worker in (await get(stack, "/workers"))["workers"]}
+
+    async with asyncio.timeout(10):
+        while (await shown())[stack.decode[0].address]["stats"] is None or not (await shown())[
+            stack.decode[0].address
+        ]["stats"]["num_blocks"]:
+            await asyncio.sleep(0.02)
+    workers = await shown()
+    assert workers.keys() == {server.address for server in (*stack.prefill, *stack.decode)}
+    busy, gone = workers[stack.decode[0].address], workers[stack.decode[1].address]
+    assert busy["id"].startswith("decode-")
+    assert (busy["role"], busy["model"], busy["state"], busy["breaker"]) == (
+        "decode",
+        MODEL,
+        "serving",
+        "closed",
+    )
+    assert (busy["requests"], busy["incarnation"], busy["problem"]) == (1, "decode-1", "")
+    assert (busy["stats"]["free_blocks"], busy["stats"]["num_running"], busy["added_by"]) == (60, 3, "flag")
+    assert (gone["state"], gone["stats"], gone["model"], gone["requests"]) == ("unreachable", None, None, 0)
+    assert gone["problem"]
+    pools = {(pool["role"], pool["model"]): pool for pool in (await get(stack, "/pools"))["pools"]}
+    decode = pools["decode", MODEL]
+    assert (decode["size"], decode["serving"], decode["unreachable"], decode["requests"]) == (1, 1, 0, 1)
+    assert (decode["num_blocks"], decode["free_blocks"]) == (100, 60)
+    assert pools["decode", None]["unreachable"] == 1
+    assert pools["prefill", MODEL]["size"] == 1
+    asked.cancel()
+
+
+async def test_a_request_is_shown_from_its_arrival_with_a_timeline(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.decode[0].script = hanging
+    asked = asyncio.create_task(
+        stack.client.post("/v1/completions", json={"prompt": [5, 6, 7]}, headers={"X-Request-Id": "mine"})
+    )
+    await until(
+        lambda: (
+            stack.services.requests.in_flight() and stack.services.requests.in_flight()[0].state == "decode"
+        )
+    )
+    (shown,) = (await get(stack, "/requests"))["requests"]
+    assert (shown["model"], shown["state"], shown["prompt_tokens"], shown["generated_tokens"]) == (
+        MODEL,
+        "decode",
+        3,
+        1,
+    )
+    assert shown["prefill_worker"].startswith("prefill-")
+    assert shown["decode_worker"].startswith("decode-")
+    assert shown["age_s"] > 0
+    detail = await get(stack, f"/requests/{shown['id']}")
+    assert [event["duration_s"] for event in detail["timeline"] if event["name"] == "decode"] == [None]
+    assert (await stack.client.post(f"/admin/v1/requests/{shown['id']}/abort")).status_code == 200
+    answer = await asked
+    assert answer.status_code == 499
+    assert answer.json()["error"]["code"] == "aborted"
+    await until(lambda: stack.decode[0].cancelled)
+    (shown,) = (await get(stack, "/requests?limit=1"))["requests"]
+    assert (shown["state"], shown["error"], shown["generated_tokens"]) == ("cancelled", "aborted", 1)
+    assert await stack.metric("twinfang_requests_total", outcome="cancelled") == 1
+
+
+async def test_a_finished_request_says_where_its_time_went(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.decode[0].script = saying([300, 301, 302])
+    assert (await stack.complete(prompt=[5, 6, 7], n=2, max_tokens=3)).status_code == 200
+    (shown,) = (await get(stack, "/requests"))["requests"]
+    assert (shown["state"], shown["generated_tokens"], shown["choices"]) == ("finished", 6, 2)
+    timeline = (await get(stack, f"/requests/{shown['id']}"))["timeline"]
+    first = [event for event in timeline if event["choice"] == 0]
+    names = [event["name"] for event in first]
+    assert names[:2] == ["received", "queued"]
+    assert set(names) == {
+        *(
+            "received",
+            "queued",
+            "prefill_queue",
+            "prefill",
+            "decode_queue",
+            "transfer",
+            "first_token",
+            "decode",
+            "done",
+        )
+    }
+    assert names[-1] == "done"
+    assert [event["at_s"] for event in timeline] == sorted(event["at_s"] for event in timeline)
+    assert all(
+        event["duration_s"] >= 0 and event["at_s"] + event["duration_s"] <= shown["age_s"] + 1e-5
+        for event in timeline
+    )
+    durations = {event["name"]: event["duration_s"] for event in first}
+    assert durations["prefill"] <= 0.002 + 1e-6, "the server's own figure"
+    assert {event["worker"].split("-")[0] for event in first if event["name"] == "prefill"} == {"prefill"}
+
+
+async def test_a_retry_stands_in_the_timeline(make_admin_stack):
+    stack = await make_admin_stack(num_prefill=2)
+    await stack.prefill[0].stop()
+    stack.decode[0].script = saying([300])
+    assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    details = [
+        await get(stack, f"/requests/{one['id']}") for one in (await get(stack, "/requests"))["requests"]
+    ]
+    retries = [event for detail in details for event in detail["timeline"] if event["name"] == "retry"]
+    if retries:  # unless the router had noticed before
+        assert retries[0]["detail"] == "no_server_available"
+        assert [e["attempt"] for d in details for e in d["timeline"] if e["name"] == "done"].count(1) == 1
+
+
+async def test_what_ids_and_limits_are_wrong_is_said(make_admin_stack):
+    stack = await make_admin_stack()
+    unknown = await stack.client.get("/admin/v1/requests/nobody")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    for limit in ("0", "x", "99999999"):
+        refused = await stack.client.get(f"/admin/v1/requests?limit={limit}")
+        assert refused.status_code == 400
+        assert "limit" in refused.json()["error"]["message"]
+
+
+async def test_stats_are_of_the_last_minute(make_admin_stack):
+    stack = await make_admin_stack()
+    empty = await get(stack, "/stats")
+    assert (empty["ttft_ms"]["p50"], empty["ttft_ms"]["histogram"], empty["cache_hit_rate"]) == (
+        None,
+        [],
+        None,
+    )
+    stack.decode[0].script = saying([300, 301, 302])
+    for _ in range(4):
+        assert (await stack.complete(prompt=[5, 6, 7, 8], max_tokens=3)).status_code == 200
+    stats = await get(stack, "/stats")
+    assert (stats["window_s"], stats["in_flight"], stats["queued"]) == (60, 0, 0)
+    rates = stats["throughput"]
+    assert rates["prompt_tokens_per_s"] == pytest.approx(4 * rates["requests_per_s"], rel=0.01)
+    assert rates["generated_tokens_per_s"] == pytest.approx(3 * rates["requests_per_s"], rel=0.01)
+    for latency in (stats["ttft_ms"], stats["tpot_ms"]):
+        assert sum(count for _, count in latency["histogram"]) == 4
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
+    assert stats["cache_hit_rate"] == 1.0
+    assert stats["transfer"]["bytes_per_s"] > 0
+
+
+# --- events ----------------------------------------------------------------------------------------
+
+
+async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.decode[0].script = saying([300])
+    seen = []
+    async with asyncio.timeout(20), stack.client.stream("GET", "/admin/v1/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        name, has_asked = "", False
+        async for line in stream.aiter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            if line.startswith("data: "):
+                seen.append((name, json.loads(line.removeprefix("data: "))))
+            if not has_asked and [event for event, _ in seen].count("stats") == 2:
+                has_asked = True
+                await stack.complete(prompt=[5, 6], max_tokens=1)
+                await stack.decode[0].stop()
+            states = [data["state"] for event, data in seen if event == "worker" and data["role"] == "decode"]
+            ended = [data for event, data in seen if event == "request" and data["state"] == "finished"]
+            if ended and states[-1] == "unreachable":
+                break
+    assert {event for event, _ in seen} == {"worker", "request", "config", "stats"}
+    assert states[0] == "serving"
+    await until(lambda: not stack.app.state.event_feed._subscribers)
