@@ -239,7 +239,9 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     right.set(xscale="log", yscale="log", xlabel="prompt, tokens", ylabel="ms", title="TTFT (medians)")
     for axis in (left, right):
         axis.grid(axis="y", alpha=0.3)
-        axis.legend()
+    left.set_ylim(top=left.get_ylim()[1] * 1.2)  # room for the legend
+    left.legend(ncols=3, loc="upper left")
+    right.legend()
     figure.savefig(path, dpi=110)
 
 
