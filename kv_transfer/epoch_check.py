@@ -47,18 +47,6 @@ class EpochCheck:
         on_late: Callable[[], None],
     ) -> None:
         """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
-        self._flights.note_news()
-        self._post(peer, lease_id, cell, patience, on_end, on_late)
-
-    def _post(
-        self,
-        peer: Peer,
-        lease_id: int,
-        cell: int,
-        patience: Patience,
-        on_end: Callable[[TransferError | None, bool], None],
-        on_late: Callable[[], None],
-    ) -> None:
         epochs = peer.ranks[0].epochs
         assert epochs is not None
         theirs = np.array([checked_lease(lease_id, peer.reply.epoch_region)])
@@ -93,7 +81,8 @@ class EpochCheck:
         It keeps this thread polling until then, and whatever wait for the peer a notification causes is over
         before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
         """
-        self._post(peer, 0, 0, Patience(math.inf), lambda error, late: None, lambda: None)
+        nobody = Patience(math.inf)
+        self.read(peer, 0, 0, patience=nobody, on_end=lambda error, late: None, on_late=lambda: None)
 
     def _matches(self, cell: int, epoch: int) -> bool:
         return int(self._cells[cell]) == epoch

@@ -74,10 +74,6 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def note_news(self) -> None:
-        """Something that a request waits for was posted: look often."""
-        self._last_news_s = time.monotonic()
-
     def post(
         self,
         peer: PeerMemory,
@@ -88,6 +84,7 @@ class Flights:
         on_late: Callable[[], None],
     ) -> None:
         """Posts a read by ``start``; small ones are often over, and reported, when the call returns."""
+        self._last_news_s = time.monotonic()
         try:
             read = start()
         except TransferError as error:

@@ -67,7 +67,6 @@ class OwnReader:
             )
             landed = partial(_landed, receiver, ReadSize(indices.num_bytes, indices.num_descriptors))
             receiver.took_off()
-            self._flights.note_news()
             self._flights.post(
                 one,
                 start,

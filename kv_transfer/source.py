@@ -129,27 +129,18 @@ class TransferSource:
         """Leases a prefilled request's blocks and slot, which stay unchanged until the lease has ended."""
         with self._lock:
             lease = self._leases.grant(request_id)
-        self._thread.post(self._note_news)
-        return Ticket(
-            request_id=request_id,
-            lease_id=lease.lease_id,
-            epoch=lease.epoch,
-            address=self._address,
-            incarnation=self._incarnation,
-            num_tokens=num_tokens,
-            block_ids=tuple(block_ids),
-            state_slot=state_slot,
-            ttl_s=self._lease_ttl_s,
-            digests=digests,
-        )
+        return self._early_ticket(lease, num_tokens).completed(block_ids, state_slot, digests)
 
     def open(self, request_id: str, *, num_tokens: int) -> PartialTicket:
         """Leases a prompt that is still computed: blocks stay as they are once they were told to be full."""
         with self._lock:
             lease = self._leases.open(request_id)
+        return self._early_ticket(lease, num_tokens)
+
+    def _early_ticket(self, lease: Lease, num_tokens: int) -> PartialTicket:
         self._thread.post(self._note_news)
         return PartialTicket(
-            request_id=request_id,
+            request_id=lease.request_id,
             lease_id=lease.lease_id,
             epoch=lease.epoch,
             address=self._address,
@@ -170,20 +161,7 @@ class TransferSource:
         with self._lock:
             is_settled = self._leases.settle(early.lease_id, early.epoch)
         self._thread.post(self._note_news)
-        if not is_settled:
-            return None
-        return Ticket(
-            request_id=early.request_id,
-            lease_id=early.lease_id,
-            epoch=early.epoch,
-            address=early.address,
-            incarnation=early.incarnation,
-            num_tokens=early.num_tokens,
-            block_ids=tuple(block_ids),
-            state_slot=state_slot,
-            ttl_s=early.ttl_s,
-            digests=digests,
-        )
+        return early.completed(block_ids, state_slot, digests) if is_settled else None
 
     def revoke(self, ticket: AnyTicket) -> None:
         """Ends a lease here and now: its memory is about to be reused."""

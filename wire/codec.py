@@ -29,6 +29,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 """No message of ours comes near; a longer one is an attack or a fault."""
 
 T = TypeVar("T")
+_brief = reprlib.Repr()
+_brief.maxlevel = 2  # 6 levels of 6 items each are 46,656 of them
 _Check = Callable[[Any, str], Any]
 _classes: dict[str, type] = {}
 _decoders: dict[type, _Check] = {}
@@ -57,7 +59,7 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
     Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
     an unexpected class, a missing field, a value of the wrong type or out of its range. What the peer sent is
-    shown by :func:`reprlib.repr`: a deep or long value would cost a recursion error or a message as long.
+    shown by :func:`brief`: a deep or long value would cost a recursion error or a message as long.
     """
     names = " or ".join(cls.__name__ for cls in expected)
     if len(data) > MAX_MESSAGE_BYTES:
@@ -71,14 +73,19 @@ def decode(data: bytes, *expected: type[T]) -> T:
     version, name, fields = envelope
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise WireError(
-            f"the peer speaks protocol version {reprlib.repr(version)}, this process {PROTOCOL_VERSION}: "
+            f"the peer speaks protocol version {brief(version)}, this process {PROTOCOL_VERSION}: "
             "run the same Twinfang release on both sides"
         )
     for cls in expected:
         if cls.__name__ == name:
             made: T = _decoder(cls)(fields, cls.__name__)
             return made
-    raise WireError(f"expected {names}, got {reprlib.repr(name)}")
+    raise WireError(f"expected {names}, got {brief(name)}")
+
+
+def brief(value: object) -> str:
+    """A value for an error's message: two levels of it, a few of their items and the ends of long ones."""
+    return _brief.repr(value)
 
 
 def _encoder(cls: type) -> Callable[[Any], list[Any]]:
@@ -189,7 +196,7 @@ def _one_of(classes: dict[str, type]) -> _Check:
         if type(value) is not list or len(value) != 2 or type(value[0]) is not str:
             raise _wrong(where, "[class name, fields]", value)
         if value[0] not in classes:
-            raise WireError(f"{where}: expected {' or '.join(classes)}, got {reprlib.repr(value[0])}")
+            raise WireError(f"{where}: expected {' or '.join(classes)}, got {brief(value[0])}")
         return _decoder(classes[value[0]])(value[1], where)
 
     return check
@@ -198,9 +205,7 @@ def _one_of(classes: dict[str, type]) -> _Check:
 def _literal(options: tuple[Any, ...]) -> _Check:
     def check(value: Any, where: str) -> Any:
         if not any(type(value) is type(option) and value == option for option in options):
-            raise WireError(
-                f"{where}: expected one of {', '.join(map(repr, options))}, got {reprlib.repr(value)}"
-            )
+            raise WireError(f"{where}: expected one of {', '.join(map(repr, options))}, got {brief(value)}")
         return value
 
     return check
@@ -241,6 +246,6 @@ def _mapping(hints: tuple[Any, Any]) -> _Check:
     def check(value: Any, where: str) -> Any:
         if type(value) is not dict or any(type(key) is not str for key in value):
             raise _wrong(where, "dict with string keys", value)
-        return {key: item_check(item, f"{where}[{reprlib.repr(key)}]") for key, item in value.items()}
+        return {key: item_check(item, f"{where}[{brief(key)}]") for key, item in value.items()}
 
     return check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from wire.codec import message
@@ -84,6 +85,21 @@ class PartialTicket:
                 f"early ticket of {self.request_id!r}: num_tokens {self.num_tokens}, "
                 f"lease_id {self.lease_id} and ttl_s {self.ttl_s} must all be positive"
             )
+
+    def completed(self, block_ids: Sequence[int], state_slot: int, digests: Digests | None) -> Ticket:
+        """The whole ticket, once the prompt is computed."""
+        return Ticket(
+            request_id=self.request_id,
+            lease_id=self.lease_id,
+            epoch=self.epoch,
+            address=self.address,
+            incarnation=self.incarnation,
+            num_tokens=self.num_tokens,
+            block_ids=tuple(block_ids),
+            state_slot=state_slot,
+            ttl_s=self.ttl_s,
+            digests=digests,
+        )
 
 
 AnyTicket = Ticket | PartialTicket

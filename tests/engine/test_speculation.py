@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from engine.request import Request
-from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from tests.engine.speculating import (
     LOGPROB_TOLERANCE,
     Ask,
-    Engines,
     assert_nothing_is_owned,
     assert_same,
     gained_counts,
@@ -31,23 +29,6 @@ KS = [1, 2, 3, 5]
 SWEPT = [1, pytest.param(2, marks=pytest.mark.exhaustive), 3, pytest.param(5, marks=pytest.mark.exhaustive)]
 AHEAD = [0, 1]
 MODELS = ["bundled", "dense", "moe"]
-
-
-@pytest.fixture(scope="module")
-def models(bundled_model, tmp_path_factory):
-    def random(name, shape):
-        return make_checkpoint(tmp_path_factory.mktemp(name), shape, seed=5)
-
-    return {
-        "bundled": bundled_model,
-        "dense": random("dense", DENSE_WITH_MTP),
-        "moe": random("moe", MOE_WITH_MTP),
-    }
-
-
-@pytest.fixture(scope="module")
-def engines():
-    return Engines()
 
 
 def model_of(k, drafter, mode, ahead):

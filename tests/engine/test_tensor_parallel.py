@@ -13,9 +13,7 @@ from engine.model_config import ModelConfig
 from engine.rank_processes import RankProcesses, work
 from engine.request import Request
 from engine.tensor_parallel import TensorParallel
-from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from tests.engine.speculating import (
-    Engines,
     assert_nothing_is_owned,
     assert_same,
     greedy_asks,
@@ -25,23 +23,6 @@ from tests.engine.speculating import (
 )
 from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
-
-
-@pytest.fixture(scope="module")
-def models(bundled_model, tmp_path_factory):
-    def random(name, shape):
-        return make_checkpoint(tmp_path_factory.mktemp(name), shape, seed=5)
-
-    return {
-        "bundled": bundled_model,
-        "dense": random("dense", DENSE_WITH_MTP),
-        "moe": random("moe", MOE_WITH_MTP),
-    }
-
-
-@pytest.fixture(scope="module")
-def engines():
-    return Engines()
 
 
 @contextmanager

@@ -17,6 +17,22 @@ from tests.kv_transfer.source_process import ADDRESS, DEADLINE_S, SourceProcess
 from wire.handoff import Ticket
 
 
+@pytest.fixture(scope="module")
+def sink() -> Iterator[TransferSink]:
+    """One that has met no source yet."""
+    faults: list[BaseException] = []
+    sink = TransferSink(
+        PoolShape().caches(),
+        incarnation=f"sink-{secrets.token_hex(4)}",
+        fingerprint="fp",
+        on_settled=lambda _: None,
+        on_fatal=faults.append,
+    )
+    yield sink
+    sink.close()
+    assert not faults
+
+
 class Decode:
     """A decode server's memory and sink; what its callbacks are told waits in queues."""
 

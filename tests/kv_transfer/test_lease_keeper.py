@@ -17,7 +17,6 @@ from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.handlers import transfer_handlers
 from kv_transfer.lease_keeper import RENEWALS_PER_LIFETIME, LeaseKeeper
 from kv_transfer.peers import Peers
-from kv_transfer.sink import TransferSink
 from kv_transfer.source import TransferSource
 from tests.kv_transfer.pools import PoolShape
 from wire.handoff import EndLease
@@ -79,21 +78,6 @@ class World:
 
     async def next_ended(self):
         return await asyncio.to_thread(self.ended.get, True, 20 * TTL_S)
-
-
-@pytest.fixture(scope="module")
-def sink():
-    faults: list[BaseException] = []
-    sink = TransferSink(
-        PoolShape().caches(),
-        incarnation=f"sink-{secrets.token_hex(4)}",
-        fingerprint="fp",
-        on_settled=lambda _: None,
-        on_fatal=faults.append,
-    )
-    yield sink
-    sink.close()
-    assert not faults
 
 
 @pytest.fixture

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 
 import pytest
 
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.peers import Peers
-from kv_transfer.sink import TransferSink
-from tests.kv_transfer.pools import PoolShape
 from wire.errors import TransferError, UnavailableError
 from wire.handoff import Ticket
 
 TIMEOUT_S = 0.5
-
-
-@pytest.fixture
-def sink():
-    faults: list[BaseException] = []
-    sink = TransferSink(
-        PoolShape().caches(),
-        incarnation=f"sink-{secrets.token_hex(4)}",
-        fingerprint="fp",
-        on_settled=lambda _: None,
-        on_fatal=faults.append,
-    )
-    yield sink
-    sink.close()
-    assert not faults
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import typing
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wire import codec, generation, handoff, layout, prefixes, ranks, rpc, sampling_params
@@ -165,8 +165,12 @@ def test_any_msgpack_in_place_of_the_envelope_is_refused(tree, cls):
     check_brief(refusal.value)
 
 
+DEEP = [[[[[["deep"] * 9] * 9] * 9] * 9] * 9] * 9
+
+
 @settings(max_examples=60)
 @given(version=junk, name=junk, fields=junk, cls=messages)
+@example(version=DEEP, name=DEEP, fields=DEEP, cls=handoff.Ticket)
 def test_junk_in_the_envelope_is_refused_briefly(version, name, fields, cls):
     for envelope in ([version, cls.__name__, fields], [PROTOCOL_VERSION, name, fields]):
         check(msgpack.packb(envelope), cls)

@@ -1,0 +1,27 @@
+"""Models and engines that the tests of speculation and of tensor parallelism share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
+from tests.engine.speculating import Engines
+
+
+@pytest.fixture(scope="module")
+def models(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    def random(name: str, shape: dict[str, object]) -> Path:
+        return make_checkpoint(tmp_path_factory.mktemp(name), shape, seed=5)
+
+    return {
+        "bundled": bundled_model,
+        "dense": random("dense", DENSE_WITH_MTP),
+        "moe": random("moe", MOE_WITH_MTP),
+    }
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    return Engines()
