@@ -1,0 +1,155 @@
+"""Closed-loop load over raw sockets, cheap enough to share two cores with what it measures.
+
+One thread, one ``epoll``. Of what comes back only the ends of events are counted, not parsed: a request is
+exact if it was answered 200, ended, and says itself (``usage``) or by its number of events how many tokens it had.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+TIMEOUT_S = 60.0
+END = b"0\r\n\r\n"
+"""Of a chunked body."""
+MARK = b'"finish_reason"'
+"""Stands once in each event of tokens."""
+
+
+class LoadError(Exception):
+    """A request failed, or its answer was not what was asked for."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every request of a run looks like."""
+
+    prompt: str
+    num_tokens: int
+    step_s: float = 0.0
+    """Time between two steps of the workers; 0: none."""
+    fields: tuple[tuple[str, object], ...] = ()
+
+    def request(self, model: str, host: str) -> bytes:
+        body = {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": self.num_tokens,
+            "seed": round(self.step_s * 1e6),
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        data = json.dumps(body | dict(self.fields)).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@dataclass
+class Result:
+    """Times in seconds."""
+
+    duration_s: float = 0.0
+    first_s: list[float] = field(default_factory=list)
+    """From sending a request to its first event."""
+    total_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    """Between two reads with events of one request."""
+    num_tokens: int = 0
+    num_events: int = 0
+    client_cpu_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Stream:
+    """One connection and its request under way."""
+
+    socket: socket.socket
+    request: bytes
+    sent: float = 0.0
+    last: float = 0.0
+    num_events: int = 0
+    tail: bytes = b""
+    """Of what was read, enough to find an end that is cut in two."""
+
+
+class Load:
+    """``concurrency`` connections, spread over ``ports``, each with one request after another."""
+
+    def __init__(self, ports: Sequence[int], model: str, shape: Shape, *, concurrency: int) -> None:
+        self._num_tokens = shape.num_tokens
+        self._selector = selectors.DefaultSelector()
+        self._result = Result()
+        self._left = 0
+        self._streams = []
+        for i in range(concurrency):
+            port = ports[i % len(ports)]
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = Stream(connection, shape.request(model, f"127.0.0.1:{port}"))
+            self._selector.register(connection, selectors.EVENT_READ, stream)
+            self._streams.append(stream)
+
+    def run(self, num_requests: int) -> Result:
+        """Sends so many requests; raises :class:`LoadError` if one of them is not answered in full."""
+        result = self._result = Result()
+        self._left = num_requests
+        started, cpu_started = time.perf_counter(), time.process_time()
+        for stream in self._streams[:num_requests]:
+            self._send(stream)
+        while len(result.total_s) < num_requests:
+            ready = self._selector.select(TIMEOUT_S)
+            if not ready:
+                raise LoadError(f"nothing came for {TIMEOUT_S:g} s")
+            for key, _ in ready:
+                self._read(key.data)
+        result.duration_s = time.perf_counter() - started
+        result.client_cpu_s = time.process_time() - cpu_started
+        return result
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.socket.close()
+        self._selector.close()
+
+    def _send(self, stream: Stream) -> None:
+        if self._left:
+            self._left -= 1
+            stream.sent, stream.last, stream.num_events, stream.tail = time.perf_counter(), 0.0, 0, b""
+            stream.socket.sendall(stream.request)
+
+    def _read(self, stream: Stream) -> None:
+        data = stream.socket.recv(1 << 18)
+        now, result = time.perf_counter(), self._result
+        if not data:
+            raise LoadError(f"a connection was closed; the last that came: {stream.tail!r}")
+        if not stream.num_events and b"HTTP/1.1 200" not in data[:16] and not stream.tail:
+            raise LoadError(f"answered with {data[:600]!r}")
+        num_events = (stream.tail[1 - len(MARK) :] + data).count(MARK)
+        if num_events:
+            if stream.last:
+                result.gaps_s.append(now - stream.last)
+            else:
+                result.first_s.append(now - stream.sent)
+            stream.last = now
+            stream.num_events += num_events
+        stream.tail = stream.tail[-400:] + data
+        if stream.tail.endswith(END):
+            self._finish(stream, now)
+
+    def _finish(self, stream: Stream, now: float) -> None:
+        if b"data: [DONE]" not in stream.tail:
+            raise LoadError(f"a stream ended without [DONE]: {stream.tail!r}")
+        result = self._result
+        _, usage, told = stream.tail.partition(b'"completion_tokens":')
+        num_tokens = int(told.partition(b",")[0]) if usage else stream.num_events
+        if num_tokens != self._num_tokens:
+            raise LoadError(f"asked for {self._num_tokens} tokens, got {num_tokens}")
+        result.total_s.append(now - stream.sent)
+        result.num_tokens += num_tokens
+        result.num_events += stream.num_events
+        self._send(stream)
