@@ -2,18 +2,18 @@
 
     python -m benchmarks.router --peers /path/to/venv/bin --json benchmarks/results/router.json
 
-Every arrangement has the same load and two stub workers (``stub_workers.py``). Figures are taken for one router
-process and for two.
+Every arrangement has the same load and two stub workers (``stub_workers.py``). Figures are taken for one
+router process and for two.
 
 | figure | is |
 |---|---|
-| added | time to first token through the router minus that of a worker alone over HTTP, one request at a time |
+| added | time to first token minus that of a worker alone over HTTP, one request at a time |
 | requests/s | closed loop, answers of one token |
 | paced | many streams, a token of each every step: as engines send them. Router's CPU time a token |
 | flat out | workers step as fast as the router takes it; events of a request may come together |
 
-CPU time is that of all the router's processes and threads, from /proc: it holds on a machine whose cores are also
-busy with workers, client and others. ``tokens per core-second`` is tokens divided by it.
+CPU time is that of all the router's processes and threads, from /proc: it holds on a machine whose cores are
+also busy with workers, client and others. "/core-s" is requests or tokens divided by it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def wait_until_ready(port: int, path: str) -> None:
             return
         except (urllib.error.URLError, OSError) as error:
             if time.monotonic() > deadline:
-                raise SystemExit(f"nothing is ready at port {port} after {START_TIMEOUT_S:g} s: {error}") from error
+                raise SystemExit(
+                    f"nothing is ready at port {port} after {START_TIMEOUT_S:g} s: {error}"
+                ) from error
         time.sleep(0.1)
 
 
@@ -165,7 +167,16 @@ def running(arrangement: Arrangement, num_routers: int, folder: Path) -> Iterato
         workers = free_ports(len(arrangement.worker_kinds))
         stubs = []
         for (kind, role), port in zip(arrangement.worker_kinds, workers, strict=True):
-            stub = [sys.executable, "-m", "benchmarks.stub_workers", kind, "--port", str(port), "--role", role]
+            stub = [
+                sys.executable,
+                "-m",
+                "benchmarks.stub_workers",
+                kind,
+                "--port",
+                str(port),
+                "--role",
+                role,
+            ]
             stubs.append(exits.enter_context(process(stub, folder)))
             if kind == "sse":
                 wait_until_ready(port, "/health")
@@ -193,7 +204,9 @@ class Target:
     routers: Sequence[psutil.Process]
     workers: Sequence[psutil.Process]
 
-    def run(self, shape: Shape, *, concurrency: int, num_requests: int, warm_up: int) -> tuple[Result, dict[str, float]]:
+    def run(
+        self, shape: Shape, *, concurrency: int, num_requests: int, warm_up: int
+    ) -> tuple[Result, dict[str, float]]:
         shape = Shape(shape.prompt, shape.num_tokens, shape.step_s, self.arrangement.fields)
         load = Load(self.ports, MODEL, shape, concurrency=concurrency)
         try:
@@ -224,9 +237,8 @@ def measure(target: Target, scale: float) -> dict[str, Any]:
     def scaled(number: float) -> int:
         return max(1, round(number * scale))
 
-    alone, _ = target.run(
-        ONE_TOKEN, concurrency=len(target.ports), num_requests=scaled(LATENCY_REQUESTS), warm_up=scaled(50)
-    ) if False else target.run(ONE_TOKEN, concurrency=1, num_requests=scaled(LATENCY_REQUESTS), warm_up=scaled(50))
+    num_alone = scaled(LATENCY_REQUESTS)
+    alone, _ = target.run(ONE_TOKEN, concurrency=1, num_requests=num_alone, warm_up=scaled(50))
     figures: dict[str, Any] = {
         "first_token_ms": {"p50": ms(percentile(alone.first_s, 50)), "p99": ms(percentile(alone.first_s, 99))}
     }
@@ -290,8 +302,11 @@ def find_peers(folder: Path | None) -> dict[str, Path]:
     for name in ("vllm-router", "sglang-router"):
         path = shutil.which(name, path=None if folder is None else str(folder))
         if path is None:
-            print(f"{name} is missing and left out: install it into a venv of its own (pip install {name}) "
-                  "and name its bin folder with --peers", file=sys.stderr)
+            print(
+                f"{name} is missing and left out: install it into a venv of its own (pip install {name}) "
+                "and name its bin folder with --peers",
+                file=sys.stderr,
+            )
         else:
             found[name] = Path(path)
     return found
@@ -319,7 +334,7 @@ def main() -> None:
         for num_routers in map(int, options.routers.split(",")):
             for arrangement in arrangements(find_peers(options.peers)):
                 is_base = arrangement.command is None
-                if wanted and arrangement.name not in wanted or is_base and "first" in base:
+                if (wanted and arrangement.name not in wanted) or (is_base and report["results"]):
                     continue
                 with running(arrangement, num_routers, Path(folder)) as target:
                     figures = measure(target, options.scale)

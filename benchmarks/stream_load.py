@@ -1,7 +1,7 @@
 """Closed-loop load over raw sockets, cheap enough to share two cores with what it measures.
 
-One thread, one ``epoll``. Of what comes back only the ends of events are counted, not parsed: a request is
-exact if it was answered 200, ended, and says itself (``usage``) or by its number of events how many tokens it had.
+One thread, one ``epoll``. Events that come back are counted, not parsed: a request is exact if its answer was
+a 200 and has an end, and if ``usage`` in it, or else the number of its events, is what was asked for.
 """
 
 from __future__ import annotations

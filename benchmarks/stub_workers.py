@@ -1,11 +1,11 @@
 """Workers without a model, for measuring routers: they answer at once, or a token every so often.
 
-    python -m benchmarks.stub_workers grpc --port 9001      # a server of both roles, over Twinfang's wire
-    python -m benchmarks.stub_workers sse --port 9002       # OpenAI completions over HTTP, as engines stream them
+    python -m benchmarks.stub_workers grpc --port 9001    # a server of both roles, over Twinfang's wire
+    python -m benchmarks.stub_workers sse --port 9002     # OpenAI completions over HTTP, as from an engine
 
-Both take steps as an engine does: in each, every running request gets one token. The gRPC worker says so in one
-message a step; the SSE worker writes one event to each request's connection. A request's ``seed`` is the time
-between two steps in microseconds; 0: the next step follows as soon as the last one is sent.
+Both take steps as an engine does: in each, every running request gets one token. The gRPC worker says so in
+one message a step; the SSE worker writes one event to each request's connection. A request's ``seed`` is the
+time between two steps in microseconds; 0: the next step follows as soon as the last one is sent.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ VOCAB_SIZE, MAX_MODEL_LEN = 1024, 1 << 20
 MODEL = "stub"
 TOKEN_IDS = tuple(range(300, 700))
 """Of the bundled tokenizer: merged tokens, two to six characters of text each."""
-MAX_IN_FLIGHT = 8
-"""Step messages that wait for gRPC before the next step: the router's pace is the limit, not memory."""
 
 
 # --- over Twinfang's wire -------------------------------------------------------------------------
@@ -234,7 +232,7 @@ class Client:
 
 
 class SseWorker:
-    """HTTP/1.1 by hand on one thread: next to nothing but system calls, so that the router is what is measured."""
+    """HTTP/1.1 by hand on one thread: little but system calls, so that the router is what is measured."""
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=4096)

@@ -17,6 +17,7 @@ from router.admission import Admission
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
+from router.direct_send import DirectSendMiddleware
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
@@ -80,4 +81,5 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         add_admin_api(app, token)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(DirectSendMiddleware)
     return app

@@ -42,6 +42,12 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that is certain once ``token_id`` has come; often empty."""
+        own_text = self._tokenizer.own_text(token_id)
+        if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
+            # Nothing is held back, and nothing before it changes the token's text: no need to decode.
+            self._window, self._text = [token_id], own_text
+            self._num_shown, self._num_clean = len(own_text), 1
+            return own_text
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.direct_send import direct_send
 from router.disconnect import run_until_disconnect
 from router.openai_errors import error_body
+from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError, TwinfangError
 
 log = logging.getLogger(__name__)
-
-WRITE_TIMEOUT_S = 60.0
 
 DONE = b"data: [DONE]\n\n"
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -44,21 +43,23 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(receive, self._send_all(send))
+            await run_until_disconnect(receive, self._send_all(send, direct_send(scope, send)))
         except CancelledRequestError:
             if not self._started:
                 raise
 
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._writes) as writes:
+    async def _send_all(self, send_start: Send, send: Send) -> None:
+        async with aclosing(self._writes) as writes, WriteLimit() as limit:
             try:
                 async for data in writes:
+                    limit.began()
                     if not self._started:
                         self._started = True
-                        await send(
+                        await send_start(
                             {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                         )
-                    await _write(send, data, more_body=True)
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    limit.ended()
                 last = DONE
             except TwinfangError as error:
                 if not self._started or isinstance(error, CancelledRequestError):
@@ -69,13 +70,5 @@ class EventStream(Response):
                     raise
                 log.exception("a stream failed")
                 last = event(error_body(TwinfangError("the router failed on this request"))) + DONE
-        await _write(send, last, more_body=False)
-
-
-async def _write(send: Send, data: bytes, *, more_body: bool) -> None:
-    """Waits for a slow client, but not for ever: it holds a place on the decode server."""
-    try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": data, "more_body": more_body})
-    except TimeoutError as error:
-        raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from error
+            limit.began()
+            await send({"type": "http.response.body", "body": last, "more_body": False})

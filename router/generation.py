@@ -15,7 +15,7 @@ from router.inbox import Inbox
 from router.model_servers import ModelServers
 from router.request_record import RequestRecord
 from router.services import Services
-from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
+from wire.errors import AbortedRequestError, CancelledRequestError, DeadlineError, TwinfangError
 from wire.generation import RequestOutput
 
 
@@ -58,10 +58,16 @@ class Generation:
             exits.enter_context(self._record.abortable(self._abort))
             self._exits = exits.pop_all()
         self._started_s = time.monotonic()
-        self._deadline = asyncio.get_running_loop().time() + self._services.config.request_timeout_s
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + self._services.config.request_timeout_s
+        self._exits.callback(loop.call_at(self._deadline, self._expire).cancel)
         for index in range(len(self._choices)):
             self._start(index)
         return self
+
+    def _expire(self) -> None:
+        for index in self._unfinished:
+            self._inbox.put((index, DeadlineError("the request was not finished within its time limit")))
 
     def _start(self, index: int) -> None:
         def deliver(event: RequestOutput | TwinfangError) -> None:
@@ -104,7 +110,7 @@ class Generation:
         """
         deltas: dict[int, Delta] = {}
         while self._unfinished and not deltas:
-            for index, event in await self._inbox.take_all(self._deadline):
+            for index, event in await self._inbox.take_all():
                 if index not in self._unfinished and not isinstance(event, AbortedRequestError):
                     continue
                 delta = self._take(index, event)
@@ -153,10 +159,10 @@ class Generation:
             return
         metrics, recent, now = self._services.metrics, self._services.recent, time.monotonic()
         recent.generated_tokens.add(num_tokens, now)
-        metrics.generation_tokens.inc(num_tokens)
         if before := self._last_token_s[index]:
-            metrics.inter_token_latency.observe((now - before) / num_tokens)
+            metrics.tokens.later((now - before) / num_tokens, num_tokens)
         else:
+            metrics.tokens.first(num_tokens)
             metrics.time_to_first_token.observe(now - self._started_s)
             recent.ttft.observe(now - self._started_s, now)
         self._last_token_s[index] = now

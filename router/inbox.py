@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
-from wire.errors import DeadlineError
-
 T = TypeVar("T")
 
 
@@ -22,21 +20,13 @@ class Inbox(Generic[T]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take_all(self, deadline: float) -> list[T]:
-        """All items there are, at least one. Raises :class:`DeadlineError` at the loop time ``deadline``."""
+    async def take_all(self) -> list[T]:
+        """All items there are, at least one."""
         if not self._items:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_at(deadline, _expire, self._waiter)
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
-                timer.cancel()
                 self._waiter = None
         items, self._items = self._items, []
         return items
-
-
-def _expire(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(DeadlineError("the request was not finished within its time limit"))

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from router.server_figures import ServerFigures
 from router.speculation_figures import SpeculationFigures
+from router.token_figures import SHORT_S, TokenFigures
 from router.transfer_figures import TransferFigures
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
-SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 WIDE_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
@@ -40,21 +40,14 @@ class Metrics:
         self.cached_prompt_tokens = Counter(
             "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held.", registry=registry
         )
-        self.generation_tokens = Counter(
-            "twinfang_generation_tokens", "Tokens generated, over all choices.", registry=registry
-        )
         self.time_to_first_token = Histogram(
             "twinfang_time_to_first_token_seconds",
             "From a request's arrival to a choice's first token.",
             buckets=LONG_S,
             registry=registry,
         )
-        self.inter_token_latency = Histogram(
-            "twinfang_inter_token_latency_seconds",
-            "Time between two tokens of a choice; tokens that come together share it.",
-            buckets=SHORT_S,
-            registry=registry,
-        )
+        self.tokens = TokenFigures()
+        registry.register(self.tokens)
         self.request_duration = Histogram(
             "twinfang_request_duration_seconds",
             "From a request's arrival to its last token.",

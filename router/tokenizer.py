@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel
 
 from router.model_files import read_json
 from wire.errors import ModelLoadError
@@ -34,6 +35,8 @@ class Tokenizer:
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self._is_byte_level = isinstance(backend.decoder, ByteLevel)
+        self.own_text = lru_cache(maxsize=1 << 20)(self._own_text)
         self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
 
     @classmethod
@@ -70,6 +73,18 @@ class Tokenizer:
         if skip_special_tokens and token_id in self._special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
+
+    def _own_text(self, token_id: int) -> str | None:
+        """What a token reads whatever stands before it, as long as that does not end within a code point.
+
+        None where that can't be said: for special tokens, for tokens with parts of code points or without
+        text, and with decoders other than byte-level BPE's, which joins the bytes of all tokens and does
+        nothing else.
+        """
+        if not self._is_byte_level or not self.has_text(token_id, skip_special_tokens=True):
+            return None
+        text = self.decode([token_id], skip_special_tokens=False)
+        return text if text and REPLACEMENT not in text else None
 
     def _decode_token(self, token_id: int) -> str:
         """One token on its own, as log-probabilities name it.
