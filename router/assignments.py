@@ -19,6 +19,7 @@ class Assignments:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.breaker = CircuitBreaker(clock)
         self.prefixes = PrefixIndex()
         self.num_requests = 0
@@ -29,8 +30,10 @@ class Assignments:
         self._computes_prompts = True
         self._block_size = 1
         self._stats: ServerStats | None = None
+        self.told_s = 0.0
+        """When that was, by the clock."""
         self._tokens_then = 0
-        """Own tokens at the server when it was asked for ``_stats``."""
+        """Own tokens at the server when it was asked for :attr:`stats`."""
 
     def appeared(self, info: ServerInfo) -> None:
         """A server answers; nothing that was known of an earlier life holds for it."""
@@ -48,8 +51,13 @@ class Assignments:
         return self._stats is not None
 
     @property
+    def figures_age_s(self) -> float:
+        """Seconds since the server has told its load."""
+        return self._clock() - self.told_s
+
+    @property
     def stats(self) -> ServerStats | None:
-        """What it told last."""
+        """What the server has told last since it appeared."""
         return self._stats
 
     def begin(self, num_tokens: int) -> Assignment:
@@ -58,7 +66,7 @@ class Assignments:
 
     def reported(self, stats: ServerStats, *, tokens_when_asked: int) -> None:
         """The server's own figures; ``tokens_when_asked``: :attr:`num_tokens` before they were asked for."""
-        self._stats, self._tokens_then = stats, tokens_when_asked
+        self._stats, self._tokens_then, self.told_s = stats, tokens_when_asked, self._clock()
 
     def load(self) -> Load:
         """The load now: own requests as they are, those of others as they were."""

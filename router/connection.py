@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import aclosing
 
 from wire.errors import ConfigError, TwinfangError
 from wire.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.handoff import Role
+from wire.health import watch_health
 from wire.prefixes import GetPrefixes, PrefixNews
 from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
 
@@ -14,7 +17,7 @@ log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
 STATS_TIMEOUT_S = 2.0
-"""Who asks for figures, a Prometheus for example, waits for the slowest server."""
+NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
 
 class Connection:
@@ -28,8 +31,25 @@ class Connection:
         self.roles = roles
         self._served_models = served_models
         self.channel = open_channel(address)
-        self.problem: str = "not reached yet"
+        self.is_serving = True
+        """False while the server's own health service says so; one that says nothing is taken to serve."""
+        self._problem: str = "not reached yet"
+
+    @property
+    def problem(self) -> str:
         """Why the server is not in use; said by /readyz. Logged when it changes."""
+        return self._problem if self.is_serving else NOT_SERVING
+
+    async def keep_health(self, retry_interval_s: float) -> None:
+        """Follows what the server says of its health, until it is cancelled."""
+        while True:
+            async with aclosing(watch_health(self.channel)) as news:
+                async for is_serving in news:
+                    if self.is_serving and not is_serving:
+                        log.warning("server %s is not in use: %s", self.address, NOT_SERVING)
+                    self.is_serving = is_serving
+            self.is_serving = True  # nobody says otherwise: whether it can be reached shows elsewhere
+            await asyncio.sleep(retry_interval_s)
 
     async def describe(self) -> ServerInfo | None:
         """Who is there; None, with the reason in :attr:`problem`, if nobody fit for use answers."""
@@ -49,7 +69,7 @@ class Connection:
         except TwinfangError as error:
             self.failed(error.message)
             return None
-        self.problem = ""
+        self._problem = ""
         return info
 
     async def stats(self) -> ServerStats | None:
@@ -72,9 +92,9 @@ class Connection:
         return news
 
     def failed(self, reason: str) -> None:
-        if reason != self.problem:
+        if reason != self._problem:
             log.warning("server %s is not in use: %s", self.address, reason)
-            self.problem = reason
+            self._problem = reason
 
     async def close(self) -> None:
         await self.channel.close()

@@ -48,15 +48,21 @@ class DecodeStream:
     ) -> None:
         self.address = address
         self.worker_id = worker_id(self.pool_role, address)
-        self.info: ServerInfo | None = None
+        self._info: ServerInfo | None = None
         """None as long as there is no stream."""
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("decode", "both"), served_models)
+        self._probe_interval_s = probe_interval_s
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._routes: dict[str, Deliver] = {}
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """None as long as the server can't be used: there is no stream, or it says that it does not serve."""
+        return self._info if self._connection.is_serving else None
 
     @property
     def problem(self) -> str:
@@ -67,13 +73,11 @@ class DecodeStream:
         return len(self._routes)
 
     def start(self, on_fatal: OnFatal) -> None:
-        self._task = start_background(
-            self._stay_connected(), f"stream to decode server {self.address}", on_fatal
-        )
+        for task in (self._stay_connected(), self._connection.keep_health(self._probe_interval_s)):
+            self._tasks.append(start_background(task, f"stream to decode server {self.address}", on_fatal))
 
     async def close(self) -> None:
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+        await cancel_and_wait(*self._tasks)
         await self._connection.close()
 
     def submit(self, request: Submit, deliver: Deliver) -> None:
@@ -85,22 +89,22 @@ class DecodeStream:
 
     def cancel(self, request_id: str) -> None:
         """Nothing more is delivered for this request; the server is told to forget it."""
-        if self._routes.pop(request_id, None) is not None and self.info is not None:
+        if self._routes.pop(request_id, None) is not None and self._info is not None:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
         """Lets the server shake hands with prefill servers before a request needs it."""
         message = ConnectPeers(tuple(addresses))
-        if self.info is not None and self.info.role == "decode" and message.addresses:
+        if self._info is not None and self._info.role == "decode" and message.addresses:
             self._outgoing.put_nowait(encode(message))
 
     async def stats(self) -> ServerStats | None:
         """The server's figures; None if it is not connected or does not give them in time."""
-        return None if self.info is None else await self._connection.stats()
+        return None if self._info is None else await self._connection.stats()
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
         """What its cache can serve; None without a connection or an answer."""
-        return None if self.info is None else await self._connection.prefix_news(since)
+        return None if self._info is None else await self._connection.prefix_news(since)
 
     async def _stay_connected(self) -> None:
         backoff_s = 0.05
@@ -117,7 +121,7 @@ class DecodeStream:
         stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
         self._outgoing = asyncio.Queue()
         self.assignments.appeared(info)
-        self.info = info
+        self._info = info
         log.info("connected to %s server %s", info.role, self.address)
         self.connect_peers(self._prefill_addresses(info))
         writer = asyncio.create_task(self._write(stream))
@@ -131,7 +135,7 @@ class DecodeStream:
         except TwinfangError as error:
             self._connection.failed(f"it sent what can't be read: {error.message}")
         finally:
-            self.info = None
+            self._info = None
             stream.cancel()
             await cancel_and_wait(writer)
             self._fail_all()

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from router.server_figures import ServerFigures
-from router.speculation_figures import SpeculationFigures
 from router.token_figures import SHORT_S, TokenFigures
-from router.transfer_figures import TransferFigures
+from router.told_figures import ToldFigures
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
 from wire.generation import PrefillReply, RequestStats
 
@@ -116,10 +115,8 @@ class Metrics:
         )
         self.server_figures = ServerFigures()
         registry.register(self.server_figures)
-        self.speculation = SpeculationFigures()
-        registry.register(self.speculation)
-        self.transfers = TransferFigures()
-        registry.register(self.transfers)
+        self.told_figures = ToldFigures()
+        registry.register(self.told_figures)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:

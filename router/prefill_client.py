@@ -42,29 +42,32 @@ class PrefillClient:
     ) -> None:
         self.address = address
         self.worker_id = worker_id(self.pool_role, address)
-        self.info: ServerInfo | None = None
-        """None as long as the server can't be used."""
+        self._info: ServerInfo | None = None
+        """None as long as the server does not answer."""
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("prefill", "both"), served_models)
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """None as long as the server can't be used."""
+        return self._info if self._connection.is_serving else None
 
     @property
     def problem(self) -> str:
         return self._connection.problem
 
     def start(self, on_fatal: OnFatal) -> None:
-        self._watch = start_background(
-            self._keep_watch(), f"watch of prefill server {self.address}", on_fatal
-        )
+        for watch in (self._keep_watch(), self._connection.keep_health(self._probe_interval_s)):
+            self._watches.append(start_background(watch, f"watch of prefill server {self.address}", on_fatal))
 
     async def close(self) -> None:
         """Waits for leases that are being given back, since nobody else knows of them."""
-        if self._watch is not None:
-            await cancel_and_wait(self._watch)
+        await cancel_and_wait(*self._watches)
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._connection.close()
 
@@ -102,11 +105,11 @@ class PrefillClient:
 
     async def stats(self) -> ServerStats | None:
         """The server's figures; None without a connection or an answer."""
-        return None if self.info is None else await self._connection.stats()
+        return None if self._info is None else await self._connection.stats()
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
         """What its cache can serve; None without a connection or an answer."""
-        return None if self.info is None else await self._connection.prefix_news(since)
+        return None if self._info is None else await self._connection.prefix_news(since)
 
     def abandon(self, request_id: str) -> None:
         """Gives back, in the background, what will not be read. Its time to live covers a lost message."""
@@ -123,8 +126,8 @@ class PrefillClient:
     async def _keep_watch(self) -> None:
         while True:
             info = await self._connection.describe()
-            appeared = info is not None and (self.info is None or self.info.incarnation != info.incarnation)
-            self.info = info
+            appeared = info is not None and (self._info is None or self._info.incarnation != info.incarnation)
+            self._info = info
             if appeared and info is not None:
                 self.assignments.appeared(info)
                 log.info("prefill server %s is there", self.address)
@@ -137,6 +140,6 @@ class PrefillClient:
             await asyncio.sleep(min(0.1, self._probe_interval_s))  # a server that refuses is not hammered
 
     def _lose(self, reason: str) -> None:
-        self.info = None
+        self._info = None
         self._connection.failed(reason)
         self._probe_now.set()

@@ -34,7 +34,5 @@ async def metrics(request: Request) -> Response:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
     services.metrics.server_figures.update(services.pool.assignments())
-    prefill, decode = await services.pool.stats()
-    services.metrics.speculation.update(decode)
-    services.metrics.transfers.update(prefill | decode)
+    services.metrics.told_figures.update(*services.pool.stats())
     return Response(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

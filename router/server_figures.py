@@ -54,7 +54,14 @@ class ServerFigures(Collector):
             "Prefixes that a server can start from, as far as it has told; none unless a policy asks.",
             labels=SERVER,
         )
+        age = GaugeMetricFamily(
+            "twinfang_server_figures_age_seconds",
+            "Age of what a server has told last of its load.",
+            labels=SERVER,
+        )
         for role, server, known in self._servers:
+            if known.has_figures:
+                age.add_metric([role, server], known.figures_age_s)
             prefixes.add_metric([role, server], len(known.prefixes))
             now = known.breaker.state
             for name in get_args(BreakerState):
@@ -64,4 +71,4 @@ class ServerFigures(Collector):
                 decisions.add_metric([role, server, policy], count)
             assigned.add_metric([role, server], known.num_tokens)
             queued.add_metric([role, server], known.load().queued_tokens)
-        yield from (state, opened, decisions, assigned, queued, prefixes)
+        yield from (state, opened, decisions, assigned, queued, prefixes, age)

@@ -86,13 +86,9 @@ class ServerPool:
         prefill = [("prefill", client.address, client.assignments) for client in self._prefill]
         return prefill + [("decode", stream.address, stream.assignments) for stream in self._decode]
 
-    async def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
-        """Figures of the prefill and of the decode servers that answer in time, by address."""
-        servers: list[PrefillClient | DecodeStream] = [*self._prefill, *self._decode]
-        answers = await asyncio.gather(*(server.stats() for server in servers))
-        found = [(server.address, stats) for server, stats in zip(servers, answers, strict=True)]
-        prefill, decode = found[: len(self._prefill)], found[len(self._prefill) :]
-        return _known(prefill), _known(decode)
+    def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
+        """What prefill and decode servers that are in use have told last, by address."""
+        return _told(self._prefill), _told(self._decode)
 
     def _prefill_addresses(self, decode: ServerInfo) -> Iterable[str]:
         """Of those whose state a decode server can read."""
@@ -104,5 +100,6 @@ class ServerPool:
                 stream.connect_peers([client.address])
 
 
-def _known(stats: Sequence[tuple[str, ServerStats | None]]) -> dict[str, ServerStats]:
-    return {address: answer for address, answer in stats if answer is not None}
+def _told(servers: Sequence[PrefillClient | DecodeStream]) -> dict[str, ServerStats]:
+    found = ((one.address, one.assignments.stats) for one in servers if one.info is not None)
+    return {address: stats for address, stats in found if stats is not None}

@@ -37,6 +37,8 @@ class StackProcess:
     address: str
     pid: int
     restarts: int
+    metrics_url: str | None
+    """None: it was told to have none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class LaunchedStack:
     def processes(self) -> dict[str, StackProcess]:
         """Children that run, by name."""
         return {
-            p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"])
+            p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"], p["metrics_url"])
             for p in self.status().get("processes", [])
             if p["pid"] is not None
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import grpc.aio
@@ -61,7 +61,7 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]
             await asyncio.gather(watching, closed, return_exceptions=True)
 
 
-async def watch_health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
+async def watch_health(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
     """Whether the server at the other end serves: now, and whenever that changes.
 
     Ends with the stream, for whatever reason; a server without the health service says nothing at all.

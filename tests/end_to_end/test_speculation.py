@@ -121,8 +121,8 @@ def gained(before, after):
 
 
 def exported(stack):
-    """The router's samples of speculation: value by name and position."""
-    text = httpx.get(f"{stack.url}/metrics", timeout=10.0).text
+    """The decode server's samples of speculation: value by name and position."""
+    text = httpx.get(stack.processes()["decode-0"].metrics_url, timeout=10.0).text
     return {
         (sample.name.removeprefix("twinfang_spec_decode_"), sample.labels.get("position")): sample.value
         for family in text_string_to_metric_families(text)
@@ -132,7 +132,7 @@ def exported(stack):
 
 
 def check_metrics(stack, k):
-    """The router shows what the decode server counts. Returns the accepted drafts of each position."""
+    """What the decode server shows is what it counts. Returns the accepted drafts of each position."""
     drafted, accepted = figures(stack)
     assert len(drafted) == len(accepted) == k
     assert all(right <= tried for tried, right in zip(drafted, accepted, strict=True))

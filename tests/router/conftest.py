@@ -96,6 +96,7 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
             num_prefill: int = 1,
             num_decode: int = 1,
             role: str = "decode",
+            has_health: bool = False,
             ready: bool = True,
             generation: dict[str, Any] | None = None,
             tokenizer_settings: dict[str, Any] | None = None,
@@ -105,6 +106,7 @@ async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
             decode = [ScriptedDecode(server_info(role)) for _ in range(num_decode)]
             servers: list[Scripted] = [*prefill, *decode]
             for server in servers:
+                server.has_health = has_health
                 exits.push_async_callback(server.stop)
                 await server.start()
             folder = write_model_dir(tmp_path / "model", settings=tokenizer_settings, generation=generation)

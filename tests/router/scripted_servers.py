@@ -32,6 +32,7 @@ from wire.generation import (
     TokenLogprobs,
 )
 from wire.handoff import Abandon, PartialTicket, Ticket
+from wire.health import Health
 from wire.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
@@ -142,6 +143,9 @@ class Scripted:
     stats: ServerStats | None = field(default_factory=server_stats)
     """None: it never answers GetStats."""
     prefixes: PrefixNews = field(default_factory=lambda: PrefixNews(1, True))
+    has_health: bool = False
+    """Whether it has gRPC's standard health service."""
+    health: Health | None = None
     server: grpc.aio.Server | None = None
 
     @property
@@ -151,6 +155,9 @@ class Scripted:
     async def start(self) -> None:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
         self.server.add_generic_rpc_handlers(tuple(self.handlers()))
+        if self.has_health:
+            self.health = Health(self.server)
+            await self.health.set("serving")
 
         async def describe(_request: Any, _context: Any) -> ServerInfo:
             return self.info

@@ -25,6 +25,17 @@ async def samples_of(stack) -> dict[tuple[str, ...], float]:
     }
 
 
+async def told(stack):
+    """Returns once the router has heard what its servers say of their load now."""
+    servers = {server.address: server for server in (*stack.prefill, *stack.decode)}
+
+    def is_heard(address, known):
+        server = servers[address]
+        return None in (server.server, server.stats) or known.stats == server.stats
+
+    await until(lambda: all(is_heard(a, known) for _, a, known in stack.services.pool.assignments()))
+
+
 async def outcomes(stack) -> dict[str, float]:
     found = await samples_of(stack)
     return {key[1]: value for key, value in found.items() if key[0] == "twinfang_requests_total"}
@@ -133,7 +144,7 @@ async def test_drafts_are_shown_for_each_decode_server(make_stack):
     drafting, plain = stack.decode
     drafting.stats = server_stats(drafted_by_position=(10, 8, 4), accepted_by_position=(7, 4, 1))
     plain.stats = server_stats()
-    await until(lambda: stack.services.pool.num_connected()["decode"] == 2)
+    await told(stack)
     found = await samples_of(stack)
     prefix, server = "twinfang_spec_decode", drafting.address
     assert found[f"{prefix}_num_draft_tokens_total", server] == 22
@@ -146,23 +157,29 @@ async def test_drafts_are_shown_for_each_decode_server(make_stack):
     assert (f"{prefix}_mean_accepted_length", plain.address) not in found
 
 
-async def test_a_server_that_gives_no_figures_does_not_hide_the_others(make_stack):
+async def test_a_server_that_gives_no_figures_any_more_is_shown_with_their_age(make_stack):
     stack = await make_stack(num_decode=3)
     answering, silent_one, gone = stack.decode
-    answering.stats = server_stats(drafted_by_position=(3,), accepted_by_position=(3,))
+    silent_one.stats = server_stats(drafted_by_position=(3,), accepted_by_position=(3,))
+    await told(stack)
     silent_one.stats = None
+    answering.stats = server_stats(drafted_by_position=(5,), accepted_by_position=(5,))
     await gone.stop()
     await until(lambda: stack.services.pool.num_connected()["decode"] == 2)
+    await told(stack)
     found = await samples_of(stack)
-    servers = {key[1] for key in found if key[0] == "twinfang_spec_decode_num_draft_tokens_total"}
-    assert servers == {answering.address}
-    assert silent_one.address not in servers
+    name = "twinfang_spec_decode_num_draft_tokens_total"
+    shown = {key[1]: value for key, value in found.items() if key[0] == name}
+    assert shown == {answering.address: 5, silent_one.address: 3}
+    age = {key[2]: value for key, value in found.items() if key[0] == "twinfang_server_figures_age_seconds"}
+    assert age[silent_one.address] > age[answering.address]
     assert found["twinfang_servers_connected", "decode"] == 2
 
 
 async def test_labels_are_called_server_and_position(make_stack):
     stack = await make_stack()
     stack.decode[0].stats = server_stats(drafted_by_position=(3,), accepted_by_position=(2,))
+    await told(stack)
     response: httpx.Response = await stack.client.get("/metrics")
     address = stack.decode[0].address
     line = f'twinfang_spec_decode_num_accepted_tokens_per_pos_total{{position="0",server="{address}"}} 2.0'
@@ -182,6 +199,7 @@ async def test_leases_and_failed_transfers_are_shown_for_prefill_and_decode_serv
         quarantined_blocks=12,
         quarantined_slots=5,
     )
+    await told(stack)
     found = await samples_of(stack)
     assert found["twinfang_leases_held", prefill.address] == 3
     assert found["twinfang_leases_held", decode.address] == 0
