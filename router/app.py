@@ -13,6 +13,7 @@ from router import chat, completions, model_list, probes, tokenization
 from router.admin.admin_token import AdminToken
 from router.admin.api import add_admin_api
 from router.admin.event_feed import EventFeed
+from router.admin_ui import pages
 from router.admission import Admission
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
@@ -79,6 +80,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(module.router)
     if token is not None:
         add_admin_api(app, token)
+        app.include_router(pages.router)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(DirectSendMiddleware)

@@ -25,6 +25,8 @@ MAX_WAITING = 2048
 """Events that a subscriber may be behind; beyond that it is let go, and connects again."""
 MAX_REQUESTS_A_TICK = 256
 """Of more that changed, the newest are told."""
+MAX_DECODING_A_SECOND = 100
+"""Requests that decode are told once a second, the newest of them, so that their tokens can be watched."""
 
 
 class EventFeed:
@@ -92,7 +94,10 @@ class EventFeed:
             self._config = config
             yield event("config", config)
         yield from self._changed_workers()
-        for record in self._changed_requests():
+        changed = self._changed_requests()
+        if has_second_passed:
+            changed += self._decoding_besides(changed)
+        for record in changed:
             yield event("request", RequestView.of(record, services.recent.now_s))
 
     def _changed_workers(self) -> Iterable[bytes]:
@@ -110,6 +115,12 @@ class EventFeed:
         before, self._states = self._states, {record: record.state for record in requests.in_flight()}
         changed = [record for record, state in self._states.items() if before.get(record) != state]
         return [*changed, *reversed(ended)][-MAX_REQUESTS_A_TICK:]
+
+    def _decoding_besides(self, changed: list[RequestRecord]) -> list[RequestRecord]:
+        """Requests whose tokens become more, the newest of them: those in ``changed`` are told anyway."""
+        decoding = [record for record, state in self._states.items() if state == "decode"]
+        told = set(changed)
+        return [record for record in decoding[-MAX_DECODING_A_SECOND:] if record not in told]
 
     def _send(self, events: Iterable[bytes]) -> None:
         data = b"".join(events)

@@ -13,8 +13,8 @@ router = APIRouter()
 
 DESCRIPTION = (
     "Server-sent events `worker`, `request`, `config` and `stats`, with the objects that the addresses of "
-    "those names show: all there is at first, then what changes; `stats` once a second. An event `removed` "
-    "names a worker that there is no longer."
+    "those names show: all there is at first, then what changes; `stats`, and requests that decode, once a "
+    "second. An event `worker_removed` names a worker that there is no longer."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,6 +25,8 @@ class RequestView(BaseModel):
     decode_worker: str | None
     priority: int
     key_name: str | None
+    received_at: float
+    """When it came, in seconds since 1970."""
     age_s: float
     """From its arrival to now, or to its end."""
     error: str | None
@@ -76,6 +79,7 @@ def _fields(record: RequestRecord, now_s: float) -> dict[str, Any]:
         "decode_worker": first.decode_worker,
         "priority": record.priority,
         "key_name": record.key_name,
+        "received_at": round(time.time() - (now_s - record.received_s), 3),
         "age_s": round(record.age_s(now_s), 6),
         "error": record.error,
     }

@@ -57,7 +57,7 @@ async def test_no_admin_route_answers_without_its_token(make_admin_stack):
     assert not [
         route
         for route in stack.app.routes
-        if isinstance(route, APIRoute) and "admin" in route.path and not route.include_in_schema
+        if isinstance(route, APIRoute) and "/admin/v1" in route.path and not route.include_in_schema
     ]
     bad = [
         {},

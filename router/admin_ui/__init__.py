@@ -1,0 +1,1 @@
+"""The dashboard: one page of plain HTML, CSS and ES modules over the admin API."""

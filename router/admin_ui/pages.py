@@ -1,0 +1,103 @@
+"""``GET /admin/ui``: the dashboard's files, out of memory and under a strict Content-Security-Policy.
+
+The files say nothing of this router: the page asks for the admin token, and the admin API has all data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+PAGE = "index.html"
+
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "LICENSE": "text/plain; charset=utf-8",
+}
+"""By a file's ending. The table of the operating system is not asked: scripts of a wrong type don't run."""
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # Text can't become markup, whoever chose a request's id or a model's name: innerHTML throws.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the page."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
+    """All files below ``folder`` by their path in it."""
+    assets: dict[str, Asset] = {}
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir():
+            assets |= _read(entry, f"{name}/")
+        elif (media_type := MEDIA_TYPES.get(name.rpartition(".")[2])) is not None:
+            content = entry.read_bytes()
+            assets[name] = Asset(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    return assets
+
+
+ASSETS = _read(files(__package__) / "static")
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/admin/ui")
+async def page(request: Request) -> Response:
+    return _answer(ASSETS[PAGE], request)
+
+
+@router.get("/admin/ui/{name:path}")
+async def asset(name: str, request: Request) -> Response:
+    """A name is looked up among those read at the start; it never becomes a path."""
+    if not name:  # "/admin/ui/": from there the page's relative addresses would miss
+        return RedirectResponse("../ui")
+    found = ASSETS.get(name)
+    if found is None:
+        raise HTTPException(404)
+    return _answer(found, request)
+
+
+def _answer(found: Asset, request: Request) -> Response:
+    headers = HEADERS | {"ETag": found.etag}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, media_type=found.media_type, headers=headers)

@@ -1,0 +1,66 @@
+// Calls of the admin API.
+
+import { readToken } from "./token.js";
+
+const ROOT = new URL("v1/", document.baseURI); // of /admin/ui: /admin/v1/
+const CALL_TIMEOUT_MS = 15_000;
+
+/** The router does not take this token. */
+export class Refused extends Error {}
+
+/** The router answered with an error, and this is its message. */
+export class Failed extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** No answer came. */
+export class Unreachable extends Error {}
+
+/** The open response of one call. Raises `Refused`, `Failed` or `Unreachable`. */
+async function send(method, path, { body, signal, accept = "application/json" } = {}) {
+  const headers = { Authorization: `Bearer ${readToken()}`, Accept: accept };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(new URL(path, ROOT), {
+      method, headers, signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store", credentials: "omit", redirect: "error",
+    });
+  } catch (error) {
+    throw new Unreachable(error.name === "TimeoutError" ? "no answer in time" : "no connection");
+  }
+  if (response.status === 401 || response.status === 403) throw new Refused();
+  if (!response.ok) throw new Failed(await messageOf(response), response.status);
+  return response;
+}
+
+async function messageOf(response) {
+  try {
+    const { error } = await response.json();
+    return String(error.message);
+  } catch {
+    return `the router answered ${response.status}`;
+  }
+}
+
+async function call(method, path, body) {
+  const response = await send(method, path, { body, signal: AbortSignal.timeout(CALL_TIMEOUT_MS) });
+  const text = await response.text();
+  return text ? JSON.parse(text) : null;
+}
+
+const one = (folder, id) => `${folder}/${encodeURIComponent(id)}`;
+
+export const getWorkers = async () => (await call("GET", "workers")).workers;
+export const getRequests = async (limit) => (await call("GET", `requests?limit=${limit}`)).requests;
+export const getRequest = (id) => call("GET", one("requests", id));
+export const getConfig = () => call("GET", "config");
+export const getStats = () => call("GET", "stats");
+export const drain = (id) => call("POST", `${one("workers", id)}/drain`);
+export const undrain = (id) => call("POST", `${one("workers", id)}/undrain`);
+export const abort = (id) => call("POST", `${one("requests", id)}/abort`);
+export const openEvents = (signal) => send("GET", "events", { signal, accept: "text/event-stream" });

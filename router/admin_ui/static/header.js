@@ -1,0 +1,42 @@
+// Who this router is, how the connection does, and what has just been done.
+
+import { plural, seconds } from "./format.js";
+import { h } from "./vendor/preact.mjs";
+
+export function header(store, actions) {
+  const isLive = store.link.state === "live";
+  return h("header", { class: "header" },
+    h("img", { src: "ui/icon.svg", alt: "", width: 28, height: 28 }),
+    h("h1", null, "Twinfang"),
+    h("span", { class: "models mono", title: modelsOf(store) }, modelsOf(store)),
+    h("span", { class: `pill ${isLive ? "is-good" : "is-warn"}`, role: "status" },
+      h("span", { class: "dot", "aria-hidden": "true" }),
+      isLive ? "Live" : store.isLoaded ? "Reconnecting" : "Connecting",
+    ),
+    h("button", { class: "button is-small", onClick: actions.signOut }, "Sign out"),
+  );
+}
+
+function modelsOf(store) {
+  const names = [...new Set([...store.workers.values()].map((worker) => worker.model).filter(Boolean))].map(String);
+  return names.length > 2 ? plural(names.length, "model") : names.join(", ");
+}
+
+/** Says that what is shown is old, since when and why; nothing while it is not. */
+export function banner({ link, isLoaded }, actions) {
+  if (link.state !== "reconnecting") return null;
+  const now = Date.now();
+  const left = Math.ceil(Math.max(0, (link.retryAt ?? now) - now) / 1000);
+  const since = link.since && isLoaded ? ` What you see is ${seconds(Math.max(1, (now - link.since) / 1000))} old.` : "";
+  return h("div", { class: "banner", role: "alert" },
+    h("p", null, h("strong", null, "Disconnected"), link.problem ? ` (${link.problem}).` : ".", since),
+    h("span", { class: "quiet", "aria-live": "off" }, left ? `Next try in ${left} s` : "Trying …"),
+    h("button", { class: "button is-small", onClick: actions.retryNow }, "Try now"),
+  );
+}
+
+export function notice({ notice: said }) {
+  return h("div", { class: "notices", role: "status", "aria-live": "polite" },
+    said && h("p", { class: `notice ${said.isBad ? "is-bad" : ""}` }, said.text),
+  );
+}

@@ -1,0 +1,20 @@
+// Starts the dashboard: one store, one feed, and a page that is drawn from the store.
+
+import { Actions } from "./actions.js";
+import { Feed } from "./feed.js";
+import { page } from "./page.js";
+import { Store } from "./store.js";
+import { readToken } from "./token.js";
+import { render } from "./vendor/preact.mjs";
+
+const root = document.getElementById("app");
+const store = new Store(() => render(page(store, actions), root));
+const feed = new Feed(store);
+const actions = new Actions(store, feed);
+
+root.replaceChildren();
+if (readToken()) feed.start();
+else store.change(() => {});
+
+// Ages and the time to the next try go on while no event comes.
+setInterval(() => document.hidden || store.change(() => {}, { now: false }), 1000);

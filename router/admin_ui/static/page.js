@@ -1,0 +1,44 @@
+// The whole page as a function of what is known. Nothing below this file keeps state.
+
+import { confirmation } from "./confirmation.js";
+import { figures } from "./figures.js";
+import { banner, header, notice } from "./header.js";
+import { latencies } from "./latencies.js";
+import { requestTable } from "./request_table.js";
+import { signIn } from "./sign_in.js";
+import { timelineDialog } from "./timeline.js";
+import { topology } from "./topology.js";
+import { h } from "./vendor/preact.mjs";
+
+const GATE = new Set(["signed_out", "refused", "missing"]);
+
+export function page(store, actions) {
+  if (GATE.has(store.link.state) || (store.link.state === "connecting" && !store.isLoaded)) {
+    return h("div", { class: "gate" }, signIn(store, actions));
+  }
+  return h("div", { class: `page ${store.link.state === "live" ? "" : "is-stale"}` },
+    header(store, actions),
+    banner(store, actions),
+    store.isLoaded ? content(store, actions) : skeleton(),
+    confirmation(store, actions),
+    timelineDialog(store, actions),
+    notice(store),
+  );
+}
+
+function content(store, actions) {
+  return h("main", { class: "content", id: "content" },
+    figures(store),
+    topology(store, actions),
+    latencies(store),
+    requestTable(store, actions),
+  );
+}
+
+/** Stands where figures will be, before the first ones have come. */
+function skeleton() {
+  const rows = ["is-low", "is-high", "is-low"];
+  return h("main", { class: "content", "aria-busy": "true", "aria-label": "Loading" },
+    rows.map((size) => h("div", { class: `skeleton ${size}` })),
+  );
+}

@@ -1,0 +1,107 @@
+// All that the page knows, and the only place where it changes.
+
+const MAX_REQUESTS = 400; // beyond that the oldest of those that have ended are forgotten
+const HISTORY_S = 120;
+const RENDER_INTERVAL_MS = 150; // a busy router sends hundreds of events a second
+
+const ENDED = new Set(["finished", "failed", "cancelled"]);
+
+export const hasEnded = (request) => ENDED.has(request.state);
+
+export class Store {
+  #timer = null;
+  #render;
+
+  constructor(render) {
+    this.#render = render;
+    this.link = { state: "signed_out" }; // connecting, live, reconnecting, refused, missing
+    this.filter = "all"; // in_flight, failed
+    this.question = null; // what waits for a yes: {kind, id}
+    this.opened = null; // the request whose timeline is shown: {id, detail, problem}
+    this.busy = new Set(); // ids with an action under way
+    this.notice = null; // {text, isBad}
+    this.forgetData();
+  }
+
+  forgetData() {
+    this.workers = new Map();
+    this.requests = new Map();
+    this.stats = null;
+    this.history = [];
+    this.config = null;
+    this.isLoaded = false;
+  }
+
+  /** Applies `update` to this store and draws the page soon, or `now`. */
+  change(update, { now = true } = {}) {
+    update(this);
+    if (now) {
+      clearTimeout(this.#timer);
+      this.#timer = null;
+      this.#render();
+    } else if (this.#timer === null) {
+      this.#timer = setTimeout(() => {
+        this.#timer = null;
+        this.#render();
+      }, RENDER_INTERVAL_MS);
+    }
+  }
+
+  /** Everything at one moment, in place of what was known. */
+  takeSnapshot({ workers, requests, config, stats }) {
+    const before = this.workers;
+    this.workers = new Map();
+    for (const worker of workers) this.takeWorker(worker, before.get(worker.id));
+    this.requests = new Map();
+    for (const request of requests) this.takeRequest(request);
+    this.config = config;
+    this.takeStats(stats);
+    this.isLoaded = true;
+  }
+
+  takeEvent({ name, data }) {
+    if (name === "worker") this.takeWorker(data);
+    if (name === "worker_removed") this.workers.delete(data.id);
+    if (name === "request") this.takeRequest(data);
+    if (name === "config") this.config = data;
+    if (name === "stats") this.takeStats(data);
+  }
+
+  takeWorker(worker, before = this.workers.get(worker.id)) {
+    this.workers.set(worker.id, { ...worker, pace: paceOf(worker, before) });
+  }
+
+  takeRequest(request) {
+    this.requests.set(request.id, { ...request, at: Date.now() });
+    if (this.requests.size <= MAX_REQUESTS) return;
+    const ended = this.newestRequests().filter(hasEnded);
+    for (const old of ended.slice(-MAX_REQUESTS / 4)) this.requests.delete(old.id);
+  }
+
+  newestRequests() {
+    return [...this.requests.values()].sort((one, other) => other.received_at - one.received_at);
+  }
+
+  takeStats(stats) {
+    this.stats = stats;
+    this.history = [...this.history.filter((old) => old.at > stats.at - HISTORY_S && old.at < stats.at), stats];
+  }
+}
+
+/** Seconds since a request came, or that it took. */
+export function ageOf(request) {
+  return request.age_s + (hasEnded(request) ? 0 : (Date.now() - request.at) / 1000);
+}
+
+/** Tokens a second that a server computed since the figures before: counters of one life at two moments. */
+function paceOf(worker, before) {
+  const now = Date.now();
+  const tokens = worker.stats ? worker.stats.prefill_tokens + worker.stats.decode_tokens : null;
+  const last = before?.pace;
+  if (tokens === null || !last || last.tokens === null || before.incarnation !== worker.incarnation) {
+    return { tokens, at: now, perSecond: null };
+  }
+  const elapsed = (now - last.at) / 1000;
+  if (elapsed < 0.9) return last; // too short a time to tell
+  return { tokens, at: now, perSecond: Math.max(0, tokens - last.tokens) / elapsed };
+}
