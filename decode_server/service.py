@@ -74,7 +74,9 @@ class DecodeService:
         self._moved: set[str] = set()  # requests let go with a lease; the engine's thread alone
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._open_streams: set[RouterStream] = set()
-        self._introductions: dict[str, asyncio.Task[None]] = {}  # requests that wait for a handshake
+        self._preparations: dict[
+            str, asyncio.Task[None]
+        ] = {}  # requests that wait for a handshake or a grammar
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
         server.add_server_service(self.describe, self.stats, self.prefix_news)
 
@@ -84,8 +86,8 @@ class DecodeService:
     async def close(self) -> None:
         for stream in list(self._open_streams):
             stream.close()
-        for introduction in list(self._introductions.values()):
-            introduction.cancel()
+        for preparation in list(self._preparations.values()):
+            preparation.cancel()
         if self._exchange is None:
             await asyncio.to_thread(self._host.stop)
         else:
@@ -158,26 +160,34 @@ class DecodeService:
             return
         if self._exchange is not None and message.ticket is not None:
             self._exchange.expect(message.ticket)
-        if self._exchange is None or message.ticket is None or self._exchange.knows(message.ticket):
+        if message.params.grammar is None and self._knows(message.ticket):
             self._host.post(lambda: self._add(request))
         else:
-            task = asyncio.create_task(self._add_after_handshake(request, message.ticket))
-            self._introductions[request_id] = task
-            task.add_done_callback(lambda _: self._introductions.pop(request_id, None))
+            task = asyncio.create_task(self._add_when_ready(request, message))
+            self._preparations[request_id] = task
+            task.add_done_callback(lambda _: self._preparations.pop(request_id, None))
 
-    async def _add_after_handshake(self, request: Request, ticket: AnyTicket) -> None:
-        """The ticket is of a server never met before, or of one that has restarted."""
-        assert self._exchange is not None
+    def _knows(self, ticket: AnyTicket | None) -> bool:
+        return self._exchange is None or ticket is None or self._exchange.knows(ticket)
+
+    async def _add_when_ready(self, request: Request, message: Submit) -> None:
+        """The ticket is of a server never met before, or of one that has restarted; or there is a grammar."""
+        ticket, grammar = message.ticket, message.params.grammar
         try:
-            await self._exchange.peers.ensure(ticket)
+            if grammar is not None:
+                answer = message.token_ids[len(message.token_ids) - message.num_answered :]
+                request.matcher = await asyncio.to_thread(self._engine.grammars.matcher, grammar, answer)
+            if self._exchange is not None and ticket is not None and not self._exchange.knows(ticket):
+                await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
             self._refuse(request.request_id, ticket, error)
         except Exception as error:
-            log.exception("request %s: the handshake failed", request.request_id)
-            fault = TwinfangError(f"the handshake failed: {type(error).__name__}")
+            log.exception("request %s could not be prepared", request.request_id)
+            fault = TwinfangError(f"the handshake or the grammar failed: {type(error).__name__}")
             self._refuse(request.request_id, ticket, fault)
         except asyncio.CancelledError:
-            self._end_lease(ticket)
+            if ticket is not None:
+                self._end_lease(ticket)
             raise
         else:
             self._host.post(lambda: self._add(request))
@@ -241,9 +251,9 @@ class DecodeService:
         if stream is None:
             return
         stream.request_ids.discard(request_id)
-        introduction = self._introductions.get(request_id)
-        if introduction is not None:
-            introduction.cancel()
+        preparation = self._preparations.get(request_id)
+        if preparation is not None:
+            preparation.cancel()
         self._host.post(lambda: self._cancel_in_engine(request_id))
 
     def describe(self) -> ServerInfo:

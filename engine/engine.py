@@ -20,6 +20,7 @@ from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
 from engine.draft_counts import DraftCounts
 from engine.fingerprint import fingerprint
+from engine.grammar import Grammars
 from engine.host_store import HostStore
 from engine.launched_step import LaunchedStep, RowResult
 from engine.model_config import ModelConfig
@@ -88,6 +89,7 @@ class Engine:
             device=self.device,
         )
         self.fingerprint = fingerprint(config.model_dir, model_config.dtype)
+        self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
         self.scheduler = Scheduler(
             self.capacity,
             make_cache_mode(config.cache_mode, config.block_size, config.state_block),
@@ -149,13 +151,19 @@ class Engine:
     # --- events, between steps -------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served."""
+        """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served.
+
+        A grammar is compiled here unless the request comes with its matcher, which other threads can make.
+        """
         vocab_size = self.model.config.vocab_size
         for token_id in (min(request.tokens), max(request.tokens)):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
                     f"token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}"
                 )
+        grammar = None if request.params is None else request.params.grammar
+        if grammar is not None and request.matcher is None:
+            request.matcher = self.grammars.matcher(grammar, request.tokens[request.num_prompt :])
         self.scheduler.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
@@ -251,12 +259,13 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits, launches one batch, and reads back the step that so is no longer needed in flight."""
-        if self._in_flight and self.scheduler.must_preempt:
+        if self._in_flight and (self.scheduler.must_preempt or self._runner.awaits_tokens):
             self._land_all()
         plan = self.scheduler.schedule()
         self._move(plan)
-        plan, failed = self._inspect(plan)
-        self._landed += failed
+        for find_faults in (self._damaged, self._runner.constrain):
+            plan, failed = self._without(plan, find_faults(plan))
+            self._landed += failed
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan))
             self.scheduler.launched(plan)
@@ -309,16 +318,19 @@ class Engine:
             waited_s = request.admitted_s - request.arrived_s
             self.measures.admitted(waited_s, request.num_prompt, request.num_cached)
 
-    def _inspect(self, plan: StepPlan) -> tuple[StepPlan, list[RequestOutput]]:
-        """The plan without requests whose blocks or state turn out to be damaged, and what to tell those."""
-        faults = self._faults_of_all_ranks(plan) if self.config.sanitize else []
+    def _without(
+        self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]
+    ) -> tuple[StepPlan, list[RequestOutput]]:
+        """The plan without requests that must not be computed, and what to tell those."""
         if not faults:
             return plan, []
         plan = self.scheduler.discard(plan, [request for request, _ in faults])
         return plan, [self._failed(request, error) for request, error in faults]
 
-    def _faults_of_all_ranks(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
-        """Damage is found by the rank that has it, but the request has to leave on all."""
+    def _damaged(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
+        """Requests whose blocks or state are: found by the rank that has them, they have to leave on all."""
+        if not self.config.sanitize:
+            return []
         faults: dict[Request, TwinfangError] = dict(self._checks.inspect(plan))
         returned = [self.scheduler.running[swap.request_id] for swap in plan.swap_in]
         planned = list(dict.fromkeys([*returned, *(row.request for row in plan.rows), *plan.prefilled]))
@@ -345,8 +357,11 @@ class Engine:
 
     def _extend(self, row: PlannedRow, result: RowResult) -> None:
         """Gained tokens join the answer; a forced one is the prompt's own."""
+        request = row.request
         if row.samples and result.is_finite:
-            row.request.tokens += result.tokens
+            request.tokens += result.tokens
+            if request.matcher is not None and result.tokens[-1] not in request.stop_token_ids:
+                request.matcher.advance(result.tokens)
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from engine.grammar import Matcher
 from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, TokenLogprobs
@@ -44,6 +45,8 @@ class Request:
     """Only requests with the same salt share cached blocks and states."""
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
+    matcher: Matcher | None = None
+    """Follows the answer, as far as steps are read back, where it has a grammar."""
 
     num_given: int = field(init=False)
     """Tokens known from the start: what lies behind them is decoded here."""

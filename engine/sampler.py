@@ -1,10 +1,10 @@
 """Chooses each row's next tokens from its logits.
 
-The order is vLLM's: bias, forbidden stop tokens, penalties, temperature, min-p, top-k, top-p, draw. A draw
-is a race among the tokens that are left (:mod:`kernels.exponential_race`): its noise is a function of the
-request's seed, the token's index and the token alone, and every step of it works on a row by itself, so that
-a request's tokens depend neither on whom it shares a batch with nor on what was drafted: the target's own
-token stands at every index, and a draft is right exactly if it is that token.
+The order is vLLM's: bias, forbidden stop tokens, penalties, grammar, temperature, min-p, top-k, top-p, draw.
+A draw is a race among the tokens that are left (:mod:`kernels.exponential_race`): its noise is a function of
+the request's seed, the token's index and the token alone, and every step of it works on a row by itself, so
+that a request's tokens depend neither on whom it shares a batch with nor on what was drafted: the target's
+own token stands at every index, and a draft is right exactly if it is that token.
 
 Shapes depend on nothing but the arguments' own, and nothing is read back: all of it can stand inside a
 CUDA graph, one for each kind of :class:`~engine.sampling_table.SamplingNeeds`.
@@ -17,15 +17,21 @@ import torch
 from engine.logits_processors import count_tokens, process_logits
 from engine.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
 from kernels.exponential_race import exponential_race
+from kernels.token_mask import mask_tokens
 
 _LARGEST_INT32 = (1 << 31) - 1
 
 
 class Sampler:
-    """Samples for rows whose parameters stand in ``table``."""
+    """Samples for rows whose parameters stand in ``table``.
 
-    def __init__(self, table: SamplingTable) -> None:
+    ``masks`` ``[N + 1, T, W]`` int32 are the bits of what rows with grammars may choose
+    (:mod:`engine.grammar_masks`); None: no row has one.
+    """
+
+    def __init__(self, table: SamplingTable, masks: torch.Tensor | None = None) -> None:
         self._table = table
+        self._masks = masks
 
     def sample(
         self,
@@ -42,6 +48,7 @@ class Sampler:
         hold NaN or infinity means nothing.
         """
         index = positions + 1
+        raw = logits
         if needs.random or needs.processed:
             columns = self._table.gather(rows)
         if needs.processed:
@@ -54,11 +61,25 @@ class Sampler:
                 stop_ids=self._table.stop_ids[rows],
                 tokens=self._table.tokens,
             )
+        if needs.constrained:
+            logits = self._constrain(raw, logits, rows)
         best, token_ids = logits.max(dim=-1)
         if needs.random:
             drawn = _draw(logits, columns, index, filtered=needs.filtered)
             token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
         return token_ids, torch.isfinite(best)
+
+    def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``processed`` without the tokens that grammars forbid.
+
+        Where ``min_tokens`` forbids all that a grammar leaves, the grammar's end comes first.
+        """
+        assert self._masks is not None
+        logits = mask_tokens(processed, rows, self._masks)
+        if processed is raw:
+            return logits
+        is_stuck = logits.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(is_stuck, mask_tokens(raw, rows, self._masks), logits)
 
     def draft(
         self, logits: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, needs: SamplingNeeds

@@ -44,12 +44,15 @@ class SamplingNeeds:
     """Some random row has a top-k or top-p."""
     processed: bool = False
     """Some row has a bias, a penalty or forbidden stop tokens."""
+    constrained: bool = False
+    """Some row has a grammar."""
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
         return SamplingNeeds(
             self.random or other.random,
             self.filtered or other.filtered,
             self.processed or other.processed,
+            self.constrained or other.constrained,
         )
 
 
@@ -219,4 +222,5 @@ def _needs_of(params: SamplingParams, has_stop_ids: bool) -> SamplingNeeds:
         random=random,
         filtered=random and (params.top_k > 0 or params.top_p < 1.0),
         processed=bool(params.logit_bias) or params.has_penalties or forbids_stop,
+        constrained=params.grammar is not None,
     )

@@ -12,6 +12,7 @@ from engine.capacity import CapacityPlan
 from engine.checks import Checks
 from engine.config import EngineConfig
 from engine.drafters import MtpDrafter, NgramDrafter
+from engine.grammar_masks import GrammarMasks
 from engine.launched_step import LaunchedStep
 from engine.models.nemotron_h import NemotronH
 from engine.request import Request
@@ -24,9 +25,16 @@ from engine.step_buffers import StepBuffers
 from engine.step_graph import StepGraphs
 from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from telemetry.measures import StepRun
+from wire.errors import TwinfangError
 from wire.sampling_params import MAX_STOP_TOKEN_IDS
 
 GREEDY = SamplingNeeds()
+CAPTURED = [
+    SamplingNeeds(random=is_random, filtered=is_random, constrained=is_constrained)
+    for is_constrained in (False, True)
+    for is_random in (False, True)
+]
+"""What graphs are captured for."""
 
 
 class StepRunner:
@@ -54,7 +62,8 @@ class StepRunner:
             device,
             max_stop_ids=MAX_STOP_TOKEN_IDS + len(model.config.eos_token_ids),
         )
-        sampler = Sampler(self._sampling)
+        self._masks = GrammarMasks(num_rows, config.num_positions, model.config.vocab_size, device)
+        sampler = Sampler(self._sampling, self._masks.table)
         self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
         self._drafter = self._make_drafter(config, caches, sampler)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
@@ -93,7 +102,12 @@ class StepRunner:
     @torch.inference_mode()
     def capture(self) -> None:
         """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
-        self._graphs.capture_all([GREEDY, SamplingNeeds(random=True, filtered=True)])
+        self._graphs.capture_all(CAPTURED)
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether some row's next step depends on what the last one gained: what its grammar allows does."""
+        return bool(self._masks)
 
     def begin(self, request: Request) -> None:
         """A request got its row, or its state got there: the next step may name the row."""
@@ -101,6 +115,7 @@ class StepRunner:
         self.state.fill(request)
         if request.params is not None:
             self._sampling.fill(request)
+        self._masks.fill(request)
         self._drafter.fill(request)
 
     def end(self, row: int) -> None:
@@ -108,6 +123,22 @@ class StepRunner:
         self._rows.clear(row)
         self.state.clear(row)
         self._sampling.clear(row)
+        self._masks.clear(row)
+
+    def constrain(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
+        """What the plan's rows may choose is brought up to date; those whose grammars can't be followed on.
+
+        What is in flight for rows with grammars must have been read back.
+        """
+        if not self._masks:
+            return []
+        by_row = {
+            row.request.row: row.request
+            for row in plan.rows
+            if row.samples and row.request.matcher is not None
+        }
+        errors = self._masks.update(list(by_row), self.state) if by_row else {}
+        return [(by_row[row], error) for row, error in errors.items()]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts the plan's step; returns while the device computes."""

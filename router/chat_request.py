@@ -9,6 +9,7 @@ from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
 from router.sampling_fields import UNSUPPORTED, SamplingFields
 from router.services import Services
+from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
 from wire.errors import InvalidRequestError
 from wire.sampling_params import MAX_LOGPROBS
@@ -74,6 +75,7 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> 
     check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
     num_logprobs = body.num_logprobs
     body.answer_length(1)  # what is wrong there is said before any work is done
+    structure = await wanted_structure(body)
     text = await chat_text(body, model.chat_template)
     limits = model.servers.limits()
     prompt = await encode_prompt(
@@ -89,7 +91,11 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> 
         num_prompt_tokens, max_tokens, limits.max_model_len, param="messages", length_param=length_param
     )
     params = body.sampling_params(
-        model.defaults, max_tokens=max_tokens, logprobs=num_logprobs, vocab_size=limits.vocab_size
+        model.defaults,
+        max_tokens=max_tokens,
+        logprobs=num_logprobs,
+        vocab_size=limits.vocab_size,
+        grammar=None if structure is None else structure.grammar,
     )
     return TextRequest.of(
         body, request_id=f"chatcmpl-{request_id}", model=model, prompts=[prompt], params=params

@@ -10,6 +10,7 @@ from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.sampling_fields import SamplingFields
 from router.services import Services
+from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
 from wire.errors import InvalidRequestError
 
@@ -65,9 +66,14 @@ async def check_completion(body: CompletionBody, services: Services, *, request_
         raise InvalidRequestError(
             f"max_tokens must be at least 1, got {shown(max_tokens)}", param="max_tokens"
         )
+    structure = await wanted_structure(body)
     limits = model.servers.limits()
     params = body.sampling_params(
-        model.defaults, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=limits.vocab_size
+        model.defaults,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        vocab_size=limits.vocab_size,
+        grammar=None if structure is None else structure.grammar,
     )
     prompts = []
     for item in texts_or_ids:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from router.openai_errors import shown
 from router.sampling_defaults import SamplingDefaults
+from router.structured_output import StructuredFields
 from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
 
@@ -28,12 +29,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "logprob_token_ids": (None, []),
     "prompt_embeds": (None,),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
 }
 """Fields of OpenAI or vLLM that would change the answer, with the values that change nothing. Ignoring
 another value would answer a question that was not asked, so it is refused."""
@@ -46,7 +41,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StructuredFields):
     """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both.
 
     Unknown fields are ignored, as vLLM does, with a line in the debug log.
@@ -120,7 +115,13 @@ class SamplingFields(BaseModel):
         return stops
 
     def sampling_params(
-        self, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None, vocab_size: int
+        self,
+        defaults: SamplingDefaults,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        vocab_size: int,
+        grammar: str | None = None,
     ) -> tuple[SamplingParams, ...]:
         """One set a choice: choice j of a seeded request uses ``seed + j``.
 
@@ -143,6 +144,7 @@ class SamplingFields(BaseModel):
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
             speculate=self.speculate is not False,
+            grammar=grammar,
         )
         params.check_vocabulary(vocab_size)
         if params.seed is None:

@@ -44,6 +44,12 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class GrammarError(InvalidRequestError):
+    """A schema or another grammar can't be compiled, or is too complex to be followed."""
+
+    code = "invalid_grammar"
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 

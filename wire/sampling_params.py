@@ -10,6 +10,7 @@ from wire.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
+MAX_GRAMMAR_BYTES = 128 << 10
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow float32."""
 
@@ -46,6 +47,8 @@ class SamplingParams:
     """Log-probabilities to report: None is off, n adds the n best alternatives of each token."""
     speculate: bool = True
     """False: decode this request without drafts. Its tokens are the same either way."""
+    grammar: str | None = None
+    """What the answer's text must follow to its end, in llguidance's form: its JSON, or Lark."""
 
     def __post_init__(self) -> None:
         _within("max_tokens", self.max_tokens, 1, 1 << 31)
@@ -65,6 +68,15 @@ class SamplingParams:
         _within("logit_bias (its entries)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)
         for _, bias in self.logit_bias:
             _within("logit_bias", bias, -100.0, 100.0)
+        if self.grammar is not None:
+            _within(
+                "grammar (its bytes)", len(self.grammar.encode(errors="surrogatepass")), 1, MAX_GRAMMAR_BYTES
+            )
+            if self.ignore_eos:
+                raise InvalidRequestError(
+                    "ignore_eos can't go with a grammar, which says where the answer ends; leave it out",
+                    param="ignore_eos",
+                )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises :class:`InvalidRequestError` for a token id outside ``0 … vocab_size - 1``."""

@@ -31,8 +31,8 @@ def bodies(kind):
         {
             "prompt": [choose.randrange(6, 900) for _ in range(choose.randint(2, 200))],
             "max_tokens": NUM_TOKENS,
-            "ignore_eos": True,
             "seed": i,
+            **({"guided_regex": "([a-z]{2,9}, ){80}"} if i % 4 == 3 else {"ignore_eos": True}),
             **params,
         }
         for i in range(NUM_REQUESTS)

@@ -4,10 +4,12 @@ Stacks of all pairs of checkpoint, drafter, k, cache mode and steps ahead, not o
 """
 
 import asyncio
+import json
 import random
 from collections import Counter
 
 import httpx
+import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -257,6 +259,30 @@ async def test_sampled_answers_are_the_same_tokens(plain, drafting):
         for i, body in enumerate(bodies())
     ]
     assert told(await all_at_once(drafting, asked)) == told(await all_at_once(plain, asked))
+
+
+async def test_answers_in_a_form_are_the_same_behind_a_handoff_and_with_drafts(plain, drafting):
+    """The first token is chosen by the recompute of the prompt's last one, within the grammar."""
+    parts = {
+        "name": {"type": "string", "maxLength": 12},
+        "sizes": {"type": "array", "items": {"enum": [1, 2]}},
+    }
+    schema = {"type": "object", "properties": parts, "required": ["name", "sizes"]}
+    schema |= {"additionalProperties": False}
+    response_format = {"type": "json_schema", "json_schema": {"name": "part", "schema": schema}}
+    bodies = [
+        {"prompt": prompt, "max_tokens": 80, "seed": seed, "return_token_ids": True, "logprobs": 1}
+        | {"temperature": seed % 2, "response_format": response_format}
+        for seed, prompt in enumerate([PROMPT, [5], "{", PROMPT * 8])
+    ]
+    bodies += [greedy_body(PROMPT, 32), {"prompt": "x", "guided_choice": ["yes", "no"]}]
+    (alone, handed) = [await all_at_once(stack, bodies) for stack in (plain, drafting)]
+    assert told(handed) == told(alone)
+    assert [answer.finish_reason for answer in alone[3:]] == ["stop", "length", "stop"]
+    for answer in alone[:4]:
+        if answer.finish_reason == "stop":
+            jsonschema.validate(json.loads(answer.text), schema)
+    assert alone[5].text in ("yes", "no")
 
 
 async def test_a_conversation_s_next_turn_goes_on_from_a_state_behind_drafts(plain):

@@ -4,8 +4,10 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
 from engine.config import EngineConfig
 from engine.lead_engine import LeadEngine
@@ -13,6 +15,7 @@ from engine.model_config import ModelConfig
 from engine.rank_processes import RankProcesses, work
 from engine.request import Request
 from engine.tensor_parallel import TensorParallel
+from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine.speculating import (
     assert_nothing_is_owned,
     assert_same,
@@ -60,7 +63,13 @@ def test_answers_of_several_ranks_equal_those_of_one(engines, models, model, siz
 def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
     """Each decides for itself: a decision that differed would leave one waiting for the others."""
     asks = short_asks(8, seed=3)
+    words = LLMatcher.grammar_from_regex("([a-z]| ){20,40}")
+    for i in (4, 5):  # each rank follows their grammar
+        asks[i] = replace(
+            asks[i], params=replace(asks[i].params, grammar=words), stop=frozenset([EOS_TOKEN_ID])
+        )
     expected = engines.plain(models["dense"], asks)
+    assert expected[4].said != expected[5].said
     sizes = {"max_num_seqs": 8, "max_model_len": 72, "cache_mode": "none"}
     config = EngineConfig(models["dense"], "both", device="cpu", tensor_parallel=2, **sizes)
     demand = config.demand(ModelConfig.from_directory(models["dense"]), TensorParallel(0, 2))

@@ -8,7 +8,7 @@ import pytest
 from tests.router.conftest import MODEL, until
 from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying
 
-INVALID = {"invalid_value", "context_length_exceeded", "model_not_found"}
+INVALID = {"invalid_value", "invalid_grammar", "context_length_exceeded", "model_not_found"}
 
 BAD_FIELDS = [
     ({"model": "another"}, 404, "model", "another"),
@@ -102,13 +102,28 @@ BAD_FIELDS = [
     ({"ignore_eos": "no"}, 400, "ignore_eos", "valid boolean"),
     ({"user": 5}, 400, "user", "valid string"),
     ({"use_beam_search": True}, 400, "use_beam_search", "not supported"),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
-    ({"guided_regex": "a*"}, 400, "guided_regex", "not supported"),
+    ({"response_format": "json_object"}, 400, "response_format", "an object"),
+    ({"guided_regex": "a("}, 400, "guided_regex", "unclosed group"),
+    ({"guided_regex": ""}, 400, "guided_regex", "not empty"),
+    ({"guided_choice": []}, 400, "guided_choice", "1 to 1000 strings, got []"),
+    ({"guided_choice": ["a", ""]}, 400, "guided_choice", "not empty"),
+    ({"guided_json": "{"}, 400, "guided_json", "is no JSON"),
+    ({"guided_json": '"x"'}, 400, "guided_json", "must be an object, got 'x'"),
+    ({"guided_grammar": "start: other"}, 400, "guided_grammar", "other"),
+    ({"structured_outputs": {"tag": "x"}}, 400, "structured_outputs", "just one of json"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, 400, "structured_outputs", "just one of json"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice", "give one of them"),
+    ({"guided_regex": "a", "ignore_eos": True}, 400, "ignore_eos", "grammar"),
+    ({"guided_choice": ["a" * 140_000]}, 400, "guided_choice", "the limit is 131072"),
     ({"truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens", "not supported"),
 ]
 
 USER = {"role": "user", "content": "a"}
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+def schema(said):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": said}}
 
 
 def assistant_calls(calls):
@@ -165,8 +180,19 @@ BAD_CHAT_FIELDS = [
     ({"n": 0}, 400, "n", "between 1 and 128"),
     ({"stop": ""}, 400, "stop", "got 0"),
     ({"temperature": -1}, 400, "temperature", "-1"),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
-    ({"response_format": {"type": "json_schema"}}, 400, "response_format", "not supported"),
+    ({"response_format": {"type": "json"}}, 400, "response_format", "'json_schema', got 'json'"),
+    ({"response_format": {"type": "json_schema"}}, 400, "response_format", "an object with a schema"),
+    ({"response_format": schema(["x"])}, 400, "response_format", "the schema must be an object"),
+    ({"response_format": schema({"type": "strin"})}, 400, "response_format", "Invalid type: strin"),
+    ({"response_format": schema({"not": {}})}, 400, "response_format", 'Unimplemented keys: ["not"]'),
+    ({"response_format": schema(False)}, 400, "response_format", "the schema must be an object"),
+    ({"response_format": schema({"enum": []})}, 400, "response_format", "Unsatisfiable"),
+    (
+        {"response_format": schema({"not": {}, "x-guidance": {"lenient": True}})},
+        400,
+        "response_format",
+        "not",
+    ),
     ({"functions": [{"name": "look"}]}, 400, "functions", "not supported"),
     ({"modalities": ["text", "audio"]}, 400, "modalities", "not supported"),
     ({"continue_final_message": True}, 400, "continue_final_message", "not supported"),
