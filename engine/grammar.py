@@ -118,10 +118,15 @@ class Grammars:
         try:
             text = self._path.read_text(encoding="utf-8")
             tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ModelLoadError(
                 f"answers can't follow a grammar here: {self._path} can't be read: {error}; put the model's "
-                "tokenizer.json there"
+                "tokenizer.json there and restart this server"
+            ) from error
+        except ValueError as error:
+            raise ModelLoadError(
+                f"answers can't follow a grammar with this model: {self._path} says not what bytes its tokens "
+                f"stand for: {error}"
             ) from error
         log.info("loaded %s for a grammar in %.1f s", self._path, time.monotonic() - began)
         self._tokenizer = tokenizer

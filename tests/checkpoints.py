@@ -241,7 +241,7 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     merges = [(pair[0], pair[1]) for pair in pairs if pair in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\S+|\s"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
