@@ -125,8 +125,8 @@ class Grammars:
             ) from error
         except ValueError as error:
             raise ModelLoadError(
-                f"answers can't follow a grammar with this model: {self._path} says not what bytes its tokens "
-                f"stand for: {error}"
+                f"answers can't follow a grammar with this model: {self._path} does not say what bytes its "
+                f"tokens stand for: {error}"
             ) from error
         log.info("loaded %s for a grammar in %.1f s", self._path, time.monotonic() - began)
         self._tokenizer = tokenizer
