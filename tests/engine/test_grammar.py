@@ -17,7 +17,6 @@ from engine.request import Request
 from tests.engine.speculating import (
     Answer,
     Ask,
-    Engines,
     assert_nothing_is_owned,
     assert_same,
     greedy_asks,
@@ -45,11 +44,6 @@ CODE = "[a-z]{3}-[0-9]{2}"
 
 def grammar_of(schema):
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": " ?"})
-
-
-@pytest.fixture(scope="module")
-def engines():
-    return Engines()
 
 
 @pytest.fixture(scope="module")
