@@ -22,6 +22,9 @@ class ModelSource:
     directory: Path
     """Folder with tokenizer.json; weights are not read."""
 
+    def __str__(self) -> str:
+        return f"{self.name}={self.directory}"
+
 
 @dataclass(frozen=True)
 class ModelAlias:
@@ -32,6 +35,22 @@ class ModelAlias:
 
     def __str__(self) -> str:
         return f"{self.name}={self.model}"
+
+
+@dataclass(frozen=True)
+class ProcessPlace:
+    """Which one a router is of several processes on one port."""
+
+    index: int
+    ports: tuple[int, ...]
+    """On loopback, where each process can be reached alone."""
+
+    @property
+    def own_port(self) -> int:
+        return self.ports[self.index]
+
+    def __str__(self) -> str:
+        return f"{self.index}:{','.join(map(str, self.ports))}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,8 @@ class RouterConfig:
     """Between two looks at a server that is not streaming to us."""
     admin_token_file: Path | None = None
     """Holds the token of the admin API; None: there is no admin API."""
+    place: ProcessPlace | None = None
+    """Where ``--workers`` runs several processes; None: this one is alone on its port."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 

@@ -10,6 +10,7 @@ import uvicorn
 
 from router.app import create_app
 from router.config import RouterConfig
+from router.listening import sockets_of
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def run(config: RouterConfig) -> None:
         )
     )
     _calm_the_collector()
-    server.run()
+    server.run(sockets_of(config))
     if fatal or not server.started:
         raise SystemExit(1)
 

@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
+        self._servers_registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(
             "twinfang_requests",
@@ -116,7 +117,7 @@ class Metrics:
         self.server_figures = ServerFigures()
         registry.register(self.server_figures)
         self.told_figures = ToldFigures()
-        registry.register(self.told_figures)
+        self._servers_registry.register(self.told_figures)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -166,8 +167,13 @@ class Metrics:
     def retried(self, code: str) -> None:
         self.retries.labels(code).inc()
 
-    def exposition(self) -> bytes:
+    def of_router(self) -> bytes:
+        """What this process has measured."""
         return generate_latest(self.registry)
+
+    def of_servers(self) -> bytes:
+        """What servers count; any router would tell the same."""
+        return generate_latest(self._servers_registry)
 
 
 def _outcome_of(error: BaseException) -> str:

@@ -7,7 +7,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.openai_errors import error_response
-from router.services import services_of
+from router.services import Services, services_of
+from router.sibling_metrics import PATH_OF_ONE, merged, siblings_figures
 from wire.errors import UnavailableError
 
 router = APIRouter()
@@ -30,9 +31,23 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
+    """Of several processes on one port those of all: see :mod:`router.sibling_metrics`."""
     services = services_of(request)
+    services.metrics.told_figures.update(*services.pool.stats())
+    own, place = _own_figures(services), services.config.place
+    if place is not None:
+        own = merged({place.index: own.decode(), **await siblings_figures(place)})
+    return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(PATH_OF_ONE, include_in_schema=False)
+async def metrics_of_one(request: Request) -> Response:
+    """What one of several processes on a port says of itself, for the others."""
+    return Response(_own_figures(services_of(request)), media_type=CONTENT_TYPE_LATEST)
+
+
+def _own_figures(services: Services) -> bytes:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
     services.metrics.server_figures.update(services.pool.assignments())
-    services.metrics.told_figures.update(*services.pool.stats())
-    return Response(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    return services.metrics.of_router()

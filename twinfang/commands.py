@@ -156,7 +156,13 @@ ROUTER = Command(
     (
         FlagGroup(
             "router",
-            (*_ROUTER_ADDRESS, table.PREFILL_ADDRESSES, table.DECODE_ADDRESSES, *table.ROUTER_LIMITS),
+            (
+                *_ROUTER_ADDRESS,
+                table.PREFILL_ADDRESSES,
+                table.DECODE_ADDRESSES,
+                *table.ROUTER_LIMITS,
+                table.PLACE,
+            ),
         ),
         FlagGroup("models", (table.MODELS, table.SERVED_MODEL_NAME)),
         table.LOGS,

@@ -17,6 +17,7 @@ from twinfang.flag_values import (
     one_of,
     port_or_off,
     positive,
+    process_place,
     some_text,
     yes_or_no,
 )
@@ -205,6 +206,14 @@ ADMIN_TOKEN_FILE = Flag(
     "file with the admin API's token, or sha256: and its hexadecimal digest",
     default_text="none: there is no admin API",
 )
+WORKERS = Flag(
+    *("--workers", "N", integer(1, 64)),
+    "router processes that share the port; each has the limits to itself",
+    default=1,
+)
+PLACE = Flag(
+    *("--place", "INDEX:PORTS", process_place, "which one of several processes this is"), is_internal=True
+)
 PREFILL_ADDRESSES = Flag(
     *("--prefill", "HOST:PORT", address, "a prefill server; repeat for more"), repeatable=True
 )
@@ -324,6 +333,7 @@ CAPACITY = (
     CACHED_STATES,
 )
 ROUTER_LIMITS = (
+    WORKERS,
     ALIASES,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_BODY_SIZE,
@@ -336,6 +346,8 @@ ROUTER_LIMITS = (
     CONVERSATION_RETURN,
     ADMIN_TOKEN_FILE,
 )
+ROUTER_FLAGS = (MODELS, SERVED_MODEL_NAME, PREFILL_ADDRESSES, DECODE_ADDRESSES, *ROUTER_LIMITS)
+"""All of a router but where it listens and how it logs."""
 SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from router.config import ModelAlias, ModelSource
+from router.config import ModelAlias, ModelSource, ProcessPlace
 
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
@@ -93,6 +93,15 @@ def model_alias(text: str) -> ModelAlias:
     if not name or not model:
         raise ValueError("expected NAME=MODEL")
     return ModelAlias(name, model)
+
+
+def process_place(text: str) -> ProcessPlace:
+    """``INDEX:PORT,PORT,…``"""
+    index, _, ports = text.partition(":")
+    place = ProcessPlace(integer(0)(index), tuple(map(integer(1, 65535), ports.split(","))))
+    if place.index >= len(place.ports):
+        raise ValueError("expected the index of one of its ports")
+    return place
 
 
 def address(text: str) -> str:

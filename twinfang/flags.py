@@ -35,6 +35,8 @@ class Flag:
     """Given several times, or comma-separated in the environment; the value is a tuple."""
     is_switch: bool = False
     """Takes no value on the command line: there it means yes. Its metavar is empty."""
+    is_internal: bool = False
+    """For processes that a command starts; help does not show it."""
 
     @property
     def dest(self) -> str:
@@ -66,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> N
     for group in groups:
         section = parser.add_argument_group(group.title)
         for flag in group.flags:
-            text = flag.described.replace("%", "%%")
+            text = argparse.SUPPRESS if flag.is_internal else flag.described.replace("%", "%%")
             if flag.is_switch:
                 section.add_argument(flag.name, action="store_const", const="yes", help=text)
                 continue

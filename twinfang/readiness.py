@@ -38,14 +38,19 @@ async def until_serving(address: str) -> None:
 
 async def until_ready(host: str, port: int) -> None:
     """Returns once ``GET /readyz`` of a router is answered 200."""
-    while not await asyncio.to_thread(_is_ready, host, port):
+    await until_answered(host, port, "/readyz")
+
+
+async def until_answered(host: str, port: int, path: str) -> None:
+    """Returns once ``GET path`` is answered 200."""
+    while not await asyncio.to_thread(_is_answered, host, port, path):
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _is_ready(host: str, port: int) -> bool:
+def _is_answered(host: str, port: int, path: str) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=CALL_TIMEOUT_S)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except OSError:
         return False

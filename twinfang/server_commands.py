@@ -90,7 +90,18 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         decode_policy=values.decode_policy,
         session_header=values.session_header or "",
         admin_token_file=values.admin_token_file,
+        place=values.place,
     )
+
+    if values.workers > 1:
+        from twinfang import router_processes
+
+        if values.admin_token_file is not None:
+            raise ConfigError(
+                f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach one "
+                "process alone; run several routers on ports of their own"
+            )
+        return partial(router_processes.run, values)
 
     def run_until_signal() -> None:
         # When uvicorn has stopped it raises the signal that made it stop once more, for us.

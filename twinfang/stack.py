@@ -118,7 +118,8 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
     arguments += ["--log-level", values.log_level, "--name", "router"]
     reached_by = _ANY_ADDRESS.get(values.host, values.host)
     address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
-    stop_grace_s = values.shutdown_grace + ROUTER_STOP_MARGIN_S
+    num_levels = 1 if values.workers == 1 else 2  # several processes have a parent of their own
+    stop_grace_s = values.shutdown_grace + num_levels * ROUTER_STOP_MARGIN_S
     return ChildSpec(
         "router",
         tuple(arguments),

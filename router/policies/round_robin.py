@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from router.policies.policy import Candidate, Decision, Demand
@@ -13,8 +14,9 @@ class RoundRobin:
     reads_load = False
     reads_prefixes = False
 
-    def __init__(self) -> None:
-        self._turn = 0
+    def __init__(self, first_turn: int | None = None) -> None:
+        """Starts anywhere by default: of many routers that start together not all begin with one server."""
+        self._turn = random.randrange(1 << 16) if first_turn is None else first_turn
 
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
         chosen = candidates[self._turn % len(candidates)]

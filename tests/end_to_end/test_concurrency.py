@@ -4,8 +4,17 @@ import asyncio
 import random
 import signal
 
-from tests.end_to_end.clients import greedy_body, http_client, one_at_a_time, stream
-from tests.stack import running_stack
+import httpx
+
+from tests.end_to_end.clients import (
+    TIMEOUT_S,
+    complete,
+    greedy_body,
+    http_client,
+    one_at_a_time,
+    stream,
+)
+from tests.stack import running_router, running_stack
 
 NUM_STREAMS = 64
 
@@ -46,6 +55,22 @@ async def test_64_streams_of_which_a_third_are_cancelled_midway(stacks):
             assert (answer.token_ids, answer.text) == (reference.token_ids, reference.text)
         else:
             assert answer.token_ids == reference.token_ids[: len(answer.token_ids)]
+    stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
+
+
+async def test_two_router_processes_over_the_same_servers_answer_alike(stacks):
+    """They know nothing of one another: what each sends, the servers sort out."""
+    stack = stacks("up", "--max-num-seqs", "16")
+    expected = await one_at_a_time(stack, bodies())
+    flags = [f"--{p.name.partition('-')[0]}={p.address}" for p in stack.processes().values() if "-" in p.name]
+
+    async def complete_anew(url, body):
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:  # any of the processes
+            return await complete(client, body)
+
+    with running_router("--workers", "2", *flags) as url:
+        answers = await asyncio.gather(*(complete_anew(url, body) for body in bodies()))
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
 
 

@@ -17,6 +17,8 @@ from openai import AsyncOpenAI
 
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
+from router.policies.policy_names import POLICIES
+from router.policies.round_robin import RoundRobin
 from router.services import Services
 from router.tokenizer import Tokenizer
 from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, server_info
@@ -87,8 +89,9 @@ MakeStack = Callable[..., Awaitable[Stack]]
 
 
 @pytest.fixture
-async def make_stack(tmp_path: Path) -> AsyncIterator[MakeStack]:
+async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeStack]:
     """Builds a stack: ``make_stack(num_prefill=1, num_decode=1, role="decode", ready=True, **config)``."""
+    monkeypatch.setitem(POLICIES, "round_robin", lambda: RoundRobin(first_turn=0))
     async with AsyncExitStack() as exits:
 
         async def make(

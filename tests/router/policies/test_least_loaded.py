@@ -44,14 +44,14 @@ def p99(values):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_of_uneven_length_wait_less_than_in_turn(seed):
-    in_turn = simulated(lambda _rng: RoundRobin(), seed=seed)
+    in_turn = simulated(lambda _rng: RoundRobin(first_turn=0), seed=seed)
     drawn = simulated(seed=seed)
     assert p99(drawn.waits_s) < 0.5 * p99(in_turn.waits_s)
 
 
 def test_without_any_figures_a_router_balances_what_it_sends_itself():
     drawn = simulated(figures_every_s=None)
-    assert p99(drawn.waits_s) < 0.5 * p99(simulated(lambda _rng: RoundRobin()).waits_s)
+    assert p99(drawn.waits_s) < 0.5 * p99(simulated(lambda _rng: RoundRobin(first_turn=0)).waits_s)
 
 
 @pytest.mark.parametrize("seed", [0])

@@ -1,0 +1,39 @@
+"""The sockets that a router listens on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+from router.config import RouterConfig
+from wire.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+def shared_socket(host: str, port: int) -> socket.socket:
+    """Bound to an address that other processes of the same user may be bound to as well (SO_REUSEPORT).
+
+    The kernel deals connections out among those that listen. Raises :class:`ConfigError`.
+    """
+    with ExitStack() as exits:
+        bound = exits.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            bound.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {host}:{port}: {error.strerror}; choose another --port"
+            ) from error
+        exits.pop_all()
+        return bound
+
+
+def sockets_of(config: RouterConfig) -> list[socket.socket] | None:
+    """Those of one of several processes: the port that all share, and the one that is its own. None: the HTTP
+    server binds as it always does."""
+    place = config.place
+    if place is None:
+        return None
+    return [shared_socket(config.host, config.port), shared_socket(LOOPBACK, place.own_port)]
