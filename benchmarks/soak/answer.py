@@ -62,6 +62,8 @@ class Answer:
     problem: str = ""
     """What the client could not make sense of."""
     ttft_s: float | None = None
+    longest_silence_s: float = 0.0
+    """Between two events of a stream."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Outcome:
     seconds: float
     ttft_s: float | None
     """To the first event of a stream."""
+    longest_silence_s: float
 
 
 def ask(client: httpx.Client, question: Question, sending: Sending, expected: Answer) -> Outcome:
@@ -87,7 +90,17 @@ def ask(client: httpx.Client, question: Question, sending: Sending, expected: An
     answer = receive(client, question, sending)
     seconds = time.monotonic() - sent
     verdict, code, detail = judge(answer, expected)
-    return Outcome(question.name, sending.request_id, verdict, code, detail, sent, seconds, answer.ttft_s)
+    return Outcome(
+        question.name,
+        sending.request_id,
+        verdict,
+        code,
+        detail,
+        sent,
+        seconds,
+        answer.ttft_s,
+        answer.longest_silence_s,
+    )
 
 
 def receive(client: httpx.Client, question: Question, sending: Sending) -> Answer:
@@ -130,7 +143,7 @@ def _take_stream(response: httpx.Response, sending: Sending, answer: Answer, sen
         response.read()
         answer.error, answer.is_ended = response.json()["error"], True
         return
-    num_events = 0
+    num_events, last_event = 0, sent
     for line in response.iter_lines():
         if not line:
             continue
@@ -140,7 +153,12 @@ def _take_stream(response: httpx.Response, sending: Sending, answer: Answer, sen
         if line == "data: [DONE]":
             answer.is_ended = True
             continue
-        answer.ttft_s = answer.ttft_s or time.monotonic() - sent
+        now = time.monotonic()
+        if answer.ttft_s is None:
+            answer.ttft_s = now - sent
+        else:
+            answer.longest_silence_s = max(answer.longest_silence_s, now - last_event)
+        last_event = now
         _take_event(json.loads(line.removeprefix("data: ")), answer)
         num_events += 1
         if num_events == sending.cancel_after_events:

@@ -24,7 +24,8 @@ MAX_CANCEL_S = 1.0
 class Clients:
     """``concurrency`` threads, each with a connection of its own to each router.
 
-    ``rest_s`` is the mean pause of a client between two requests. ``outcomes`` grows as answers come.
+    ``rest_s`` is the mean pause of a client between two requests, ``cancelled`` the share of those given up.
+    ``outcomes`` grows as answers come.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Clients:
         seed: int,
         concurrency: int,
         rest_s: float,
+        cancelled: float = CANCELLED,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._urls, self._questions, self._expected = urls, questions, expected
         self._rest_s = rest_s
+        self._shares = (STREAMED, cancelled, SALTED)
         self._numbers = itertools.count()
         self._open = threading.Event()
         self._ended = threading.Event()
@@ -95,7 +98,7 @@ class Clients:
     def _ask(self, client: httpx.Client, rng: random.Random) -> Outcome:
         question = rng.choice(self._questions)
         number = next(self._numbers)
-        stream, cancelled, salted = (rng.random() < share for share in (STREAMED, CANCELLED, SALTED))
+        stream, cancelled, salted = (rng.random() < share for share in self._shares)
         sending = Sending(
             rng.choice(self._urls),
             f"soak-{number}",
