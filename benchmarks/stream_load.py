@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 TIMEOUT_S = 60.0
-END = b"0\r\n\r\n"
-"""Of a chunked body."""
 MARK = b'"finish_reason"'
 """Stands once in each event of tokens."""
+TAIL_BYTES = 400
+"""Longer than an event's part with the usage."""
 
 
 class LoadError(Exception):
@@ -73,8 +73,11 @@ class Stream:
     sent: float = 0.0
     last: float = 0.0
     num_events: int = 0
+    unread: bytes = b""
+    """What came of a head or of a chunk that is not complete yet."""
     tail: bytes = b""
-    """Of what was read, enough to find an end that is cut in two."""
+    """The body's latest bytes: an event may be cut in two."""
+    has_head: bool = False
 
 
 class Load:
@@ -119,7 +122,8 @@ class Load:
     def _send(self, stream: Stream) -> None:
         if self._left:
             self._left -= 1
-            stream.sent, stream.last, stream.num_events, stream.tail = time.perf_counter(), 0.0, 0, b""
+            stream.sent, stream.last, stream.num_events = time.perf_counter(), 0.0, 0
+            stream.unread, stream.tail, stream.has_head = b"", b"", False
             stream.socket.sendall(stream.request)
 
     def _read(self, stream: Stream) -> None:
@@ -127,9 +131,9 @@ class Load:
         now, result = time.perf_counter(), self._result
         if not data:
             raise LoadError(f"a connection was closed; the last that came: {stream.tail!r}")
-        if not stream.num_events and b"HTTP/1.1 200" not in data[:16] and not stream.tail:
-            raise LoadError(f"answered with {data[:600]!r}")
-        num_events = (stream.tail[1 - len(MARK) :] + data).count(MARK)
+        body, has_ended = _body(stream, data)
+        news = stream.tail + body
+        num_events = news.count(MARK)
         if num_events:
             if stream.last:
                 result.gaps_s.append(now - stream.last)
@@ -137,15 +141,16 @@ class Load:
                 result.first_s.append(now - stream.sent)
             stream.last = now
             stream.num_events += num_events
-        stream.tail = stream.tail[-400:] + data
-        if stream.tail.endswith(END):
-            self._finish(stream, now)
+        if has_ended:
+            self._finish(stream, news, now)
+        else:
+            stream.tail = news[max(news.rfind(MARK) + 1, len(news) - TAIL_BYTES, 0) :]
 
-    def _finish(self, stream: Stream, now: float) -> None:
-        if b"data: [DONE]" not in stream.tail:
-            raise LoadError(f"a stream ended without [DONE]: {stream.tail!r}")
+    def _finish(self, stream: Stream, tail: bytes, now: float) -> None:
+        if b"data: [DONE]" not in tail:
+            raise LoadError(f"a stream ended without [DONE]: {tail!r}")
         result = self._result
-        _, usage, told = stream.tail.partition(b'"completion_tokens":')
+        _, usage, told = tail.partition(b'"completion_tokens":')
         num_tokens = int(told.partition(b",")[0]) if usage else stream.num_events
         if num_tokens != self._num_tokens:
             raise LoadError(f"asked for {self._num_tokens} tokens, got {num_tokens}")
@@ -153,3 +158,29 @@ class Load:
         result.num_tokens += num_tokens
         result.num_events += stream.num_events
         self._send(stream)
+
+
+def _body(stream: Stream, data: bytes) -> tuple[bytes, bool]:
+    """What is new of a chunked body, and whether that was its end."""
+    data = stream.unread + data
+    start = 0
+    if not stream.has_head:
+        if not data.startswith(b"HTTP/1.1 200"[: len(data)]):
+            raise LoadError(f"answered with {data[:600]!r}")
+        start = data.find(b"\r\n\r\n") + 4
+        if start < 4:
+            stream.unread = data
+            return b"", False
+        stream.has_head = True
+    parts = []
+    while (line_end := data.find(b"\r\n", start)) >= 0:
+        num_bytes = int(data[start:line_end], 16)
+        end = line_end + 2 + num_bytes
+        if len(data) < end + 2:
+            break
+        if not num_bytes:
+            return b"".join(parts), True
+        parts.append(data[line_end + 2 : end])
+        start = end + 2
+    stream.unread = data[start:]
+    return b"".join(parts), False
