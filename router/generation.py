@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -36,7 +36,10 @@ class Generation:
         self._servers = servers
         self._record = record
         self._choices = choices
-        self._inbox: Inbox[tuple[int, RequestOutput | TwinfangError]] = Inbox()
+        self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox()
+        self.take_now: Callable[[Delta], bool] | None = None
+        """Of a single choice: is given its news as they come while :meth:`step` is waited for, all but the
+        first and the last. Where it returns False :meth:`step` brings them."""
         self._dispatches: list[Dispatch] = []
         self._unfinished = set(range(len(choices)))
         self._last_token_s = [0.0] * len(choices)
@@ -71,7 +74,10 @@ class Generation:
 
     def _start(self, index: int) -> None:
         def deliver(event: RequestOutput | TwinfangError) -> None:
-            self._inbox.put((index, event))
+            if self.take_now is None or not self._inbox.is_awaited or isinstance(event, TwinfangError):
+                self._inbox.put((index, event))
+            elif (news := self._taken_now(self.take_now, index, event)) is not None:
+                self._inbox.put((index, news))
 
         choice = self._choices[index][0]
         dispatch = Dispatch(
@@ -103,33 +109,53 @@ class Generation:
             return reply.cached_tokens
         return 0 if stats is None else stats.cached_tokens
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes."""
+        return not self._unfinished
+
     async def step(self) -> list[tuple[int, Delta]]:
         """The next deltas, one a choice, in the order of the choices; empty once all have ended.
 
         Raises the first error of any choice, or :class:`DeadlineError`.
         """
         deltas: dict[int, Delta] = {}
-        while self._unfinished and not deltas:
+        while not (self.has_ended or deltas):
             for index, event in await self._inbox.take_all():
                 if index not in self._unfinished and not isinstance(event, AbortedRequestError):
                     continue
                 delta = self._take(index, event)
+                if delta.finish_reason is not None:
+                    self._unfinished.discard(index)
                 if index in deltas:
                     deltas[index] += delta
                 elif delta.token_ids or delta.finish_reason is not None:
                     deltas[index] = delta
         return sorted(deltas.items())
 
-    def _take(self, index: int, event: RequestOutput | TwinfangError) -> Delta:
-        if isinstance(event, TwinfangError):
+    def _taken_now(
+        self, take_now: Callable[[Delta], bool], index: int, event: RequestOutput
+    ) -> RequestOutput | Delta | Exception | None:
+        """What is left to do. Called between other requests' outputs: nothing is raised."""
+        if event.finish_reason is not None or not event.token_ids:
+            return event
+        try:
+            delta = self._take(index, event)
+            return None if delta.finish_reason is None and take_now(delta) else delta
+        except Exception as error:
+            return error
+
+    def _take(self, index: int, event: RequestOutput | Delta | Exception) -> Delta:
+        if isinstance(event, Exception):
             raise event
+        if isinstance(event, Delta):
+            return event
         if event.finish_reason == "cancelled":
             raise CancelledRequestError("the request was cancelled on its decode server")
         answer = self._choices[index][1]
         delta = answer.push(event)
         self._measure(index, delta)
         if answer.finish_reason is not None:
-            self._unfinished.discard(index)
             dispatch = self._dispatches[index]
             dispatch.cancel()  # a stop string: the server does not know yet
             self._note_end(index)

@@ -15,6 +15,11 @@ class Inbox(Generic[T]):
         self._items: list[T] = []
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its reader waits and nothing has come yet."""
+        return self._waiter is not None and not self._items
+
     def put(self, item: T) -> None:
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():

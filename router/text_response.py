@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -13,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from router.answer import Answer, Delta
 from router.choice import Choice
 from router.disconnect import run_until_disconnect
-from router.event_stream import EventStream, event
+from router.event_stream import DONE, EventStream, WriteNow, event
 from router.generation import Generation
 from router.request_record import RequestRecord
 from router.services import Services
@@ -37,7 +38,7 @@ class Writer(Protocol):
 async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
     request = replace(request, session=session_of(http, services.config))
     if request.stream:
-        return EventStream(_events(request, writer, services))
+        return EventStream(partial(_events, request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
 
 
@@ -52,25 +53,38 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
     return JSONResponse(writer.whole(wholes, answers) | {"usage": usage})
 
 
-async def _events(request: TextRequest, writer: Writer, services: Services) -> AsyncGenerator[bytes, None]:
-    """One write a step, with the events of all choices that have news."""
+async def _events(
+    request: TextRequest, writer: Writer, services: Services, write_now: WriteNow
+) -> AsyncGenerator[bytes, None]:
+    """One write a step, with the events of all choices that have news.
+
+    Behind its first token a single choice's news are written when they come; this is woken for the rest.
+    """
     async with _generation(request, services) as generation:
         answers = generation.answers
         seen: set[int] = set()
+
+        def written(index: int, delta: Delta) -> bytes:
+            usage = None
+            if request.continuous_usage:
+                num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
+                usage = usage_of(num_prompt_tokens, answers[index].num_tokens, None)
+            chunks = writer.chunks(index, delta, answers[index], is_first=index not in seen)
+            seen.add(index)
+            if request.include_usage:
+                return b"".join(event(chunk | {"usage": usage}) for chunk in chunks)
+            return b"".join(map(event, chunks))
+
         while deltas := await generation.step():
-            events = []
-            for index, delta in deltas:
-                usage = None
-                if request.continuous_usage:
-                    num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
-                    usage = usage_of(num_prompt_tokens, answers[index].num_tokens, None)
-                for chunk in writer.chunks(index, delta, answers[index], is_first=index not in seen):
-                    events.append(event(chunk | {"usage": usage} if request.include_usage else chunk))
-                seen.add(index)
-            yield b"".join(events)
-        usage = _final_usage(request, generation, services)
-        if request.include_usage:
-            yield event(writer.last_chunk() | {"usage": usage})
+            data = b"".join(written(index, delta) for index, delta in deltas)
+            if generation.has_ended:
+                usage = _final_usage(request, generation, services)
+                if request.include_usage:
+                    data += event(writer.last_chunk() | {"usage": usage})
+                data += DONE
+            yield data
+            if len(answers) == 1:
+                generation.take_now = lambda delta: write_now(written(0, delta))
 
 
 def _generation(request: TextRequest, services: Services) -> Generation:

@@ -127,16 +127,30 @@ def _plain(value: Any) -> Any:
 def _decoder(cls: type) -> _Check:
     if cls not in _decoders:
         hints = typing.get_type_hints(cls)
-        parts = [(f.name, _check_for(hints[f.name])) for f in dataclasses.fields(cls)]
+        parts = [
+            (f.name, _right_as_is(hints[f.name]), _check_for(hints[f.name])) for f in dataclasses.fields(cls)
+        ]
 
         def build(value: Any, where: str) -> Any:
             if type(value) is not list or len(value) != len(parts):
                 raise WireError(f"{where}: expected a list of {len(parts)} fields")
             pairs = zip(value, parts, strict=True)
-            return cls(*[check(item, f"{where}.{name}") for item, (name, check) in pairs])
+            return cls(
+                *[
+                    item if type(item) in as_is else check(item, f"{where}.{name}")
+                    for item, (name, as_is, check) in pairs
+                ]
+            )
 
         _decoders[cls] = build
     return _decoders[cls]
+
+
+def _right_as_is(hint: Any) -> frozenset[type]:
+    """Types whose values are right for ``hint`` without a look at them: most fields of most messages."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return frozenset[type]().union(*map(_right_as_is, typing.get_args(hint)))
+    return frozenset((hint,)) if hint in (int, str, bool, bytes, float, type(None)) else frozenset()
 
 
 def _check_for(hint: Any) -> _Check:
@@ -160,12 +174,19 @@ def _check_for(hint: Any) -> _Check:
     if origin is dict:
         return _mapping(args)
     if dataclasses.is_dataclass(hint):
-        return lambda value, where: _decoder(typing.cast(type, hint))(value, where)
+        return _nested(typing.cast(type, hint))
     if hint is float:
         return _float
     if hint in (int, str, bool, bytes):
         return _scalar(hint)
     raise TypeError(f"{hint} can't be part of a message")
+
+
+def _nested(cls: type) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        return (_decoders.get(cls) or _decoder(cls))(value, where)  # not before it is needed: classes nest
+
+    return check
 
 
 def _wrong(where: str, expected: str, value: Any) -> WireError:
@@ -222,7 +243,10 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
                 if type(item) is not int:
                     raise _wrong(f"{where}[…]", "int", item)
             return kind(value)
-        return kind(item_check(item, f"{where}[{i}]") for i, item in enumerate(value))
+        try:
+            return kind([item_check(item, where) for item in value])
+        except WireError:  # once more, to say which one
+            return kind(item_check(item, f"{where}[{i}]") for i, item in enumerate(value))
 
     return check
 
