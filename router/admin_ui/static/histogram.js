@@ -4,6 +4,7 @@ import { count, ms, plural } from "./format.js";
 import { h } from "./vendor/preact.mjs";
 
 const MIN_BARS = 14;
+const LABEL_WIDTH = 0.06; // of the plot
 const BUCKET_RATIO = 10 ** 0.1; // ten buckets a decade, as the router has them
 const QUANTILES = ["p50", "p90", "p99"];
 
@@ -41,10 +42,19 @@ function bars(buckets, total) {
 
 const rangeText = (lower, upper) => (upper === null ? `above ${ms(lower)}` : `${ms(lower)} to ${ms(upper)}`);
 
+/** A line at each percentile; those that are too close for two labels share one. */
 function markers(buckets, figures) {
-  const places = QUANTILES.map((name) => [name, placeOf(buckets, figures[name])]).filter(([, at]) => at !== null);
-  return h("div", { class: "markers" }, places.map(([name, at]) =>
-    h("span", { class: `marker is-${name}`, style: { "--at": at } }, h("span", null, name))));
+  const marks = [];
+  for (const name of QUANTILES) {
+    const at = placeOf(buckets, figures[name]);
+    if (at === null) continue;
+    const last = marks.at(-1);
+    const isClose = last !== undefined && at - last.at < LABEL_WIDTH;
+    marks.push({ at, label: isClose ? `${last.label} ${name}` : name });
+    if (isClose) last.label = "";
+  }
+  return h("div", { class: "markers" }, marks.map(({ at, label }, i) =>
+    h("span", { class: "marker", key: i, style: { "--at": at } }, h("span", null, label))));
 }
 
 /** Where a value lies on the axis, 0 to 1: linear within its bucket. */

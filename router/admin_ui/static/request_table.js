@@ -41,20 +41,21 @@ function filters(store, actions) {
 }
 
 function table(rows, store, actions) {
+  const hasKeys = rows.some((request) => request.key_name);
   const heads = [
     ["Request", ""], ["State", ""], ["Model", "is-wide"], ["Prompt", "is-number"], ["Generated", "is-number"],
-    ["Path", "is-wide"], ["Key", "is-wide"], ["Age", "is-number"],
-  ];
+    ["Path", "is-wide"], hasKeys && ["Key", "is-wide"], ["Age", "is-number"],
+  ].filter(Boolean);
   return h("table", null,
     h("thead", null, h("tr", null,
       heads.map(([title, kind]) => h("th", { scope: "col", class: kind, key: title }, title)),
       h("th", { scope: "col", class: "is-action" }, h("span", { class: "visually-hidden" }, "Action")),
     )),
-    h("tbody", null, rows.map((request) => row(request, store, actions))),
+    h("tbody", null, rows.map((request) => row(request, hasKeys, store, actions))),
   );
 }
 
-function row(request, store, actions) {
+function row(request, hasKeys, store, actions) {
   const { id } = request;
   return h("tr", { key: id, "data-request": id, onClick: () => actions.open(id) },
     h("td", null, h("button", {
@@ -69,7 +70,7 @@ function row(request, store, actions) {
     h("td", { class: "is-number" }, count(request.prompt_tokens)),
     h("td", { class: "is-number" }, count(request.generated_tokens)),
     h("td", { class: "is-wide mono path" }, pathOf(request)),
-    h("td", { class: "is-wide" }, request.key_name),
+    hasKeys && h("td", { class: "is-wide" }, request.key_name),
     h("td", { class: "is-number" }, age(ageOf(request))),
     h("td", { class: "is-action" }, hasEnded(request) ? null : abortButton(request, store, actions)),
   );

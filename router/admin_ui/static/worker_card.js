@@ -55,7 +55,7 @@ function breaker(state) {
 
 function button(worker, store, actions) {
   const isBusy = store.busy.has(worker.id);
-  const isDrained = worker.state === "draining" || worker.state === "drained";
+  const isDrained = worker.draining || worker.state === "draining" || worker.state === "drained";
   const [word, act] = isDrained
     ? ["Undrain", () => actions.undrain(worker.id)]
     : ["Drain", () => actions.ask("drain", worker.id)];

@@ -1,0 +1,22 @@
+"""Finds the machine's Chromium: Playwright then downloads no browser of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
+
+MISSING = f"no Chromium in PATH ({', '.join(NAMES)}); on Debian: apt-get install chromium"
+
+
+def find_chromium() -> str | None:
+    """Path of the first of :data:`NAMES` that is installed."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def launch_options(path: str) -> dict[str, Any]:
+    """For Playwright's ``chromium.launch``. As root, as in a container, Chromium's sandbox does not start."""
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return {"executable_path": path, "args": [*arguments, "--disable-dev-shm-usage"]}

@@ -1,0 +1,184 @@
+"""The dashboard in a real browser, before real servers."""
+
+import contextlib
+import threading
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from examples.chromium import MISSING, find_chromium, launch_options
+
+TOKEN = "a-token-for-tests-0123456789"
+MODEL = "<img src=x onerror=document.title='caught'>"
+"""Whoever names a model or a request must not get to run anything in the page."""
+LONG = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DEADLINE_MS = 30_000
+
+expect.set_options(timeout=DEADLINE_MS)
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def stack(module_stacks, tmp_path_factory):
+    token_file = tmp_path_factory.mktemp("dashboard") / "admin-token"
+    token_file.write_text(TOKEN)
+    flags = ("--decode", "2", "--served-model-name", MODEL, "--admin-token-file", str(token_file))
+    return module_stacks("up", *flags)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**launch_options(find_chromium()))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, stack):
+    """Opens the dashboard, signed in; at the end the console is empty, nothing was asked of other hosts."""
+    problems, contexts = [], []
+
+    def open_page(*, token=TOKEN, size=WIDE, may_say=(), **settings) -> Page:
+        context = browser.new_context(viewport=size, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(DEADLINE_MS)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: said.text.endswith(tuple(may_say)) or problems.append(said.text))
+        page.on("request", lambda sent: sent.url.startswith(stack.url) or problems.append(sent.url))
+        page.goto(f"{stack.url}/admin/ui")
+        page.get_by_label("Admin token").fill(token)
+        page.keyboard.press("Enter")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def client(stack):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=stack.url, timeout=60.0, headers=headers) as client:
+        yield client
+
+
+def complete(client, **body):
+    body = {"model": MODEL, "prompt": "def fibonacci(n):", "max_tokens": 8, "ignore_eos": True} | body
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+
+
+@contextlib.contextmanager
+def long_request(client, request_id):
+    """An answer that is under way in the block; yields what ends it, a list of its last lines."""
+    body = {"model": MODEL, "prompt": "def fibonacci(n):"} | LONG
+    lines, started = [], threading.Event()
+
+    def read():
+        headers = {"X-Request-Id": request_id}
+        with (
+            contextlib.suppress(httpx.TransportError),
+            client.stream("POST", "/v1/completions", json=body, headers=headers) as response,
+        ):
+            for line in response.iter_lines():
+                lines.append(line)
+                started.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert started.wait(DEADLINE_MS / 1000)
+    try:
+        yield lines
+    finally:
+        thread.join(DEADLINE_MS / 1000)
+        assert not thread.is_alive()
+
+
+def decode_workers(page):
+    return page.locator(".pool.is-decode [data-worker]")
+
+
+# --- what it shows ---------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_is_refused_and_a_right_one_taken(open_page):
+    page = open_page(token="wrong", may_say=("401 (Unauthorized)",))
+    expect(page.get_by_role("alert")).to_contain_text("does not take this token")
+    assert page.locator("[data-worker]").count() == 0
+    page.get_by_label("Admin token").fill(TOKEN)
+    page.get_by_role("button", name="Open the dashboard").click()
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    page.reload()  # the tab keeps the token
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Admin token")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_servers_figures_and_requests_are_shown_and_names_stay_text(open_page, client):
+    page = open_page()
+    expect(page.locator(".pool.is-prefill [data-worker]")).to_have_count(1)
+    expect(decode_workers(page)).to_have_count(2)
+    expect(page.locator("[data-state=serving]")).to_have_count(3)
+    complete(client)  # while the page is there: it comes by the event stream
+    row = page.locator("[data-request]", has_text="finished").first
+    expect(row).to_contain_text("decode-")
+    expect(row.locator(".model")).to_have_text(MODEL)
+    expect(page.locator(".header .models")).to_have_text(MODEL)
+    expect(page.locator(".histogram .bar").first).to_be_attached()
+    assert page.locator("img:not([src='ui/icon.svg'])").count() == 0
+    assert page.title() == "Twinfang"
+
+
+def test_a_request_has_a_timeline(open_page, client):
+    complete(client)
+    page = open_page()
+    page.locator("[data-request] button").first.click()
+    dialog = page.get_by_role("dialog")
+    bar = dialog.get_by_role("img", name="Whole request")
+    expect(bar).to_be_visible()
+    for stage in ("prefill", "transfer", "first token", "decode"):
+        expect(dialog.get_by_role("cell", name=stage, exact=True)).to_be_visible()
+        assert stage in bar.get_attribute("aria-label")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_without_scrolling_sideways(open_page, client, scheme):
+    complete(client)
+    page = open_page(size=PHONE, color_scheme=scheme)
+    expect(page.locator("[data-request]").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(int(part) for part in ground[4:-1].split(",")) / 3
+    assert (lightness < 60) == (scheme == "dark")
+
+
+# --- what it does ----------------------------------------------------------------------------------
+
+
+def test_a_click_aborts_a_request(open_page, client):
+    page = open_page()
+    with long_request(client, "one-too-long") as lines:
+        row = page.locator("[data-request]", has_text="one-too-long")
+        row.get_by_role("button", name="Abort").click()
+        page.get_by_role("dialog").get_by_role("button", name="Abort", exact=True).click()
+        expect(row).to_contain_text("cancelled")
+    assert any('"error"' in line for line in lines)
+
+
+def test_a_page_that_loses_its_router_says_so_and_comes_back(open_page, stack):
+    """Last in this file: it kills the router, which the supervisor starts again."""
+    page = open_page(may_say=("ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_REFUSED"))
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    stack.kill("router")
+    expect(page.get_by_role("alert")).to_contain_text("Disconnected")
+    expect(page.locator(".is-stale [data-worker]")).to_have_count(3)  # what was known stays
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    expect(page.locator("[data-state=serving]")).to_have_count(3)
