@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from decode_server.config import DecodeConfig
+from decode_server.handover import Handover
 from decode_server.stream import RouterStream
 from engine.capacity import blocks_for
 from engine.engine import StepResult
@@ -31,7 +32,16 @@ from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
-from wire.generation import Cancel, ErrorReply, RequestOutput, ServerInfo, ServerStats, Submit
+from wire.generation import (
+    Cancel,
+    DrainNews,
+    ErrorReply,
+    RequestOutput,
+    ServerInfo,
+    ServerStats,
+    SetDraining,
+    Submit,
+)
 from wire.handoff import AnyTicket, Ticket
 from wire.prefixes import PrefixNews
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
@@ -70,15 +80,16 @@ class DecodeService:
                 handshake_timeout_s=config.handshake_timeout_s,
                 on_read=self._on_read,
             )
+        self._handover = None if self._exchange is None else Handover(self._host, self._exchange)
         self._is_draining = False
-        self._moved: set[str] = set()  # requests let go with a lease; the engine's thread alone
+        self._is_stopping = False
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._open_streams: set[RouterStream] = set()
         self._preparations: dict[
             str, asyncio.Task[None]
         ] = {}  # requests that wait for a handshake or a grammar
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
-        server.add_server_service(self.describe, self.stats, self.prefix_news)
+        server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
 
     def start(self) -> None:
         self._host.start()
@@ -95,27 +106,43 @@ class DecodeService:
 
     async def drain(self) -> None:
         """Lets all requests go to other servers, waits until these have read, and ends the routers' calls."""
-        self._is_draining = True
-        if self._exchange is not None and self._streams:
-            log.info("draining: %d requests move to other servers", len(self._streams))
-            await self._host.ask(self._engine.move_all)
-            self._exchange.stop_following()
+        self._is_stopping = True
+        if await self._let_go():
             give_up = time.monotonic() + DRAIN_S
-            while self._open_streams and time.monotonic() < give_up and await self._is_being_read():
+            while self._open_streams and time.monotonic() < give_up and await self._has_requests():
                 await asyncio.sleep(DRAIN_POLL_S)
         for stream in list(self._open_streams):
             stream.close()
 
-    async def _is_being_read(self) -> bool:
-        exchange = self._exchange
-        assert exchange is not None
-        return bool(self._streams) or await self._host.ask(lambda: any(map(exchange.holds, self._moved)))
+    async def set_draining(self, message: SetDraining) -> None:
+        """A state that an operator may take back; to be asked again lets go what has come since."""
+        self._is_draining = message.is_draining
+        log.info("draining" if message.is_draining else "serving again: draining was taken back")
+        for stream in self._open_streams:
+            stream.tell(DrainNews(message.is_draining))
+        if message.is_draining and message.lets_go:
+            await self._let_go()
+
+    async def _let_go(self) -> bool:
+        """Whether there was anything to let go. A server of both roles has nobody who could read from it."""
+        if self._handover is None or not self._streams:
+            return False
+        log.info("%d requests move to other servers", len(self._streams))
+        await self._handover.let_go()
+        return True
+
+    async def _has_requests(self) -> bool:
+        """Own ones, or such as others have not read yet."""
+        if self._streams:
+            return True
+        return self._handover is not None and await self._handover.is_being_read()
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
     async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         """Serves one router until it goes away; then all its requests are cancelled."""
         stream = RouterStream()
+        stream.tell(DrainNews(self._is_draining))  # it may have changed since the router asked
         self._open_streams.add(stream)
         reader = asyncio.create_task(self._read(requests, stream))
         try:
@@ -198,7 +225,7 @@ class DecodeService:
         self._deliver([_refusal(request_id, error)])
 
     def _make_request(self, message: Submit) -> Request:
-        if self._is_draining:
+        if self._is_stopping:
             raise UnavailableError("this decode server is about to stop and takes no more requests")
         model_config = self._engine.model.config
         num_tokens = len(message.token_ids)
@@ -261,6 +288,7 @@ class DecodeService:
             incarnation=self._incarnation,
             served_model_name=self._config.served_model_name,
             local_prefill=self._config.local_prefill,
+            is_draining=self._is_draining,
         )
 
     @property
@@ -271,7 +299,10 @@ class DecodeService:
         return await self._host.ask(lambda: self._engine.prefix_news(since))
 
     async def stats(self) -> ServerStats:
-        return await self._host.ask((self._exchange or self._engine).stats)
+        stats = await self._host.ask((self._exchange or self._engine).stats)
+        if not self._is_draining:
+            return stats
+        return replace(stats, drain="draining" if await self._has_requests() else "drained")
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Sorts outputs by the router they are for; those of cancelled requests are dropped."""
@@ -313,13 +344,13 @@ class DecodeService:
 
     def _on_step(self, result: StepResult) -> None:
         tickets: dict[str, Ticket] = {}
-        if self._exchange is not None:
+        if self._exchange is not None and self._handover is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
             for request_id in result.to_give_up:  # others need the room; who reads late prefills
                 self._exchange.end_lease(request_id)
             tickets = {request.request_id: self._exchange.lease(request) for request in result.kept}
-            self._moved.update(one.request_id for one in result.kept if one.finish_reason == "moved")
+            self._handover.kept(result.kept)
         if result.outputs:
             outputs = [
                 replace(output, ticket=tickets[output.request_id])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from wire.codec import encode
-from wire.generation import RequestOutput, StepOutputs
+from wire.generation import DrainNews, RequestOutput, StepOutputs
 
 
 class RouterStream:
@@ -18,6 +18,7 @@ class RouterStream:
     def __init__(self) -> None:
         self.request_ids: set[str] = set()
         self._pending: list[RequestOutput] = []
+        self._drain_news: DrainNews | None = None
         self._news = asyncio.Event()
         self._closed = False
 
@@ -25,15 +26,23 @@ class RouterStream:
         self._pending += outputs
         self._news.set()
 
+    def tell(self, news: DrainNews) -> None:
+        """Goes out before any output that is not on its way yet; of two the later one counts."""
+        self._drain_news = news
+        self._news.set()
+
     def close(self) -> None:
         self._closed = True
         self._news.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded :class:`StepOutputs` until the stream is closed."""
+        """Encoded :class:`StepOutputs` and :class:`DrainNews` until the stream is closed."""
         while True:
             await self._news.wait()
             self._news.clear()
+            if self._drain_news is not None:
+                news, self._drain_news = self._drain_news, None
+                yield encode(news)
             if self._pending:
                 outputs, self._pending = tuple(self._pending), []
                 yield encode(StepOutputs(outputs))

@@ -69,7 +69,12 @@ class EngineHost:
         return await future
 
     def describe(
-        self, *, incarnation: str, served_model_name: str, local_prefill: bool = False
+        self,
+        *,
+        incarnation: str,
+        served_model_name: str,
+        local_prefill: bool = False,
+        is_draining: bool = False,
     ) -> ServerInfo:
         """Who this server is, for the router."""
         model_config = self.engine.model.config
@@ -84,4 +89,5 @@ class EngineHost:
             max_num_seqs=self.engine.config.max_num_seqs,
             eos_token_ids=model_config.eos_token_ids,
             local_prefill=local_prefill,
+            is_draining=is_draining,
         )

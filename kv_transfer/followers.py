@@ -48,7 +48,7 @@ class Followers:
     def stop_all(self) -> None:
         for task, transfer in list(self._tasks.values()):
             task.cancel()
-            transfer.fail(CancelledRequestError("the server is about to stop"))
+            transfer.fail(CancelledRequestError("the server lets its requests go"))
 
     async def close(self) -> None:
         self.stop_all()

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from wire.generation import (
     RequestOutput,
     ServerInfo,
     ServerStats,
+    SetDraining,
 )
 from wire.handoff import Abandon, Ticket
 from wire.prefixes import PrefixNews
@@ -71,6 +73,7 @@ class PrefillService:
             on_read=self._on_read,
             on_lease_ended=_warn_of_expiry,
         )
+        self._is_draining = False
         self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
         server.add_service(
             PREFILL_SERVICE,
@@ -79,7 +82,7 @@ class PrefillService:
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
-        server.add_server_service(self.describe, self.stats, self.prefix_news)
+        server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
 
     def start(self) -> None:
         self._host.start()
@@ -147,7 +150,9 @@ class PrefillService:
 
     def describe(self) -> ServerInfo:
         return self._host.describe(
-            incarnation=self._incarnation, served_model_name=self._config.served_model_name
+            incarnation=self._incarnation,
+            served_model_name=self._config.served_model_name,
+            is_draining=self._is_draining,
         )
 
     @property
@@ -158,7 +163,15 @@ class PrefillService:
         return await self._host.ask(lambda: self._engine.prefix_news(since))
 
     async def stats(self) -> ServerStats:
-        return await self._host.ask(lambda: self._exchange.stats())
+        stats = await self._host.ask(lambda: self._exchange.stats())
+        if not self._is_draining:
+            return stats
+        return replace(stats, drain="draining" if self._calls or stats.leases_held else "drained")
+
+    async def set_draining(self, message: SetDraining) -> None:
+        """Prompts are computed and read to their end: there is nothing to let go."""
+        self._is_draining = message.is_draining
+        log.info("draining" if message.is_draining else "serving again: draining was taken back")
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

@@ -15,12 +15,13 @@ import grpc.aio
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
+from router.drain import Drain
 from router.worker_id import PoolRole, worker_id
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
-from wire.generation import Cancel, ConnectPeers, RequestOutput, ServerInfo, ServerStats, Submit
+from wire.generation import Cancel, ConnectPeers, DrainNews, RequestOutput, ServerInfo, ServerStats, Submit
 from wire.prefixes import PrefixNews
-from wire.rpc import STREAM_PATH, decode_step_outputs
+from wire.rpc import STREAM_PATH, decode_stream_reply
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class DecodeStream:
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("decode", "both"), served_models)
         self._probe_interval_s = probe_interval_s
+        self.drain = Drain(self._connection)
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._routes: dict[str, Deliver] = {}
@@ -112,6 +114,8 @@ class DecodeStream:
             info = await self._connection.describe()
             if info is not None:
                 backoff_s = 0.05
+                self.drain.appeared(info)
+                await self.drain.tell()
                 await self._serve(info)
             await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
@@ -127,7 +131,11 @@ class DecodeStream:
         writer = asyncio.create_task(self._write(stream))
         try:
             while (data := await stream.read()) is not grpc.aio.EOF:
-                for output in decode_step_outputs(data).outputs:
+                news = decode_stream_reply(data)
+                if isinstance(news, DrainNews):
+                    self.drain.heard(news.is_draining)
+                    continue
+                for output in news.outputs:
                     self._deliver(output)
             self._connection.failed("it ended the stream")
         except grpc.aio.AioRpcError as error:

@@ -79,6 +79,7 @@ class Dispatch:
         self._timeline = timeline
         self._stream: DecodeStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
         self._attempt = 0
         self._failures = 0
         """Attempts in a row that brought no token."""
@@ -95,6 +96,7 @@ class Dispatch:
         try:
             decode = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
             assert decode.info is not None
+            self._has_begun = True
             if self._prefills_elsewhere(decode.info):
                 self._task = asyncio.create_task(self._prefill_then_submit(decode, decode.info.fingerprint))
             else:
@@ -117,7 +119,7 @@ class Dispatch:
 
     @property
     def _demand(self) -> Demand:
-        return Demand(self._token_ids, self._choice.cache_salt, self._choice.session)
+        return Demand(self._token_ids, self._choice.cache_salt, self._choice.session, self._has_begun)
 
     def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
         if len(self._token_ids) == 1 or decode.role != "decode":
@@ -185,7 +187,7 @@ class Dispatch:
 
         def submit(ticket: AnyTicket) -> None:
             # Lost while the prefill ran: another one can read as well.
-            is_lost = decode.info is None
+            is_lost = decode.info is None or decode.drain.is_draining
             chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
             self._submit(chosen, ticket)
             self._lease = (prefill, request_id)

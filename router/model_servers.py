@@ -22,6 +22,9 @@ ANY = Demand()
 """Of a request of which nothing is known."""
 
 
+UNDRAIN = "take that back for one with POST /admin/v1/workers/{id}/undrain, or add one"
+
+
 @dataclass(frozen=True)
 class ModelLimits:
     """What the connected decode servers can take, the smallest of each."""
@@ -76,10 +79,11 @@ class ModelServers:
 
         def fits(info: ServerInfo) -> bool:
             if fingerprint is None:
-                return self._is_usable(info)
+                return self._is_usable(info, demand)
             return info.role == "decode" and info.fingerprint == fingerprint
 
-        candidates = [stream for stream, info in self._connected(self._decode) if fits(info)]
+        fitting = [stream for stream, info in self._connected(self._decode) if fits(info)]
+        candidates = _taking(fitting, demand)
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no decode server fits the prefill server")
         return _chosen(self.decode_policy, candidates, avoid, demand)
@@ -87,23 +91,27 @@ class ModelServers:
     def can_prefill(self, fingerprint: str) -> bool:
         """Whether a prefill server serves, as far as circuit breakers tell, whose state a decode server of
         ``fingerprint`` can read."""
-        return any(client.assignments.breaker.allows() for client in self._prefill_of(fingerprint))
+        taking = _taking(self._prefill_of(fingerprint), ANY)
+        return any(client.assignments.breaker.allows() for client in taking)
 
     def choose_prefill(
         self, fingerprint: str, *, avoid: Sequence[str] = (), demand: Demand = ANY
     ) -> PrefillClient:
-        candidates = self._prefill_of(fingerprint)
+        candidates = _taking(self._prefill_of(fingerprint), demand)
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
 
     def not_ready_reason(self) -> str | None:
         """Why no request can be served; None if one can."""
-        infos = [info for _, info in self._connected(self._decode)]
-        if any(self._is_usable(info) for info in infos):
+        connected = list(self._connected(self._decode))
+        taking = [(stream, info) for stream, info in connected if not stream.drain.is_draining]
+        if any(self._is_usable(info, ANY) for _, info in taking):
             return None
         of_model = "" if self._is_only_model else f" of model {self.model!r}"
-        if not infos:
+        if connected and not taking:
+            return f"every decode server{of_model} that is connected drains: {UNDRAIN}"
+        if not connected:
             return f"no decode server{of_model} is connected{_problems(self._decode)}"
         if not self._prefill:
             return (
@@ -111,6 +119,8 @@ class ModelServers:
             )
         if not any(self._connected(self._prefill)):
             return f"no prefill server{of_model} is connected{_problems(self._prefill)}"
+        if any(self._prefill_of(info.fingerprint) for _, info in taking):
+            return f"every prefill server{of_model} that is connected drains: {UNDRAIN}"
         return (
             f"no prefill server{of_model} has the fingerprint (config, dtype, weights) of a connected decode "
             "server"
@@ -125,9 +135,17 @@ class ModelServers:
     def _prefill_of(self, fingerprint: str) -> list[PrefillClient]:
         return [c for c, info in self._connected(self._prefill) if info.fingerprint == fingerprint]
 
-    def _is_usable(self, info: ServerInfo) -> bool:
+    def _is_usable(self, info: ServerInfo, demand: Demand) -> bool:
         """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
-        return info.role == "both" or info.local_prefill or bool(self._prefill_of(info.fingerprint))
+        if info.role == "both" or info.local_prefill:
+            return True
+        return bool(_taking(self._prefill_of(info.fingerprint), demand))
+
+
+def _taking(servers: list[Server], demand: Demand) -> list[Server]:
+    """Those that do not drain; what has begun may go on at the others for want of these."""
+    taking = [server for server in servers if not server.drain.is_draining]
+    return taking or (servers if demand.has_begun else [])
 
 
 def _problems(servers: Sequence[PrefillClient] | Sequence[DecodeStream]) -> str:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
+from router.drain import Drain
 from router.worker_id import PoolRole, worker_id
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
@@ -46,6 +47,7 @@ class PrefillClient:
         """None as long as the server does not answer."""
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("prefill", "both"), served_models)
+        self.drain = Drain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()
@@ -128,6 +130,9 @@ class PrefillClient:
             info = await self._connection.describe()
             appeared = info is not None and (self._info is None or self._info.incarnation != info.incarnation)
             self._info = info
+            if info is not None:
+                self.drain.appeared(info)
+                await self.drain.tell()
             if appeared and info is not None:
                 self.assignments.appeared(info)
                 log.info("prefill server %s is there", self.address)

@@ -81,6 +81,19 @@ class ServerPool:
         """All servers, prefill servers first."""
         return [*self._prefill, *self._decode]
 
+    def has_other_decode(self, stream: DecodeStream) -> bool:
+        """Whether a server can go on with what this one lets go."""
+        info = stream.info
+        return info is not None and any(
+            other is not stream
+            and other.info is not None
+            and other.info.role == "decode"
+            and other.info.fingerprint == info.fingerprint
+            and not other.drain.is_draining
+            and other.assignments.breaker.allows()
+            for other in self._decode
+        )
+
     def assignments(self) -> list[tuple[str, str, Assignments]]:
         """Role that it is configured for, address, and what is known of it, for every server."""
         prefill = [("prefill", client.address, client.assignments) for client in self._prefill]

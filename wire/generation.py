@@ -12,6 +12,9 @@ from wire.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
 """``moved``: this server lets the request go before its end; another can go on with what ``ticket`` names."""
 
+DrainState = Literal["serving", "draining", "drained"]
+"""``draining``: it gets no new requests; ``drained``: and nothing is left of earlier ones."""
+
 
 @message
 class TokenLogprobs:
@@ -143,6 +146,26 @@ class RequestOutput:
 
 
 @message
+class SetDraining:
+    """Asks a server to take no new requests from now on, or to take them again.
+
+    It is the routers that send none: a server that drains still serves what comes, since what comes has begun
+    before its router knew, or has nowhere else to go on.
+    """
+
+    is_draining: bool
+    lets_go: bool = False
+    """Whether a decode server lets its requests go to others (``moved``); else they end where they are."""
+
+
+@message
+class DrainNews:
+    """Tells each router on its stream, at once, that a decode server drains, or does so no longer."""
+
+    is_draining: bool
+
+
+@message
 class StepOutputs:
     """All news of one engine step for the router at the other end of the stream."""
 
@@ -167,6 +190,8 @@ class ServerInfo:
     eos_token_ids: tuple[int, ...]
     local_prefill: bool = False
     """Whether a decode server computes prompts itself when no prefill server's state can be had."""
+    is_draining: bool = False
+    """Whether it was asked to take no new requests."""
 
 
 @message
@@ -218,6 +243,7 @@ class ServerStats:
     """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
     queued_tokens: int = 0
     """Tokens of prompts, of waiting requests and of running ones, that are not computed or read yet."""
+    drain: DrainState = "serving"
 
 
 @message

@@ -22,6 +22,7 @@ from wire.generation import (
     Cancel,
     ConnectPeers,
     Describe,
+    DrainNews,
     Empty,
     ErrorReply,
     GetStats,
@@ -30,6 +31,7 @@ from wire.generation import (
     PrefillStarted,
     ServerInfo,
     ServerStats,
+    SetDraining,
     StepOutputs,
     Submit,
 )
@@ -116,9 +118,10 @@ HANDSHAKE = Method(TRANSFER_SERVICE, "Handshake", HandshakeRequest, HandshakeRep
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
 GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
+SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
-"""Bidirectional: ``Submit``, ``Cancel`` and ``ConnectPeers`` one way, ``StepOutputs`` the other."""
+"""Bidirectional: ``Submit``, ``Cancel``, ``ConnectPeers`` one way, ``StepOutputs`` and ``DrainNews`` back."""
 
 StreamRequest = Submit | Cancel | ConnectPeers
 
@@ -127,8 +130,8 @@ def decode_stream_request(data: bytes) -> StreamRequest:
     return cast(StreamRequest, decode(data, Submit, Cancel, ConnectPeers))
 
 
-def decode_step_outputs(data: bytes) -> StepOutputs:
-    return decode(data, StepOutputs)
+def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
+    return cast(StepOutputs | DrainNews, decode(data, StepOutputs, DrainNews))
 
 
 def unary_handler(

@@ -12,10 +12,19 @@ import grpc
 import grpc.aio
 
 from wire.errors import ConfigError
-from wire.generation import ServerInfo, ServerStats
+from wire.generation import Empty, ServerInfo, ServerStats, SetDraining
 from wire.health import Health
 from wire.prefixes import GetPrefixes, PrefixNews
-from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, SERVER_OPTIONS, SERVER_SERVICE, service, unary_handler
+from wire.rpc import (
+    DESCRIBE,
+    GET_PREFIXES,
+    GET_STATS,
+    SERVER_OPTIONS,
+    SERVER_SERVICE,
+    SET_DRAINING,
+    service,
+    unary_handler,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +59,9 @@ class GrpcServer:
         describe: Callable[[], ServerInfo],
         stats: Callable[[], Awaitable[ServerStats]],
         prefix_news: Callable[[int | None], Awaitable[PrefixNews]],
+        set_draining: Callable[[SetDraining], Awaitable[None]],
     ) -> None:
-        """Describe, GetStats and GetPrefixes, the same on every server."""
+        """Describe, GetStats, GetPrefixes and SetDraining, the same on every server."""
 
         async def on_describe(_request: Any, _context: Any) -> ServerInfo:
             return describe()
@@ -62,7 +72,12 @@ class GrpcServer:
         async def on_prefixes(request: GetPrefixes, _context: Any) -> PrefixNews:
             return await prefix_news(request.since)
 
+        async def on_draining(request: SetDraining, _context: Any) -> Empty:
+            await set_draining(request)
+            return Empty()
+
         handlers = {
+            SET_DRAINING.name: unary_handler(SET_DRAINING, on_draining),
             DESCRIBE.name: unary_handler(DESCRIBE, on_describe),
             GET_STATS.name: unary_handler(GET_STATS, on_stats),
             GET_PREFIXES.name: unary_handler(GET_PREFIXES, on_prefixes),

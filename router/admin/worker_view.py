@@ -27,6 +27,8 @@ class WorkerView(BaseModel):
     model: str | None
     """What the server says that it serves; null until it has been reached."""
     state: WorkerState
+    draining: bool
+    """Whether it was asked to take no new requests, reachable or not."""
     breaker: BreakerState
     requests: int
     """Of this router, under way there."""
@@ -46,7 +48,8 @@ class WorkerView(BaseModel):
             address=worker.address,
             role=worker.pool_role if info is None else info.role,
             model=None if info is None else info.served_model_name,
-            state="unreachable" if info is None else "serving",
+            state=_state(worker),
+            draining=worker.drain.is_draining,
             breaker=known.breaker.state,
             requests=known.num_requests,
             queued_tokens=known.load().queued_tokens,
@@ -55,6 +58,16 @@ class WorkerView(BaseModel):
             stats=None if info is None else known.stats,
             added_by="flag",
         )
+
+
+def _state(worker: Worker) -> WorkerState:
+    stats = worker.assignments.stats
+    if worker.info is None:
+        return "unreachable"
+    if not worker.drain.is_draining:
+        return "serving"
+    is_empty = stats is not None and stats.drain == "drained" and not worker.assignments.num_requests
+    return "drained" if is_empty else "draining"
 
 
 class WorkersView(BaseModel):

@@ -37,6 +37,8 @@ class Demand:
     cache_salt: str = ""
     session: str | None = None
     """Requests of one session should meet at one server."""
+    has_begun: bool = False
+    """It was taken once: for want of another, a server that drains goes on with it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A decode server that stops or dies in the midst of answers: clients see neither a gap nor a token twice."""
+"""A decode server stops, dies or drains in the midst of answers: clients see no gap and no token twice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from tests.stack import running_stack
 
 NUM_REQUESTS = 12
 NUM_TOKENS = 100
+TOKEN = "a-token-for-tests-0123456789"
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "32", "--cache-memory", "0.1", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
-def stack():
-    with running_stack("up", "--decode", "2", "--speculative", "2", *FLAGS) as running:
+def stack(tmp_path_factory):
+    token_file = tmp_path_factory.mktemp("admin") / "token"
+    token_file.write_text(TOKEN)
+    flags = ("--decode", "2", "--speculative", "2", "--admin-token-file", str(token_file), *FLAGS)
+    with running_stack("up", *flags) as running:
         yield running
+
+
+def admin(stack, method, path):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    response = httpx.request(method, f"{stack.url}/admin/v1{path}", headers=headers, timeout=30)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def bodies(kind):
@@ -90,3 +101,65 @@ def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
         assert num_retries(stack.url) > retries
     stack.wait_until(lambda: is_restarted(stack, pid), "the supervisor has restarted the server")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+def decode_workers(stack):
+    workers = admin(stack, "GET", "/workers")["workers"]
+    return {worker["id"]: worker for worker in workers if worker["role"] == "decode"}
+
+
+@pytest.mark.parametrize("kind", ["sampled", pytest.param("greedy", marks=pytest.mark.exhaustive)])
+def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(stack, kind):
+    """To and fro under load: what the first one lets go may come back to it from the second."""
+    asked = bodies(kind)
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    stack.wait_until(
+        lambda: {w["state"] for w in decode_workers(stack).values()} == {"serving"}, "both serve"
+    )
+    expected = [stream(stack.url, body) for body in asked]
+    begun, retries = threading.Semaphore(0), num_retries(stack.url)
+    first, second = decode_workers(stack)
+    with ThreadPoolExecutor(2 * NUM_REQUESTS) as pool:
+        answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+        for _ in range(NUM_REQUESTS):
+            assert begun.acquire(timeout=60)
+        assert admin(stack, "POST", f"/workers/{first}/drain")["state"] in ("draining", "drained")
+        later = [pool.submit(stream, stack.url, body) for body in asked]
+        stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "it has let go of all")
+        assert admin(stack, "POST", f"/workers/{first}/undrain")["state"] == "serving"
+        admin(stack, "POST", f"/workers/{second}/drain")
+        assert [answer.result(timeout=60) for answer in answers] == expected
+        assert [answer.result(timeout=60) for answer in later] == expected
+    assert num_retries(stack.url) == retries, "states were handed over; nothing was computed twice"
+    requests = admin(stack, "GET", f"/requests?limit={2 * NUM_REQUESTS}")["requests"]
+    timelines = [admin(stack, "GET", f"/requests/{one['id']}")["timeline"] for one in requests]
+    moves = [sum(event["name"] == "moved" for event in timeline) for timeline in timelines]
+    assert sum(moves) >= NUM_REQUESTS / 4, "about half of them were on the first server"
+    with httpx.Client(base_url=stack.url) as client:
+        body = asked[0] | {"max_tokens": 2}
+        for _ in range(4):
+            assert client.post("/v1/completions", json=body).status_code == 200
+    newest = admin(stack, "GET", "/requests?limit=4")["requests"]
+    assert {one["decode_worker"] for one in newest} == {first}, "nothing new goes where it drains"
+    admin(stack, "POST", f"/workers/{second}/undrain")
+    stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
+    body = bodies("greedy")[0]
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    expected = stream(stack.url, body)
+    first, second = decode_workers(stack)
+    admin(stack, "POST", f"/workers/{first}/drain")
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(stream, stack.url, body, begun)
+        assert begun.acquire(timeout=60)
+        assert admin(stack, "POST", f"/workers/{second}/drain")["state"] == "draining"
+        refused = httpx.post(f"{stack.url}/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert "undrain" in refused.json()["error"]["message"]
+        assert answer.result(timeout=60) == expected
+    for worker in (first, second):
+        admin(stack, "POST", f"/workers/{worker}/undrain")
+    assert stream(stack.url, body) == expected

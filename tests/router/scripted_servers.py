@@ -27,6 +27,7 @@ from wire.generation import (
     RequestStats,
     ServerInfo,
     ServerStats,
+    SetDraining,
     StepOutputs,
     Submit,
     TokenLogprobs,
@@ -44,6 +45,7 @@ from wire.rpc import (
     PREFILL_SERVICE,
     SERVER_OPTIONS,
     SERVER_SERVICE,
+    SET_DRAINING,
     decode_stream_request,
     replies_handler,
     service,
@@ -147,6 +149,7 @@ class Scripted:
     """Whether it has gRPC's standard health service."""
     health: Health | None = None
     server: grpc.aio.Server | None = None
+    drains: list[SetDraining] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -170,7 +173,13 @@ class Scripted:
         async def get_prefixes(_request: Any, _context: Any) -> PrefixNews:
             return self.prefixes
 
+        async def set_draining(request: SetDraining, _context: Any) -> Empty:
+            self.drains.append(request)
+            self.info = dataclasses.replace(self.info, is_draining=request.is_draining)
+            return Empty()
+
         methods = {
+            SET_DRAINING.name: unary_handler(SET_DRAINING, set_draining),
             GET_PREFIXES.name: unary_handler(GET_PREFIXES, get_prefixes),
             DESCRIBE.name: unary_handler(DESCRIBE, describe),
             GET_STATS.name: unary_handler(GET_STATS, get_stats),

@@ -1,6 +1,7 @@
 """The admin API: who may ask, and what it shows of workers, requests and the last minute."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 
@@ -298,3 +299,91 @@ async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):
     assert {event for event, _ in seen} == {"worker", "request", "config", "stats"}
     assert states[0] == "serving"
     await until(lambda: not stack.app.state.event_feed._subscribers)
+
+
+# --- draining --------------------------------------------------------------------------------------
+
+
+async def post(stack, path, status=200, **body):
+    response = await stack.client.post(f"/admin/v1{path}", json=body or None)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def ids(stack, role="decode"):
+    return [worker["id"] for worker in (await get(stack, "/workers"))["workers"] if worker["role"] == role]
+
+
+async def test_nothing_new_goes_where_it_drains_until_that_is_taken_back(make_admin_stack):
+    stack = await make_admin_stack(num_prefill=2, num_decode=2)
+    for decode in stack.decode:
+        decode.script = saying([300])
+    drained = [(await ids(stack, role))[0] for role in ("prefill", "decode")]
+    for worker in drained:
+        assert (await post(stack, f"/workers/{worker}/drain"))["state"] == "draining"
+    for _ in range(4):
+        assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    assert (len(stack.prefill[0].requests), len(stack.decode[0].submitted)) == (0, 0)
+    stack.prefill[0].stats = stack.decode[0].stats = server_stats(drain="drained")
+    for worker in drained:
+        async with asyncio.timeout(10):
+            while (await get(stack, "/workers"))["workers"] and {
+                one["id"]: one["state"] for one in (await get(stack, "/workers"))["workers"]
+            }[worker] != "drained":
+                await asyncio.sleep(0.02)
+        assert (await post(stack, f"/workers/{worker}/undrain"))["state"] == "serving"
+    for _ in range(4):
+        assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    assert (len(stack.prefill[0].requests), len(stack.decode[0].submitted)) == (2, 2)
+    assert [(one.is_draining, one.lets_go) for one in stack.decode[0].drains] == [
+        (True, True),
+        (False, False),
+    ]
+    assert [(one.is_draining, one.lets_go) for one in stack.prefill[0].drains] == [
+        (True, False),
+        (False, False),
+    ]
+
+
+async def test_requests_are_let_go_only_where_another_server_can_take_them(make_admin_stack):
+    stack = await make_admin_stack()
+    (worker,) = await ids(stack)
+    await post(stack, f"/workers/{worker}/drain")
+    assert not stack.decode[0].drains[0].lets_go
+    refused = await stack.complete()
+    assert refused.status_code == 503
+    assert "/undrain" in refused.json()["error"]["message"]
+    assert (await stack.client.get("/readyz")).status_code == 503
+    (prefill,) = await ids(stack, "prefill")
+    await post(stack, f"/workers/{worker}/undrain")
+    await post(stack, f"/workers/{prefill}/drain")
+    assert "every prefill server" in (await stack.complete()).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_new_life_of_a_server_that_drains_is_told_so(make_admin_stack, role):
+    stack = await make_admin_stack()
+    (server,) = getattr(stack, role)
+    (worker,) = await ids(stack, role)
+    await server.stop()
+    await until(lambda: stack.services.pool.num_connected()[role] == 0)
+    shown = await post(stack, f"/workers/{worker}/drain")  # out of reach: told when it is there
+    assert shown["state"] == "unreachable"
+    assert shown["draining"]
+    for incarnation in ("second", "third"):
+        server.info = dataclasses.replace(server.info, incarnation=incarnation, is_draining=False)
+        num_told = len(server.drains)
+        await server.start()
+        await until(lambda told=num_told: len(server.drains) > told)
+        assert server.drains[-1].is_draining
+        await server.stop()
+        await until(lambda: stack.services.pool.num_connected()[role] == 0)
+
+
+async def test_what_another_router_drains_is_seen(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.prefill[0].info = dataclasses.replace(stack.prefill[0].info, is_draining=True)
+    await until(lambda: stack.services.pool.not_ready_reason() is not None)
+    stack.prefill[0].info = dataclasses.replace(stack.prefill[0].info, is_draining=False)
+    await until(lambda: stack.services.pool.not_ready_reason() is None)
+    assert (await stack.client.post("/admin/v1/workers/nobody/drain")).status_code == 404
