@@ -12,13 +12,16 @@ from fastapi import FastAPI
 from router import chat, completions, model_list, probes, tokenization
 from router.admin.admin_token import AdminToken
 from router.admin.api import add_admin_api
+from router.admin.changes import Changes
 from router.admin.event_feed import EventFeed
+from router.admin.state_file import SavedChanges, StateFile
 from router.admin_ui import pages
 from router.admission import Admission
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_send import DirectSendMiddleware
+from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
@@ -43,7 +46,10 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     """
     folders = {source.name: ModelFolder.read(source) for source in config.models}
 
-    token = AdminToken.from_file(config.admin_token_file) if config.admin_token_file else None
+    token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
+    state_file = None if config.state_file is None else StateFile(config.state_file)
+    saved = SavedChanges() if state_file is None else state_file.load()
+    config = saved.applied_to(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,8 +58,10 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             ServedModel(name, folder.tokenizer, folder.chat_template, folder.defaults, pool.models[name])
             for name, folder in folders.items()
         ]
-        app.state.services = Services(
-            config=config,
+        settings = LiveConfig(config)
+        settings.on_change(pool.use_policies)
+        services = app.state.services = Services(
+            settings=settings,
             models=ModelCatalog(models, config.aliases),
             pool=pool,
             metrics=Metrics(),
@@ -62,8 +70,10 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             recent=RecentFigures(),
             created=int(time.time()),
         )
+        changes = app.state.changes = Changes(pool, settings, state_file)
+        changes.restore(saved)
         pool.start(on_fatal)
-        feed = app.state.event_feed = EventFeed(app.state.services)
+        feed = app.state.event_feed = EventFeed(services)
         watching = start_background(feed.run(), "admin events", on_fatal)
         try:
             yield
@@ -71,6 +81,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             feed.close()
             await cancel_and_wait(watching)
             await pool.close()
+            if state_file is not None:
+                state_file.close()
             for folder in folders.values():
                 folder.tokenizer.close()
 

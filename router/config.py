@@ -37,6 +37,21 @@ class ModelAlias:
         return f"{self.name}={self.model}"
 
 
+MAX_ADDRESS_CHARS = 262
+"""The longest name of a host, a colon and a port."""
+
+
+def check_address(address: str) -> None:
+    """Raises :class:`ConfigError` for what is no ``host:port``."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
+    is_host = host and host.isascii() and host.isprintable() and not set(host) & set(" /,@?#")
+    if len(address) > MAX_ADDRESS_CHARS or not is_host or not is_port:
+        raise ConfigError(
+            f"server address {address[:MAX_ADDRESS_CHARS]!r} is not host:port, with a port from 1 to 65535"
+        )
+
+
 @dataclass(frozen=True)
 class ProcessPlace:
     """Which one a router is of several processes on one port."""
@@ -86,6 +101,8 @@ class RouterConfig:
     """Holds the token of the admin API; None: there is no admin API."""
     place: ProcessPlace | None = None
     """Where ``--workers`` runs several processes; None: this one is alone on its port."""
+    state_file: Path | None = None
+    """Keeps what was changed through the admin API, which a router that starts goes on from."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 
@@ -94,9 +111,7 @@ class RouterConfig:
         if not self.decode_addresses:
             raise ConfigError("a router needs at least one decode server: --decode host:port")
         for address in (*self.prefill_addresses, *self.decode_addresses):
-            host, _, port = address.rpartition(":")
-            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-                raise ConfigError(f"server address {address!r} is not host:port")
+            check_address(address)
         for addresses in (self.prefill_addresses, self.decode_addresses):
             if len(set(addresses)) != len(addresses):
                 raise ConfigError(f"an address is given twice: {', '.join(addresses)}")

@@ -15,8 +15,8 @@ import grpc.aio
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
-from router.drain import Drain
-from router.worker_id import PoolRole, worker_id
+from router.server_drain import ServerDrain
+from router.worker_id import AddedBy, PoolRole, worker_id
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import Cancel, ConnectPeers, DrainNews, RequestOutput, ServerInfo, ServerStats, Submit
@@ -38,6 +38,7 @@ class DecodeStream:
     """
 
     pool_role: PoolRole = "decode"
+    added_by: AddedBy = "flag"
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class DecodeStream:
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("decode", "both"), served_models)
         self._probe_interval_s = probe_interval_s
-        self.drain = Drain(self._connection)
+        self.drain = ServerDrain(self._connection)
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._routes: dict[str, Deliver] = {}
@@ -111,10 +112,11 @@ class DecodeStream:
     async def _stay_connected(self) -> None:
         backoff_s = 0.05
         while True:
+            num_wishes = self.drain.num_wishes
             info = await self._connection.describe()
             if info is not None:
                 backoff_s = 0.05
-                self.drain.appeared(info)
+                self.drain.appeared(info, num_wishes=num_wishes)
                 await self.drain.tell()
                 await self._serve(info)
             await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))

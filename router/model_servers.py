@@ -52,10 +52,14 @@ class ModelServers:
         self._prefill = prefill
         self._decode = decode
         # One's turns, and what is kept for one's conversations, are nothing to another.
+        self.use_policies(config)
+        self.conversations = Conversations(time.monotonic) if config.conversation_return else None
+
+    def use_policies(self, config: RouterConfig) -> None:
+        """Those of ``config`` from now on; they know nothing of what others chose before."""
         has_sessions = bool(config.session_header)
         self.prefill_policy = make_policy(config.prefill_policy, has_sessions=has_sessions)
         self.decode_policy = make_policy(config.decode_policy, has_sessions=has_sessions)
-        self.conversations = Conversations(time.monotonic) if config.conversation_return else None
 
     def limits(self) -> ModelLimits:
         """Raises :class:`UnavailableError` while no decode server is connected."""

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
-from router.drain import Drain
-from router.worker_id import PoolRole, worker_id
+from router.server_drain import ServerDrain
+from router.worker_id import AddedBy, PoolRole, worker_id
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, PartialTicket
@@ -32,6 +32,7 @@ class PrefillClient:
     """
 
     pool_role: PoolRole = "prefill"
+    added_by: AddedBy = "flag"
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class PrefillClient:
         """None as long as the server does not answer."""
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ("prefill", "both"), served_models)
-        self.drain = Drain(self._connection)
+        self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()
@@ -127,11 +128,12 @@ class PrefillClient:
 
     async def _keep_watch(self) -> None:
         while True:
+            num_wishes = self.drain.num_wishes
             info = await self._connection.describe()
             appeared = info is not None and (self._info is None or self._info.incarnation != info.incarnation)
             self._info = info
             if info is not None:
-                self.drain.appeared(info)
+                self.drain.appeared(info, num_wishes=num_wishes)
                 await self.drain.tell()
             if appeared and info is not None:
                 self.assignments.appeared(info)

@@ -27,6 +27,10 @@ class PrefixIndex:
         self._fingerprint, self._block_size = info.fingerprint, info.block_size
         self._keys, self.version = set(), None
 
+    def forget(self) -> None:
+        """Nobody asks any more."""
+        self._keys, self.version = set(), None
+
     def update(self, news: PrefixNews) -> None:
         if news.is_whole:
             self._keys = set(news.added)

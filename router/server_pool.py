@@ -6,64 +6,118 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from router.assignments import Assignments
-from router.background import OnFatal, cancel_and_wait, start_background
+from router.background import OnFatal, cancel_and_wait
 from router.config import RouterConfig
 from router.decode_stream import DecodeStream
-from router.load_watch import keep_load, keep_prefixes
 from router.model_servers import ModelServers
 from router.prefill_client import PrefillClient
+from router.worker_id import AddedBy, PoolRole
+from router.worker_watch import Worker, WorkerWatch
+from wire.errors import ConflictError
 from wire.generation import ServerInfo, ServerStats
+
+LEAVE_POLL_S = 0.1
+LEAVE_GRACE_S = 5.0
+"""A removed prefill server's lease may have to be given back after its request has left."""
 
 
 class ServerPool:
-    """Owns the connections; :attr:`models` chooses among them, by the names that servers announce."""
+    """Owns the connections; :attr:`models` chooses among them, by the names that servers announce.
+
+    Servers may come and go while it runs: what happens to the pool's lists is seen by all models.
+    """
 
     def __init__(self, config: RouterConfig) -> None:
         names = [source.name for source in config.models]
-        served = frozenset(names) if len(names) > 1 else None
-        self._prefill = [
-            PrefillClient(
-                address,
-                served_models=served,
-                probe_interval_s=config.probe_interval_s,
-                on_appear=self._introduce_to_decode,
-            )
-            for address in config.prefill_addresses
-        ]
-        self._decode = [
-            DecodeStream(
-                address,
-                served_models=served,
-                probe_interval_s=config.probe_interval_s,
-                prefill_addresses=self._prefill_addresses,
-            )
-            for address in config.decode_addresses
-        ]
+        self._served = frozenset(names) if len(names) > 1 else None
+        self._interval_s = config.probe_interval_s
+        self._prefill: list[PrefillClient] = []
+        self._decode: list[DecodeStream] = []
+        self._watches: dict[Worker, WorkerWatch] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._on_fatal: OnFatal | None = None
         self.models = {name: ModelServers(name, config, self._prefill, self._decode) for name in names}
-        self._load_interval_s = config.probe_interval_s
-        self._load_watches: list[asyncio.Task[None]] = []
+        for address in config.prefill_addresses:
+            self.add("prefill", address, added_by="flag")
+        for address in config.decode_addresses:
+            self.add("decode", address, added_by="flag")
 
     def start(self, on_fatal: OnFatal) -> None:
-        for client in self._prefill:
-            client.start(on_fatal)
-        for stream in self._decode:
-            stream.start(on_fatal)
-        any_model = next(iter(self.models.values()))  # policies are the same for all
-        for policy, servers in (
-            (any_model.prefill_policy, self._prefill),
-            (any_model.decode_policy, self._decode),
-        ):
-            for server in servers:  # operators look at it, whatever the policy
-                watch = keep_load(server, idle_interval_s=self._load_interval_s)
-                self._load_watches.append(start_background(watch, f"load of {server.address}", on_fatal))
-            for server in servers if policy.reads_prefixes else ():
-                watch = keep_prefixes(server, idle_interval_s=self._load_interval_s)
-                self._load_watches.append(start_background(watch, f"prefixes of {server.address}", on_fatal))
+        self._on_fatal = on_fatal
+        for worker in self.workers():
+            self._watch(worker, on_fatal)
 
     async def close(self) -> None:
-        await cancel_and_wait(*self._load_watches)
-        await asyncio.gather(*(stream.close() for stream in self._decode))
-        await asyncio.gather(*(client.close() for client in self._prefill))
+        await cancel_and_wait(*self._leaving)
+        await asyncio.gather(*(watch.close() for watch in self._watches.values()))
+
+    # --- members ---------------------------------------------------------------------------------
+
+    def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
+        """A server to be used as soon as it answers. Raises :class:`ConflictError` if it is there already."""
+        if any((one.pool_role, one.address) == (role, address) for one in self.workers()):
+            raise ConflictError(f"{address} is a {role} server of this router already")
+        worker = self._make_prefill(address) if role == "prefill" else self._make_decode(address)
+        worker.added_by = added_by
+        if isinstance(worker, PrefillClient):
+            self._prefill.append(worker)
+        else:
+            self._decode.append(worker)
+        if self._on_fatal is not None:
+            self._watch(worker, self._on_fatal)
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Sends it nothing more; its connection lasts until what is under way there has ended."""
+        if isinstance(worker, PrefillClient):
+            self._prefill.remove(worker)
+        else:
+            self._decode.remove(worker)
+        if worker in self._watches:
+            task = asyncio.create_task(self._let_leave(worker))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    def use_policies(self, config: RouterConfig) -> None:
+        for servers in self.models.values():
+            servers.use_policies(config)
+        for worker, watch in self._watches.items():
+            watch.read_prefixes(self._reads_prefixes(worker))
+
+    def _make_prefill(self, address: str) -> PrefillClient:
+        return PrefillClient(
+            address,
+            served_models=self._served,
+            probe_interval_s=self._interval_s,
+            on_appear=self._introduce_to_decode,
+        )
+
+    def _make_decode(self, address: str) -> DecodeStream:
+        return DecodeStream(
+            address,
+            served_models=self._served,
+            probe_interval_s=self._interval_s,
+            prefill_addresses=self._prefill_addresses,
+        )
+
+    def _watch(self, worker: Worker, on_fatal: OnFatal) -> None:
+        watch = WorkerWatch(worker, idle_interval_s=self._interval_s, on_fatal=on_fatal)
+        watch.read_prefixes(self._reads_prefixes(worker))
+        self._watches[worker] = watch
+
+    def _reads_prefixes(self, worker: Worker) -> bool:
+        any_model = next(iter(self.models.values()))  # policies are the same for all
+        policy = any_model.prefill_policy if worker.pool_role == "prefill" else any_model.decode_policy
+        return policy.reads_prefixes
+
+    async def _let_leave(self, worker: Worker) -> None:
+        while worker.assignments.num_requests:
+            await asyncio.sleep(LEAVE_POLL_S)
+        await asyncio.sleep(LEAVE_GRACE_S)
+        await self._watches[worker].close()
+        del self._watches[worker]
+
+    # --- what is known of them -------------------------------------------------------------------
 
     def not_ready_reason(self) -> str | None:
         """Why no request of any model can be served; None if one can."""
@@ -77,7 +131,7 @@ class ServerPool:
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
-    def workers(self) -> list[PrefillClient | DecodeStream]:
+    def workers(self) -> list[Worker]:
         """All servers, prefill servers first."""
         return [*self._prefill, *self._decode]
 

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from router.admission import Admission
 from router.config import RouterConfig
+from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
 from router.recent_figures import RecentFigures
@@ -18,7 +19,7 @@ from router.server_pool import ServerPool
 
 @dataclass(frozen=True)
 class Services:
-    config: RouterConfig
+    settings: LiveConfig
     models: ModelCatalog
     pool: ServerPool
     metrics: Metrics
@@ -27,6 +28,11 @@ class Services:
     recent: RecentFigures
     created: int
     """When this router started, in seconds since 1970."""
+
+    @property
+    def config(self) -> RouterConfig:
+        """As it is now: what it says may change while the router runs."""
+        return self.settings.current
 
 
 def services_of(request: Request) -> Services:

@@ -1,4 +1,4 @@
-"""What the admin API calls a server."""
+"""What the admin API calls a server, and where servers come from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 PoolRole = Literal["prefill", "decode"]
 """The pool that a server is in. A server that does both stands in that of decode servers."""
+AddedBy = Literal["flag", "api", "discovery"]
 
 
 def worker_id(role: PoolRole, address: str) -> str:

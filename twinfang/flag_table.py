@@ -214,6 +214,12 @@ WORKERS = Flag(
 PLACE = Flag(
     *("--place", "INDEX:PORTS", process_place, "which one of several processes this is"), is_internal=True
 )
+STATE_FILE = Flag(
+    *("--state-file", "FILE", file_path),
+    "SQLite file that keeps what is changed through the admin API: a router that starts goes on from there, "
+    "whatever its flags say",
+    default_text="none: changes last until the router stops",
+)
 PREFILL_ADDRESSES = Flag(
     *("--prefill", "HOST:PORT", address, "a prefill server; repeat for more"), repeatable=True
 )
@@ -345,6 +351,7 @@ ROUTER_LIMITS = (
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,
     ADMIN_TOKEN_FILE,
+    STATE_FILE,
 )
 ROUTER_FLAGS = (MODELS, SERVED_MODEL_NAME, PREFILL_ADDRESSES, DECODE_ADDRESSES, *ROUTER_LIMITS)
 """All of a router but where it listens and how it logs."""

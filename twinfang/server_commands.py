@@ -91,6 +91,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         session_header=values.session_header or "",
         admin_token_file=values.admin_token_file,
         place=values.place,
+        state_file=values.state_file,
     )
 
     if values.workers > 1:

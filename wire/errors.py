@@ -64,6 +64,13 @@ class UnknownIdError(InvalidRequestError):
     code = "not_found"
 
 
+class ConflictError(InvalidRequestError):
+    """What is asked for is there already."""
+
+    http_status = 409
+    code = "conflict"
+
+
 class AdminTokenError(TwinfangError):
     """A request for the admin API comes without its token."""
 

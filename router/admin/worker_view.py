@@ -8,14 +8,12 @@ from typing import Literal
 from pydantic import BaseModel
 
 from router.circuit_breaker import BreakerState
-from router.decode_stream import DecodeStream
-from router.prefill_client import PrefillClient
+from router.worker_id import AddedBy
+from router.worker_watch import Worker
 from wire.generation import ServerStats
 from wire.handoff import Role
 
-Worker = PrefillClient | DecodeStream
 WorkerState = Literal["serving", "draining", "drained", "unreachable"]
-AddedBy = Literal["flag", "api", "discovery"]
 
 
 class WorkerView(BaseModel):
@@ -56,7 +54,7 @@ class WorkerView(BaseModel):
             incarnation=None if info is None else info.incarnation,
             problem=worker.problem,
             stats=None if info is None else known.stats,
-            added_by="flag",
+            added_by=worker.added_by,
         )
 
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
 
-from router.admin.worker_view import PoolsView, Worker, WorkersView, WorkerView
-from router.decode_stream import DecodeStream
-from router.drain import TIMEOUT_S
+from router.admin.changes import changes_of
+from router.admin.worker_view import PoolsView, WorkersView, WorkerView
+from router.config import check_address
+from router.json_body import body_schema, read_json
 from router.openai_errors import shown
 from router.services import Services, services_of
-from wire.errors import UnavailableError, UnknownIdError
+from router.worker_id import PoolRole
+from router.worker_watch import Worker
+from wire.errors import ConfigError, InvalidRequestError, UnknownIdError
+from wire.handoff import Role
 
 router = APIRouter()
 
 
-UNKNOWN = "GET /admin/v1/workers lists those that there are"
+class NewWorker(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    address: str
+    """``host:port`` of its gRPC."""
+    role: Role
+    """What it is to do here; a server that does both takes requests like a decode server."""
 
 
 def worker_views(services: Services) -> list[WorkerView]:
@@ -33,6 +44,26 @@ async def list_pools(request: Request) -> PoolsView:
     return PoolsView.of(worker_views(services_of(request)))
 
 
+@router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))
+async def add_worker(request: Request) -> WorkerView:
+    """Adds a server. It is used as soon as it answers; until then its `problem` says why it is not."""
+    body = await read_json(request, NewWorker)
+    try:
+        check_address(body.address)
+    except ConfigError as error:
+        raise InvalidRequestError(error.message, param="address") from error
+    role: PoolRole = "prefill" if body.role == "prefill" else "decode"
+    return WorkerView.of(await changes_of(request).add_worker(role, body.address))
+
+
+@router.delete("/workers/{worker_id}")
+async def remove_worker(request: Request, worker_id: str) -> WorkerView:
+    """Removes a server. What is under way there ends there; the server itself is not told, and runs on."""
+    worker = _find(services_of(request), worker_id)
+    await changes_of(request).remove_worker(worker)
+    return WorkerView.of(worker)
+
+
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: str) -> WorkerView:
     """Sends no new requests there, from any router. What a decode server generates goes on at another one,
@@ -41,33 +72,23 @@ async def drain(request: Request, worker_id: str) -> WorkerView:
     Draining lasts until it is taken back, over restarts of the server too. Asked again, a decode server lets
     go what has come to it meanwhile.
     """
-    services = services_of(request)
-    worker = _find(services, worker_id)
-    lets_go = isinstance(worker, DecodeStream) and services.pool.has_other_decode(worker)
-    return await _set_draining(worker, True, lets_go=lets_go)
+    worker = _find(services_of(request), worker_id)
+    await changes_of(request).set_draining(worker, True)
+    return WorkerView.of(worker)
 
 
 @router.post("/workers/{worker_id}/undrain")
 async def undrain(request: Request, worker_id: str) -> WorkerView:
     """Requests may be sent there again."""
     worker = _find(services_of(request), worker_id)
-    return await _set_draining(worker, False)
-
-
-async def _set_draining(worker: Worker, is_draining: bool, *, lets_go: bool = False) -> WorkerView:
-    """One that is out of reach is told once it appears."""
-    worker.drain.wish(is_draining)
-    if worker.info is not None and not await worker.drain.tell(lets_go=lets_go):
-        what = "sends nothing there" if is_draining else "sends requests there again"
-        raise UnavailableError(
-            f"worker {worker.worker_id} at {worker.address} did not answer within {TIMEOUT_S:g} s: "
-            f"this router {what}, but the worker and other routers do not know; ask again"
-        )
+    await changes_of(request).set_draining(worker, False)
     return WorkerView.of(worker)
 
 
 def _find(services: Services, worker_id: str) -> Worker:
     found = next((one for one in services.pool.workers() if one.worker_id == worker_id), None)
     if found is None:
-        raise UnknownIdError(f"there is no worker {shown(worker_id)}: {UNKNOWN}")
+        raise UnknownIdError(
+            f"there is no worker {shown(worker_id)}: GET /admin/v1/workers lists those that there are"
+        )
     return found

@@ -4,14 +4,17 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 
 from router.admin.admin_token import AdminToken
+from router.admin.state_file import StateFile
 from tests.router.conftest import MODEL, until
-from tests.router.scripted_servers import hanging, saying, server_stats
+from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
 from wire.errors import ConfigError
 
 TOKEN = "a-token-for-tests-0123456789"
@@ -387,3 +390,161 @@ async def test_what_another_router_drains_is_seen(make_admin_stack):
     stack.prefill[0].info = dataclasses.replace(stack.prefill[0].info, is_draining=False)
     await until(lambda: stack.services.pool.not_ready_reason() is None)
     assert (await stack.client.post("/admin/v1/workers/nobody/drain")).status_code == 404
+
+
+# --- changes ---------------------------------------------------------------------------------------
+
+
+async def test_servers_come_and_go_while_it_runs(make_admin_stack):
+    stack = await make_admin_stack()
+    other = ScriptedDecode(server_info("decode", incarnation="other"), script=hanging)
+    await other.start()
+    (flagged,) = await ids(stack)
+    added = await post(stack, "/workers", 201, address=other.address, role="decode")
+    assert (added["added_by"], added["state"]) == ("api", "unreachable")
+    assert (await post(stack, "/workers", 409, address=other.address, role="both"))["error"][
+        "code"
+    ] == "conflict"
+    removed = await stack.client.delete(f"/admin/v1/workers/{flagged}")
+    assert removed.status_code == 200
+    assert await ids(stack) == [added["id"]]
+    await until(lambda: stack.services.pool.not_ready_reason() is None)
+    asked = asyncio.create_task(stack.complete(prompt=[5, 6]))
+    await until(lambda: other.submitted)
+    assert (await stack.client.delete(f"/admin/v1/workers/{added['id']}")).status_code == 200
+    assert (await stack.complete()).status_code == 503
+    assert not other.cancelled, "what is under way there ends there"
+    asked.cancel()
+    await until(lambda: other.cancelled)
+    await post(stack, "/workers", 201, address=other.address, role="decode")
+    await until(lambda: stack.services.pool.not_ready_reason() is None)
+    await other.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"address": "nowhere", "role": "decode"}, "host:port"),
+        ({"address": "a:99999", "role": "decode"}, "host:port"),
+        ({"address": "http://a/b:80", "role": "decode"}, "host:port"),
+        ({"address": "a:80", "role": "router"}, "'prefill', 'decode' or 'both'"),
+        ({"address": "a:80"}, "role"),
+        ({"address": "a:80", "role": "decode", "model": "x"}, "model"),
+    ],
+    ids=str,
+)
+async def test_a_server_that_can_not_be_one_is_refused(make_admin_stack, body, part):
+    stack = await make_admin_stack()
+    refused = await post(stack, "/workers", 400, **body)
+    assert part in refused["error"]["message"]
+    assert len((await get(stack, "/workers"))["workers"]) == 2
+
+
+async def patch(stack, status=200, **values):
+    response = await stack.client.patch("/admin/v1/config", json=values)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def test_policies_and_limits_change_while_it_runs(make_admin_stack):
+    stack = await make_admin_stack(num_prefill=2)
+    before = await get(stack, "/config")
+    assert (before["prefill_policy"], before["request_timeout_s"]) == ("round_robin", 20.0)
+    shown = await patch(stack, prefill_policy="prefix_affinity", max_choices=2, session_header="X-Session")
+    assert shown == before | {
+        "prefill_policy": "prefix_affinity",
+        "max_choices": 2,
+        "session_header": "X-Session",
+    }
+    assert await get(stack, "/config") == shown
+    stack.decode[0].script = saying([300])
+    too_many = await stack.complete(n=3)
+    assert too_many.status_code == 400
+    assert "the limit is 2" in too_many.json()["error"]["message"]
+    known = [worker.assignments for worker in stack.services.pool.workers()]
+    await until(
+        lambda: [one.prefixes.version for one in known] == [1, 1, None]
+    )  # only prefill servers are asked
+    for _ in range(4):
+        headers = {"X-Session": "same"}
+        body = {"prompt": [5, 6, 7], "max_tokens": 1}
+        assert (await stack.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    assert sorted(len(server.requests) for server in stack.prefill) == [0, 4]
+    await patch(stack, prefill_policy="round_robin", session_header="")
+    assert known[0].prefixes.version is None
+    for _ in range(4):
+        assert (await stack.complete(prompt=[5, 6, 7], max_tokens=1)).status_code == 200
+    assert sorted(len(server.requests) for server in stack.prefill) == [2, 6]
+    await patch(stack, request_timeout_s=0.1)
+    stack.decode[0].script = hanging
+    assert (await stack.complete()).status_code == 504
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"max_choices": 0}, "max_choices must be positive, got 0"),
+        ({"max_choices": "3"}, "max_choices"),
+        ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
+        ({"prefill_policy": "fastest"}, "'round_robin'"),
+        ({"session_header": "a b"}, "session_header"),
+        ({"port": 1}, "port"),
+        ({"max_choices": 4, "request_timeout_s": 0}, "stay as they were"),
+    ],
+    ids=str,
+)
+async def test_a_setting_that_can_not_work_changes_nothing(make_admin_stack, values, part):
+    stack = await make_admin_stack()
+    before = await get(stack, "/config")
+    assert part in (await patch(stack, 400, **values))["error"]["message"]
+    assert await get(stack, "/config") == before
+
+
+async def test_changes_survive_a_restart(make_admin_stack, tmp_path):
+    state_file = tmp_path / "state.db"
+    first = await make_admin_stack(num_decode=3, state_file=state_file)
+    kept, drained, removed = await ids(first)
+    addresses = {worker["id"]: worker["address"] for worker in (await get(first, "/workers"))["workers"]}
+    await post(first, f"/workers/{drained}/drain")
+    await first.client.delete(f"/admin/v1/workers/{removed}")
+    added = await post(first, "/workers", 201, address="127.0.0.1:9", role="prefill")
+    await patch(first, max_choices=7, decode_policy="least_loaded")
+    flags = tuple(addresses[one] for one in (kept, drained, removed))
+    second = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
+    workers = {worker["id"]: worker for worker in (await get(second, "/workers"))["workers"]}
+    assert removed not in workers
+    assert (workers[drained]["draining"], workers[kept]["draining"]) == (True, False)
+    assert (workers[added["id"]]["added_by"], workers[kept]["added_by"]) == ("api", "flag")
+    config = await get(second, "/config")
+    assert (config["max_choices"], config["decode_policy"], config["prefill_policy"]) == (
+        7,
+        "least_loaded",
+        "round_robin",
+    )
+    await post(second, f"/workers/{drained}/undrain")
+    await post(second, "/workers", 201, address=addresses[removed], role="decode")
+    third = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
+    assert set(await ids(third)) == {kept, drained, removed}
+    assert not any(worker["draining"] for worker in (await get(third, "/workers"))["workers"])
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but long enough to be one" * 40, b"another"])
+async def test_a_state_file_that_is_none_is_refused_at_the_start(tmp_path, content):
+    path = tmp_path / "state.db"
+    if content == b"another":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE things (name TEXT)")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(path)):
+        StateFile(path).load()
+
+
+async def test_a_change_that_can_not_be_saved_says_so_and_holds(make_admin_stack, tmp_path):
+    state_file = tmp_path / "state.db"
+    stack = await make_admin_stack(state_file=state_file)
+    state_file.unlink()
+    state_file.mkdir()
+    failed = await patch(stack, 500, max_choices=3)
+    assert str(state_file) in failed["error"]["message"]
+    assert (await get(stack, "/config"))["max_choices"] == 3

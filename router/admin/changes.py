@@ -1,0 +1,91 @@
+"""What an operator may change: done first, then saved, if there is a file for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+from fastapi import Request
+
+from router.admin.state_file import SavedChanges, SavedState, SavedWorker, StateFile
+from router.decode_stream import DecodeStream
+from router.live_config import LiveConfig
+from router.server_drain import TIMEOUT_S
+from router.server_pool import ServerPool
+from router.worker_id import PoolRole
+from router.worker_watch import Worker
+from wire.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+
+class Changes:
+    """Changes of the pool and of settings while the router runs."""
+
+    def __init__(self, pool: ServerPool, settings: LiveConfig, state_file: StateFile | None) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._state_file = state_file
+
+    def restore(self, saved: SavedChanges) -> None:
+        """Brings the pool to where operators had left it; settings are the configuration's already."""
+        for worker in saved.workers:
+            self._restore(worker)
+
+    def _restore(self, saved: SavedWorker) -> None:
+        place = (saved.role, saved.address)
+        worker = next((one for one in self._pool.workers() if (one.pool_role, one.address) == place), None)
+        if saved.state == "removed":
+            if worker is not None:
+                log.info("%s server %s was removed through the admin API and stays so", *place)
+                self._pool.remove(worker)
+            return
+        if worker is None:
+            log.info("%s server %s was added through the admin API", *place)
+            worker = self._pool.add(*place, added_by="api")
+        if saved.state == "draining":
+            log.info("%s server %s drains as it did", *place)
+            worker.drain.wish(True)
+
+    async def add_worker(self, role: PoolRole, address: str) -> Worker:
+        """Raises :class:`ConflictError` if it is there."""
+        worker = self._pool.add(role, address, added_by="api")
+        log.info("%s server %s was added", role, address)
+        await self._save(worker, "serving")
+        return worker
+
+    async def remove_worker(self, worker: Worker) -> None:
+        self._pool.remove(worker)
+        log.info("%s server %s was removed", worker.pool_role, worker.address)
+        await self._save(worker, "removed")
+
+    async def set_draining(self, worker: Worker, is_draining: bool) -> None:
+        """One that is out of reach is told once it appears. Raises :class:`UnavailableError` for one that is
+        not, and can't be told."""
+        lets_go = isinstance(worker, DecodeStream) and self._pool.has_other_decode(worker)
+        worker.drain.wish(is_draining, lets_go=is_draining and lets_go)
+        was_told = worker.info is None or await worker.drain.tell()
+        log.info("%s server %s %s", worker.pool_role, worker.address, "drains" if is_draining else "serves")
+        await self._save(worker, "draining" if is_draining else "serving")
+        if not was_told:
+            what = "sends nothing there" if is_draining else "sends requests there again"
+            raise UnavailableError(
+                f"worker {worker.worker_id} at {worker.address} did not answer within {TIMEOUT_S:g} s: "
+                f"this router {what}, but the worker and other routers do not know; ask again"
+            )
+
+    async def change_settings(self, values: Mapping[str, Any]) -> None:
+        """Raises :class:`InvalidRequestError` for values that can't work; then none is changed."""
+        self._settings.change(values)
+        log.info("settings were changed: %s", ", ".join(f"{name} = {values[name]}" for name in values))
+        if self._state_file is not None:
+            await self._state_file.save_settings(values)
+
+    async def _save(self, worker: Worker, state: SavedState) -> None:
+        if self._state_file is not None:
+            await self._state_file.save_worker(SavedWorker(worker.pool_role, worker.address, state))
+
+
+def changes_of(request: Request) -> Changes:
+    return cast(Changes, request.app.state.changes)
