@@ -31,6 +31,7 @@ from router.request_id import RequestIdMiddleware
 from router.request_log import RequestLog
 from router.server_pool import ServerPool
 from router.services import Services
+from router.tool_calls.format_names import tool_format
 
 
 def end_process(_error: BaseException) -> None:
@@ -55,7 +56,14 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
         models = [
-            ServedModel(name, folder.tokenizer, folder.chat_template, folder.defaults, pool.models[name])
+            ServedModel(
+                name,
+                folder.tokenizer,
+                folder.chat_template,
+                folder.defaults,
+                pool.models[name],
+                tool_format(config.tool_call_parser, folder.chat_template),
+            )
             for name, folder in folders.items()
         ]
         settings = LiveConfig(config)

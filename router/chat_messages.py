@@ -68,6 +68,11 @@ def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
             raise _wrong(f"tools[{i}] must be an object of type 'function', got {shown(tool)}", "tools")
         if not _is_named(tool.get("function")):
             raise _wrong(f"tools[{i}].function must be an object with a name, got {shown(tool)}", "tools")
+        parameters = tool["function"].get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise _wrong(
+                f"tools[{i}].function.parameters must be an object, got {shown(parameters)}", "tools"
+            )
     return tools
 
 

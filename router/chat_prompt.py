@@ -37,13 +37,13 @@ async def chat_text(body: ChatFields, template: ChatTemplate | None) -> str:
             "model's folder and restart the router",
             param="messages",
         )
-    variables = _variables(body, template)
+    variables = _variables(body)
     if sum(len(message["content"]) + 100 for message in variables["messages"]) <= INLINE_CHARS:
         return template.render(variables)
     return await asyncio.to_thread(template.render, variables)
 
 
-def _variables(body: ChatFields, template: ChatTemplate) -> dict[str, Any]:
+def _variables(body: ChatFields) -> dict[str, Any]:
     further = body.chat_template_kwargs or {}
     for name in OF_THE_PROMPT:
         if name in further:
@@ -52,7 +52,7 @@ def _variables(body: ChatFields, template: ChatTemplate) -> dict[str, Any]:
                 param="chat_template_kwargs",
             )
     tools = checked_tools(body.tools)
-    choice = _tool_choice(body.tool_choice, tools, template)
+    choice = checked_tool_choice(body.tool_choice, tools)
     variables: dict[str, Any] = {
         "messages": checked_messages(body.messages),
         "tools": None if choice == "none" else tools,
@@ -67,8 +67,8 @@ def _variables(body: ChatFields, template: ChatTemplate) -> dict[str, Any]:
     return variables | further
 
 
-def _tool_choice(choice: Any, tools: list[dict[str, Any]] | None, template: ChatTemplate) -> Any:
-    """A choice that asks for a call is refused where nothing would make the model follow it."""
+def checked_tool_choice(choice: Any, tools: list[dict[str, Any]] | None) -> Any:
+    """A choice that asks for a call needs a tool that can be called."""
     if choice is None or choice in ("none", "auto"):
         return choice
     if choice != "required":
@@ -82,11 +82,6 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]] | None, template: Chat
             raise _wrong_choice(f"tool_choice names {shown(name)}, which is none of the tools")
     if not tools:
         raise _wrong_choice(f"tool_choice {shown(choice)} needs tools")
-    if not template.reads("tool_choice", has_tools=True):
-        raise _wrong_choice(
-            f"tool_choice {shown(choice)} is not supported, as the model's chat template does not read "
-            "it: use 'auto'"
-        )
     return choice
 
 

@@ -11,6 +11,7 @@ from router.sampling_fields import UNSUPPORTED, SamplingFields
 from router.services import Services
 from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
+from router.tool_calls.tool_use import wanted_tool_use
 from wire.errors import InvalidRequestError
 from wire.sampling_params import MAX_LOGPROBS
 
@@ -20,6 +21,7 @@ class ChatBody(ChatFields, SamplingFields):
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
@@ -77,6 +79,15 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> 
     body.answer_length(1)  # what is wrong there is said before any work is done
     structure = await wanted_structure(body)
     text = await chat_text(body, model.chat_template)
+    tool_use = await wanted_tool_use(
+        body.tools,
+        body.tool_choice,
+        model.tool_format,
+        tokenizer=model.tokenizer,
+        structure=structure,
+        may_repeat=body.parallel_tool_calls is not False,
+    )
+    form = structure if tool_use is None else tool_use
     limits = model.servers.limits()
     prompt = await encode_prompt(
         text,
@@ -95,8 +106,13 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str) -> 
         max_tokens=max_tokens,
         logprobs=num_logprobs,
         vocab_size=limits.vocab_size,
-        grammar=None if structure is None else structure.grammar,
+        grammar=None if form is None else form.grammar,
     )
     return TextRequest.of(
-        body, request_id=f"chatcmpl-{request_id}", model=model, prompts=[prompt], params=params
+        body,
+        request_id=f"chatcmpl-{request_id}",
+        model=model,
+        prompts=[prompt],
+        params=params,
+        tool_use=tool_use,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from router.answer import Answer, Delta
 from router.logprobs import chat_logprobs
 from router.text_request import TextRequest
+from router.tool_calls.call_scanner import CallScanner, Found
+from router.tool_calls.tool_format import ToolCall
 
 
 class ChatWriter:
@@ -16,6 +19,7 @@ class ChatWriter:
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._tokenizer = request.model.tokenizer
+        self._scanners: dict[int, CallScanner] = {}
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {
             "id": request.id,
@@ -25,33 +29,71 @@ class ChatWriter:
         }
 
     def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:
-        choices = [
-            self._choice(i, delta, "message", {"role": "assistant", "content": delta.text, "refusal": None})
-            for i, delta in enumerate(deltas)
-        ]
+        choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
         return {**self._head, "choices": choices, **self._prompt_token_ids()}
 
+    def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        found = self._search(index, delta)
+        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
+        if found.calls:
+            message["content"] = found.content or None
+            message["tool_calls"] = [_call(call) for call in found.calls]
+        return self._choice(index, delta, "message", message)
+
     def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """The role stands alone before a choice's first text."""
+        """The role stands alone before a choice's first text; a call comes whole, once it is complete."""
         chunks = []
         if is_first:
             opening = self._choice(index, Delta(), "delta", {"role": "assistant", "content": ""})
             chunks.append({**self._head, "choices": [opening], **self._prompt_token_ids()})
+        num_before = self._num_calls(index)
+        found = self._search(index, delta)
         has_ended = delta.finish_reason is not None
-        news = {} if has_ended and not delta.text else {"content": delta.text}
+        if not (found.content or found.calls or has_ended) and self._may_leave_out:
+            return chunks
+        news: dict[str, Any] = {}
+        if found.content or not (has_ended or found.calls):
+            news["content"] = found.content
+        if found.calls:
+            news["tool_calls"] = [
+                {"index": number, **_call(call)} for number, call in enumerate(found.calls, num_before)
+            ]
         return [*chunks, {**self._head, "choices": [self._choice(index, delta, "delta", news)]}]
 
     def last_chunk(self) -> dict[str, Any]:
         return {**self._head, "choices": []}
 
+    def _search(self, index: int, delta: Delta) -> Found:
+        """What is new of a choice: its text, or what beside calls of tools is text."""
+        tool_use = self._request.tool_use
+        if tool_use is None:
+            return Found(delta.text)
+        if index not in self._scanners:
+            self._scanners[index] = tool_use.scanner()
+        scanner = self._scanners[index]
+        found = scanner.push(delta.text)
+        if delta.finish_reason is not None:
+            found.content += scanner.finish().content
+        return found
+
+    @property
+    def _may_leave_out(self) -> bool:
+        """Whether a chunk without text tells nothing: that of a call's beginning."""
+        request = self._request
+        return request.tool_use is not None and request.logprobs is None and not request.return_token_ids
+
+    def _num_calls(self, index: int) -> int:
+        return self._scanners[index].num_calls if index in self._scanners else 0
+
     def _choice(self, index: int, delta: Delta, name: str, news: dict[str, Any]) -> dict[str, Any]:
         request = self._request
         wants_logprobs = request.logprobs is not None and bool(delta.logprobs)
+        calls_tools = delta.finish_reason == "stop" and self._num_calls(index) > 0
         choice = {
             "index": index,
             name: news,
             "logprobs": chat_logprobs(delta.logprobs, self._tokenizer) if wants_logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": "tool_calls" if calls_tools else delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if request.return_token_ids:
@@ -62,3 +104,8 @@ class ChatWriter:
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self._request.prompts[0].token_ids}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -31,6 +31,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """``sources``: ``default`` and perhaps ``tool_use``. Raises :class:`ModelLoadError`."""
         self._special_tokens = dict(special_tokens)
+        self._sources = tuple(sources.values())
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
         environment = _environment()
@@ -67,6 +68,10 @@ class ChatTemplate:
     def reads(self, variable: str, *, has_tools: bool) -> bool:
         """Whether the template looks at a variable; one that does not answers the same without it."""
         return variable in self._variables[self._name(has_tools)]
+
+    def mentions(self, text: str) -> bool:
+        """Whether a template has ``text`` in it, for a model that has learnt to write that."""
+        return any(text in source for source in self._sources)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """``variables``: ``messages``, ``tools``, … Raises :class:`InvalidRequestError`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.policies.policy_names import PolicyName
+from router.tool_calls.parser_name import ToolParserName
 from wire.errors import ConfigError
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -93,6 +94,8 @@ class RouterConfig:
     prefill_policy: PolicyName = "prefix_affinity"
     """How a prompt's prefill server is chosen."""
     decode_policy: PolicyName = "least_loaded"
+    tool_call_parser: ToolParserName = "auto"
+    """How models write calls of tools; ``auto`` sees it in their chat templates."""
     session_header: str = ""
     """Requests with equal values of this HTTP header go to the same servers; empty: none do."""
     probe_interval_s: float = 2.0

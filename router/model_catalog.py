@@ -11,6 +11,7 @@ from router.model_servers import ModelServers
 from router.openai_errors import shown
 from router.sampling_defaults import SamplingDefaults
 from router.tokenizer import Tokenizer
+from router.tool_calls.tool_format import ToolFormat
 from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
 
 
@@ -23,6 +24,8 @@ class ServedModel:
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
     servers: ModelServers
+    tool_format: ToolFormat | None = None
+    """How the model writes calls of tools; None: nobody knows."""
 
     @property
     def max_model_len(self) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.model_catalog import ServedModel
 from router.prompt import Prompt
 from router.sampling_fields import SamplingFields
+from router.tool_calls.tool_use import ToolUse
 from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
 
@@ -34,6 +35,8 @@ class TextRequest:
     skip_special_tokens: bool
     cache_salt: str
     """Only requests with the same salt share cached prompts."""
+    tool_use: ToolUse | None = None
+    """How answers may call tools; None: they are just text."""
     session: str | None = None
     """Requests of one session go to the same servers."""
 
@@ -47,9 +50,11 @@ class TextRequest:
         prompts: Sequence[Prompt],
         params: tuple[SamplingParams, ...],
         echo: bool = False,
+        tool_use: ToolUse | None = None,
     ) -> TextRequest:
         options = body.stream_options
         include_usage = options is not None and bool(options.include_usage)
+        shows_marks = tool_use is not None and tool_use.has_special_marks
         return cls(
             id=request_id,
             created=int(time.time()),
@@ -63,8 +68,9 @@ class TextRequest:
             echo=echo,
             return_token_ids=bool(body.return_token_ids),
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
+            skip_special_tokens=body.skip_special_tokens is not False and not shows_marks,
             cache_salt=body.cache_salt or "",
+            tool_use=tool_use,
         )
 
     @property

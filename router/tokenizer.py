@@ -86,6 +86,11 @@ class Tokenizer:
         text = self.decode([token_id], skip_special_tokens=False)
         return text if text and REPLACEMENT not in text else None
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def _decode_token(self, token_id: int) -> str:
         """One token on its own, as log-probabilities name it.
 

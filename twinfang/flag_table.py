@@ -298,6 +298,13 @@ DECODE_POLICY = Flag(
     *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same of decode servers"),
     default="least_loaded",
 )
+TOOL_CALL_PARSER = Flag(
+    "--tool-call-parser",
+    "auto|none|hermes|nemotron_json|qwen3_coder",
+    one_of("auto", "none", "hermes", "nemotron_json", "qwen3_coder"),
+    "how models write calls of tools; auto sees it in their chat templates",
+    default="auto",
+)
 SESSION_HEADER = Flag(
     *("--session-header", "NAME", some_text),
     "HTTP header that names a session; requests of a session go to the same servers",
@@ -347,6 +354,7 @@ ROUTER_LIMITS = (
     REQUEST_TIMEOUT,
     PREFILL_POLICY,
     DECODE_POLICY,
+    TOOL_CALL_PARSER,
     SESSION_HEADER,
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,

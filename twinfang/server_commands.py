@@ -88,6 +88,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         conversation_return=values.conversation_return,
         prefill_policy=values.prefill_policy,
         decode_policy=values.decode_policy,
+        tool_call_parser=values.tool_call_parser,
         session_header=values.session_header or "",
         admin_token_file=values.admin_token_file,
         place=values.place,

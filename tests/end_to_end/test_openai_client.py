@@ -1,5 +1,8 @@
 """The ``openai`` Python client completes and streams against a real stack."""
 
+import json
+
+import jsonschema
 import openai
 import pytest
 
@@ -102,3 +105,47 @@ async def test_a_chat_streams_its_choices(client):
     assert texts == [choice.message.content for choice in whole.choices]
     assert reasons == [choice.finish_reason for choice in whole.choices]
     assert event.usage == whole.usage
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "maximum": 99, "minimum": 0}, "note": {"enum": ["a", "b"]}},
+    "required": ["x", "note"],
+    "additionalProperties": False,
+}
+
+
+async def test_an_answer_is_json_of_the_schema(client):
+    fields = {
+        "model": (await client.models.list()).data[0].id,
+        "max_tokens": 200,
+        "temperature": 1,
+        "seed": 3,
+    }
+    fields["messages"] = [{"role": "user", "content": "a point, please"}]
+    fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT}}
+    whole = await client.chat.completions.create(**fields)
+    (choice,) = whole.choices
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content), POINT)
+    stream = await client.chat.completions.create(**fields, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == choice.message.content
+    fields["response_format"]["json_schema"]["schema"] = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        await client.chat.completions.create(**fields)
+
+
+async def test_a_tool_that_must_be_called_is_called(client):
+    tools = [{"type": "function", "function": {"name": "draw", "parameters": POINT}}]
+    fields = {"model": (await client.models.list()).data[0].id, "max_tokens": 200, "temperature": 0}
+    fields |= {"messages": [{"role": "user", "content": "draw"}], "tools": tools}
+    fields["tool_choice"] = {"type": "function", "function": {"name": "draw"}}
+    (choice,) = (await client.chat.completions.create(**fields)).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "draw"
+    jsonschema.validate(json.loads(call.function.arguments), POINT)
+    stream = await client.chat.completions.create(**fields, stream=True)
+    streamed = [one async for chunk in stream for one in chunk.choices[0].delta.tool_calls or ()]
+    assert [one.function.arguments for one in streamed] == [call.function.arguments]
