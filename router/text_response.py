@@ -82,8 +82,10 @@ async def _events(
                 if request.include_usage:
                     data += event(writer.last_chunk() | {"usage": usage})
                 data += DONE
-            yield data
-            if len(answers) == 1:
+            if data:  # a call of a tool is shown when it is complete
+                yield data
+            # What could not be written now comes again, but who looks for calls takes a text just once.
+            if len(answers) == 1 and request.tool_use is None:
                 generation.take_now = lambda delta: write_now(written(0, delta))
 
 
