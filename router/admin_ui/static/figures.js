@@ -4,7 +4,7 @@ import { bytes, count, ms, percent, quantity } from "./format.js";
 import { sparkline } from "./sparkline.js";
 import { h } from "./vendor/preact.mjs";
 
-const [SHORTEST_S, LONGEST_S] = [30, 120];
+const [SHORTEST_S, LONGEST_S] = [10, 120];
 
 export function figures({ stats, history }) {
   const windowS = Math.min(LONGEST_S, Math.max(SHORTEST_S, stats.at - history[0].at));

@@ -27,7 +27,7 @@ export function requestTable(store, actions) {
     ),
     rows.length === 0
       ? h("p", { class: "empty" }, all.length ? "None of these." : "No requests yet.")
-      : h("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "requests-title" },
+      : h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of requests" },
           table(rows.slice(0, MAX_ROWS), store, actions)),
     rows.length > MAX_ROWS && h("p", { class: "quiet small more" }, `The newest ${MAX_ROWS} of ${count(rows.length)}.`),
   );

@@ -162,7 +162,7 @@ function noteOf({ choice, attempt, detail }) {
 }
 
 function spanTable(spans) {
-  return h("div", { class: "scroll" }, h("table", { class: "spans" },
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Stages" }, h("table", { class: "spans" },
     h("thead", null, h("tr", null, 
       h("th", { scope: "col" }, "Stage"),
       h("th", { scope: "col" }, "Server"),

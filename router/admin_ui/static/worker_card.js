@@ -22,6 +22,7 @@ export function workerCard(worker, store, actions) {
     h("p", { class: "worker-about" },
       h("span", { class: `pill ${tint}` }, h("span", { class: "dot", "aria-hidden": "true" }), word),
       h("span", { class: "quiet mono small address", title: worker.address }, worker.address),
+      hasModels(store) && h("span", { class: "quiet mono small address", title: worker.model }, worker.model),
     ),
     worker.problem && h("p", { class: "problem" }, worker.problem),
     stats
@@ -34,6 +35,9 @@ export function workerCard(worker, store, actions) {
       h("div", { key: name }, h("dt", null, name), h("dd", null, value)))),
   );
 }
+
+/** Whether it has to be said which model a server has. */
+const hasModels = (store) => new Set([...store.workers.values()].map((worker) => worker.model).filter(Boolean)).size > 1;
 
 function figuresOf(worker) {
   const { stats } = worker;
