@@ -163,6 +163,43 @@ def test_a_phone_shows_all_without_scrolling_sideways(open_page, client, scheme)
 # --- what it does ----------------------------------------------------------------------------------
 
 
+def test_a_click_drains_a_server_and_another_takes_it_back(open_page, client):
+    page = open_page()
+    with long_request(client, "one-that-moves"):
+        worker = request_of(client, "cmpl-one-that-moves")["decode_worker"]
+        page.get_by_role("button", name=f"Drain {worker}").click()
+        expect(page.get_by_role("dialog")).to_contain_text(f"Drain {worker}?")
+        page.keyboard.press("Escape")  # nothing happens without a yes
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert state_of(client, worker) == "serving"
+
+        page.get_by_role("button", name=f"Drain {worker}").click()
+        page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
+        expect(page.locator(f"[data-worker='{worker}'][data-state=drained]")).to_be_visible()
+        assert state_of(client, worker) == "drained"
+        moved = request_of(client, "cmpl-one-that-moves")
+        assert (moved["state"], moved["error"]) == ("decode", None)
+        assert moved["decode_worker"] != worker
+        client.post("/admin/v1/requests/cmpl-one-that-moves/abort")
+    for _ in range(4):
+        complete(client)
+    newest = client.get("/admin/v1/requests", params={"limit": 4}).json()["requests"]
+    assert worker not in {request["decode_worker"] for request in newest}
+
+    page.get_by_role("button", name=f"Undrain {worker}").click()
+    expect(page.locator(f"[data-worker='{worker}'][data-state=serving]")).to_be_visible()
+    assert state_of(client, worker) == "serving"
+
+
+def state_of(client, worker):
+    workers = client.get("/admin/v1/workers").json()["workers"]
+    return next(one["state"] for one in workers if one["id"] == worker)
+
+
+def request_of(client, request_id):
+    return client.get(f"/admin/v1/requests/{request_id}").json()
+
+
 def test_a_click_aborts_a_request(open_page, client):
     page = open_page()
     with long_request(client, "one-too-long") as lines:
