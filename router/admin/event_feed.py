@@ -29,6 +29,10 @@ MAX_DECODING_A_SECOND = 100
 """Requests that decode are told once a second, the newest of them, so that their tokens can be watched."""
 
 
+class RemovedWorker(BaseModel):
+    id: str
+
+
 class EventFeed:
     """One task looks for changes; each subscriber has a queue."""
 
@@ -104,6 +108,8 @@ class EventFeed:
         before = self._workers
         views = worker_views(self._services)
         self._workers = {view.id: view for view in views}
+        for worker_id in before.keys() - self._workers.keys():
+            yield event("worker_removed", RemovedWorker(id=worker_id))
         for view in views:
             if view != before.get(view.id):
                 yield event("worker", view)

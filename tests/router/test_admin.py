@@ -548,3 +548,19 @@ async def test_a_change_that_can_not_be_saved_says_so_and_holds(make_admin_stack
     failed = await patch(stack, 500, max_choices=3)
     assert str(state_file) in failed["error"]["message"]
     assert (await get(stack, "/config"))["max_choices"] == 3
+
+
+async def test_a_stream_that_is_aborted_ends_with_an_error_event(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.decode[0].script = hanging
+    body = {"prompt": [5, 6, 7], "stream": True}
+    async with asyncio.timeout(10), stack.client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.aiter_lines()
+        async for line in lines:
+            if line.startswith("data: "):
+                break
+        (shown,) = (await get(stack, "/requests"))["requests"]
+        await post(stack, f"/requests/{shown['id']}/abort")
+        rest = [line async for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "aborted"
