@@ -300,6 +300,7 @@ class DecodeService:
 
     async def stats(self) -> ServerStats:
         stats = await self._host.ask((self._exchange or self._engine).stats)
+        stats = replace(stats, num_routers=len(self._open_streams))
         if not self._is_draining:
             return stats
         return replace(stats, drain="draining" if await self._has_requests() else "drained")

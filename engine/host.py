@@ -90,4 +90,5 @@ class EngineHost:
             eos_token_ids=model_config.eos_token_ids,
             local_prefill=local_prefill,
             is_draining=is_draining,
+            max_batch_tokens=self.engine.config.max_batch_tokens,
         )

@@ -8,23 +8,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from router import chat, completions, model_list, probes, tokenization
+from router.access.authentication import AuthenticationMiddleware
+from router.access.key_file import KeyFile
 from router.admin.admin_token import AdminToken
 from router.admin.api import add_admin_api
 from router.admin.changes import Changes
 from router.admin.event_feed import EventFeed
 from router.admin.state_file import SavedChanges, StateFile
 from router.admin_ui import pages
-from router.admission import Admission
+from router.admission.gate import Gate, GateLimits
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_send import DirectSendMiddleware
+from router.drain import Drain, DrainMiddleware
 from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
+from router.model_servers import ModelServers
 from router.openai_errors import install_error_handlers
 from router.recent_figures import RecentFigures
 from router.request_id import RequestIdMiddleware
@@ -45,6 +50,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 
     ``on_fatal`` is told if a background task dies of an unexpected error.
     """
+    key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
+    drain = Drain()
     folders = {source.name: ModelFolder.read(source) for source in config.models}
 
     token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
@@ -55,25 +62,18 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
-        models = [
-            ServedModel(
-                name,
-                folder.tokenizer,
-                folder.chat_template,
-                folder.defaults,
-                pool.models[name],
-                tool_format(config.tool_call_parser, folder.chat_template),
-            )
-            for name, folder in folders.items()
-        ]
+        models = [_served(name, folder, pool.models[name], config) for name, folder in folders.items()]
         settings = LiveConfig(config)
         settings.on_change(pool.use_policies)
+        for model in models:
+            settings.on_change(model.gate.use_limits)
         services = app.state.services = Services(
             settings=settings,
             models=ModelCatalog(models, config.aliases),
             pool=pool,
             metrics=Metrics(),
-            admission=Admission(config.max_requests_in_flight),
+            drain=drain,
+            key_file=key_file,
             requests=RequestLog(),
             recent=RecentFigures(),
             created=int(time.time()),
@@ -82,12 +82,14 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         changes.restore(saved)
         pool.start(on_fatal)
         feed = app.state.event_feed = EventFeed(services)
-        watching = start_background(feed.run(), "admin events", on_fatal)
+        watching = [start_background(feed.run(), "admin events", on_fatal)]
+        if key_file is not None:
+            watching.append(start_background(key_file.watch(), "watch of the API keys", on_fatal))
         try:
             yield
         finally:
             feed.close()
-            await cancel_and_wait(watching)
+            await cancel_and_wait(*watching)
             await pool.close()
             if state_file is not None:
                 state_file.close()
@@ -101,7 +103,39 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     if token is not None:
         add_admin_api(app, token)
         app.include_router(pages.router)
+    app.state.drain = drain
+    _add_middleware(app, config, drain, key_file)
+    return app
+
+
+def _served(name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig) -> ServedModel:
+    limits = GateLimits(config.max_requests_in_flight, config.max_queue)
+    gate = Gate(limits, servers.room, lambda: servers.not_ready_reason() or "no server is there")
+    servers.on_prefilled = gate.look
+    return ServedModel(
+        name,
+        folder.tokenizer,
+        folder.chat_template,
+        folder.defaults,
+        servers,
+        gate,
+        tool_format(config.tool_call_parser, folder.chat_template),
+    )
+
+
+def _add_middleware(app: FastAPI, config: RouterConfig, drain: Drain, key_file: KeyFile | None) -> None:
+    """The last one added is the first one that a request meets."""
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
+    if key_file is not None:
+        app.add_middleware(AuthenticationMiddleware, key_file=key_file)
+    app.add_middleware(DrainMiddleware, drain=drain)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(DirectSendMiddleware)
-    return app

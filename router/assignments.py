@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from router.admission.room import PREFILL_STEPS, Resource
 from router.circuit_breaker import CircuitBreaker, Trial
 from router.policies.policy import Load
 from router.prefix_index import PrefixIndex
@@ -34,6 +35,9 @@ class Assignments:
         """When that was, by the clock."""
         self._tokens_then = 0
         """Own tokens at the server when it was asked for :attr:`stats`."""
+        self._requests_then = 0
+        self._max_num_seqs = 0
+        self._max_batch_tokens = 0
 
     def appeared(self, info: ServerInfo) -> None:
         """A server answers; nothing that was known of an earlier life holds for it."""
@@ -43,6 +47,8 @@ class Assignments:
         self.prefixes.appeared(info)
         self._stats = None
         self._block_size = info.block_size
+        self._max_num_seqs = info.max_num_seqs
+        self._max_batch_tokens = info.max_batch_tokens
         self._computes_prompts = info.role != "decode"
 
     @property
@@ -64,9 +70,11 @@ class Assignments:
         """A request of so many tokens was given to this server."""
         return Assignment(self, num_tokens, self.breaker.begin())
 
-    def reported(self, stats: ServerStats, *, tokens_when_asked: int) -> None:
-        """The server's own figures; ``tokens_when_asked``: :attr:`num_tokens` before they were asked for."""
-        self._stats, self._tokens_then, self.told_s = stats, tokens_when_asked, self._clock()
+    def reported(self, stats: ServerStats, *, tokens_when_asked: int, requests_when_asked: int = 0) -> None:
+        """The server's own figures; ``tokens_when_asked``: :attr:`num_tokens` before they were asked for;
+        ``requests_when_asked``: requests of this router that had been sent there."""
+        self._stats, self.told_s = stats, self._clock()
+        self._tokens_then, self._requests_then = tokens_when_asked, requests_when_asked
 
     def load(self) -> Load:
         """The load now: own requests as they are, those of others as they were."""
@@ -82,6 +90,34 @@ class Assignments:
             free_tokens=stats.free_blocks * self._block_size - (self.num_tokens - self._tokens_then),
             total_tokens=stats.num_blocks * self._block_size,
         )
+
+    @property
+    def num_routers(self) -> int:
+        """That use a decode server, this one included."""
+        return 1 if self._stats is None else max(1, self._stats.num_routers)
+
+    @property
+    def rows(self) -> Resource:
+        """Of a decode server; those that this router's requests have are not told apart from free ones."""
+        stats = self._stats
+        num_there = 0 if stats is None else stats.num_running + stats.num_waiting
+        return Resource(self._max_num_seqs, max(0, num_there - self._requests_then))
+
+    @property
+    def blocks(self) -> Resource | None:
+        """Of a decode server, in tokens; None until it has told."""
+        stats = self._stats
+        if stats is None or not stats.num_blocks:
+            return None
+        used = (stats.num_blocks - stats.free_blocks) * self._block_size
+        total = stats.num_blocks * self._block_size
+        return Resource(total, max(0, used - self._tokens_then), self.num_tokens)
+
+    @property
+    def prefill_queue(self) -> Resource:
+        """Of a prefill server: tokens of prompts that wait there or are being computed."""
+        others = 0 if self._stats is None else max(0, self._stats.queued_tokens - self._tokens_then)
+        return Resource(PREFILL_STEPS * self._max_batch_tokens, others, self.num_tokens)
 
 
 class Assignment:

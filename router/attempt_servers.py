@@ -59,6 +59,7 @@ class AttemptServers:
         self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
         if self._prefill is not None:
             self._prefill.unload()
+            self._pool.on_prefilled()
 
     def progressed(self) -> None:
         """A token came: the decode server serves, and what the prefill server computed was good."""

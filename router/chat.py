@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from router.access.authentication import api_key_of
 from router.chat_request import ChatBody, check_chat
 from router.chat_response import ChatWriter
 from router.json_body import body_schema, read_json
@@ -18,7 +19,8 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
-    with services.metrics.refusals():
+    api_key = api_key_of(request)
+    with services.metrics.refusals(api_key.name):
         body = await read_json(request, ChatBody)
-        chat = await check_chat(body, services, request_id=request_id_of(request))
+        chat = await check_chat(body, services, request_id=request_id_of(request), api_key=api_key)
     return await respond(request, chat, ChatWriter(chat), services)

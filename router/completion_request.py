@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.sampling_fields import SamplingFields
@@ -45,10 +46,13 @@ class CompletionBody(SamplingFields):
     add_special_tokens: bool | None = None
 
 
-async def check_completion(body: CompletionBody, services: Services, *, request_id: str) -> TextRequest:
+async def check_completion(
+    body: CompletionBody, services: Services, *, request_id: str, api_key: ApiKey
+) -> TextRequest:
     """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
     and :class:`UnavailableError` while no server is there to say what the limits are."""
     model = services.models.find(body.model)
+    model.gate.refuse_early(api_key.name, body.priority_for(api_key))
     body.check_extra_fields()
     body.check_stream_options()
     n = body.num_choices
@@ -93,6 +97,7 @@ async def check_completion(body: CompletionBody, services: Services, *, request_
         model=model,
         prompts=prompts,
         params=params,
+        api_key=api_key,
         echo=bool(body.echo),
     )
 

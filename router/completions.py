@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from router.access.authentication import api_key_of
 from router.completion_request import CompletionBody, check_completion
 from router.completion_response import CompletionWriter
 from router.json_body import body_schema, read_json
@@ -18,7 +19,10 @@ router = APIRouter()
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
 async def create_completion(request: Request) -> Response:
     services = services_of(request)
-    with services.metrics.refusals():
+    api_key = api_key_of(request)
+    with services.metrics.refusals(api_key.name):
         body = await read_json(request, CompletionBody)
-        completion = await check_completion(body, services, request_id=request_id_of(request))
+        completion = await check_completion(
+            body, services, request_id=request_id_of(request), api_key=api_key
+        )
     return await respond(request, completion, CompletionWriter(completion), services)

@@ -13,6 +13,9 @@ from wire.errors import ConfigError
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+"""As a browser sends it: RFC 6454, section 6.1."""
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -83,8 +86,12 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 8 << 20
+    max_header_bytes: int = 32 << 10
+    """Of a request's URL and headers."""
     max_requests_in_flight: int = 1024
-    """HTTP requests at one time; one more is answered 429."""
+    """Choices of one model at one time, if servers have room for so many."""
+    max_queue: int = 1024
+    """HTTP requests that wait for one model; one more is answered 429."""
     max_choices: int = 512
     """Prompts times ``n`` of one request."""
     request_timeout_s: float = 600.0
@@ -106,6 +113,10 @@ class RouterConfig:
     """Where ``--workers`` runs several processes; None: this one is alone on its port."""
     state_file: Path | None = None
     """Keeps what was changed through the admin API, which a router that starts goes on from."""
+    api_keys_file: Path | None = None
+    """Who may send requests, see :mod:`router.access.key_file`; None: everybody."""
+    cors_origins: tuple[str, ...] = ()
+    """Pages of these origins may use the API from a browser; ``*``: all. None may otherwise."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 
@@ -124,6 +135,7 @@ class RouterConfig:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in (
             "max_body_bytes",
+            "max_header_bytes",
             "max_requests_in_flight",
             "max_choices",
             "request_timeout_s",
@@ -131,6 +143,14 @@ class RouterConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_queue < 0:
+            raise ConfigError(f"max_queue must be at least 0, got {self.max_queue}")
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origin {origin!r} is no origin: give scheme and host, and no path, as in "
+                    "https://chat.example.com, or * for all"
+                )
 
     def _check_names(self) -> None:
         if not self.models:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from types import TracebackType
 
+from router.admission.gate import Asked, Place
 from router.answer import Answer, Delta
 from router.choice import Choice
 from router.dispatch import Dispatch
 from router.inbox import Inbox
-from router.model_servers import ModelServers
+from router.model_catalog import ServedModel
 from router.request_record import RequestRecord
 from router.services import Services
 from wire.errors import AbortedRequestError, CancelledRequestError, DeadlineError, TwinfangError
@@ -28,13 +29,16 @@ class Generation:
     def __init__(
         self,
         services: Services,
-        servers: ModelServers,
+        model: ServedModel,
         choices: Sequence[tuple[Choice, Answer]],
         record: RequestRecord,
     ) -> None:
         self._services = services
-        self._servers = servers
+        self._model = model
         self._record = record
+        num_tokens = sum(len(choice.token_ids) for choice, _ in choices)
+        self._asked = Asked(record.key_name or "", record.priority, len(choices), num_tokens)
+        self._place: Place | None = None
         self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox()
         self.take_now: Callable[[Delta], bool] | None = None
@@ -45,24 +49,27 @@ class Generation:
         self._last_token_s = [0.0] * len(choices)
         self._started_s = 0.0
         self._deadline = 0.0
-        self._exits = ExitStack()
+        self._exits = AsyncExitStack()
 
     @property
     def answers(self) -> list[Answer]:
         return [answer for _, answer in self._choices]
 
     async def __aenter__(self) -> Generation:
-        """Raises :class:`OverloadedError` if the router has all the requests it may have."""
-        with ExitStack() as exits:
-            exits.enter_context(self._services.metrics.request())
+        """Waits for its turn. Raises what :meth:`Gate.enter` raises."""
+        metrics, loop = self._services.metrics, asyncio.get_running_loop()
+        self._started_s = time.monotonic()
+        self._deadline = loop.time() + self._services.config.request_timeout_s
+        async with AsyncExitStack() as exits:
+            exits.enter_context(metrics.request(self._asked.key))
             exits.enter_context(self._services.requests.follow(self._record))
-            exits.enter_context(self._services.admission.admit())  # a 429 is counted as well
+            with self._record.abortable_task():
+                entry = self._model.gate.enter(self._asked, deadline=self._deadline)
+                self._place = await exits.enter_async_context(entry)  # a 429 is counted as well
             self._record.admitted()
             exits.enter_context(self._record.abortable(self._abort))
             self._exits = exits.pop_all()
-        self._started_s = time.monotonic()
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.time() + self._services.config.request_timeout_s
+        metrics.request_queue.observe(self._place.queue_s)
         self._exits.callback(loop.call_at(self._deadline, self._expire).cancel)
         for index in range(len(self._choices)):
             self._start(index)
@@ -81,7 +88,7 @@ class Generation:
 
         choice = self._choices[index][0]
         dispatch = Dispatch(
-            self._servers,
+            self._model.servers,
             choice,
             deadline=self._deadline,
             deliver=deliver,
@@ -96,8 +103,14 @@ class Generation:
     ) -> None:
         for dispatch in self._dispatches:
             dispatch.cancel()
+        if self._place is not None:
+            asked, num_answer_tokens = self._asked, sum(answer.num_tokens for answer in self.answers)
+            self._place.num_answer_tokens = num_answer_tokens
+            self._services.metrics.key_figures.used(
+                asked.key, num_prompt_tokens=asked.num_tokens, num_answer_tokens=num_answer_tokens
+            )
         self._services.recent.requests.add(1, self._services.recent.now_s)
-        self._exits.__exit__(kind, error, trace)
+        await self._exits.__aexit__(kind, error, trace)
 
     def _abort(self) -> None:
         self._inbox.put((0, AbortedRequestError.by_operator()))

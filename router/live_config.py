@@ -14,6 +14,7 @@ CHANGEABLE = (
     "decode_policy",
     "session_header",
     "max_requests_in_flight",
+    "max_queue",
     "max_choices",
     "request_timeout_s",
 )

@@ -18,6 +18,10 @@ class Watched(Protocol):
     @property
     def assignments(self) -> Assignments: ...
 
+    @property
+    def num_requests(self) -> int:
+        """Of this router, that the server has been sent."""
+
     async def stats(self) -> ServerStats | None: ...
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None: ...
@@ -27,10 +31,12 @@ async def keep_load(server: Watched, *, idle_interval_s: float) -> None:
     """Until it is cancelled. Without an answer the figures stay what they were."""
     assignments = server.assignments
     while True:
-        tokens_when_asked = assignments.num_tokens
+        tokens_when_asked, requests_when_asked = assignments.num_tokens, server.num_requests
         stats = await server.stats()
         if stats is not None:
-            assignments.reported(stats, tokens_when_asked=tokens_when_asked)
+            assignments.reported(
+                stats, tokens_when_asked=tokens_when_asked, requests_when_asked=requests_when_asked
+            )
         await asyncio.sleep(_interval_s(assignments, idle_interval_s))
 
 

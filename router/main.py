@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
-
-import uvicorn
 
 from router.app import create_app
 from router.config import RouterConfig
+from router.http_server import HttpServer
 from router.listening import sockets_of
 
 log = logging.getLogger(__name__)
 
 NEW_OBJECTS_PER_COLLECTION = 50_000
 """Python's own 700 would have every step message of some hundred requests start a collection."""
-KEEP_ALIVE_S = 75
-"""Longer than the pools of common clients keep an idle connection, so that the client closes it first."""
 
 
 def run(config: RouterConfig) -> None:
@@ -31,18 +27,8 @@ def run(config: RouterConfig) -> None:
         fatal.append(error)
         server.should_exit = True
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(config, on_fatal=on_fatal),
-            host=config.host,
-            port=config.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.shutdown_grace_s),
-        )
-    )
+    app = create_app(config, on_fatal=on_fatal)
+    server = HttpServer(app, config, app.state.drain)
     _calm_the_collector()
     server.run(sockets_of(config))
     if fatal or not server.started:

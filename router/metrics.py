@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from router.access.key_figures import KeyFigures
+from router.admission.gate_figures import GateFigures
 from router.server_figures import ServerFigures
 from router.token_figures import SHORT_S, TokenFigures
 from router.told_figures import ToldFigures
@@ -32,13 +34,19 @@ class Metrics:
             registry=registry,
         )
         self.in_flight = Gauge(
-            "twinfang_requests_in_flight", "HTTP requests being answered.", registry=registry
+            "twinfang_requests_in_flight", "HTTP requests being answered, or waiting.", registry=registry
         )
         self.prompt_tokens = Counter(
             "twinfang_prompt_tokens", "Prompt tokens, once a prompt.", registry=registry
         )
         self.cached_prompt_tokens = Counter(
             "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held.", registry=registry
+        )
+        self.request_queue = Histogram(
+            "twinfang_request_queue_seconds",
+            "Wait in the router's queue, of requests that were let in.",
+            buckets=WIDE_S,
+            registry=registry,
         )
         self.time_to_first_token = Histogram(
             "twinfang_time_to_first_token_seconds",
@@ -114,22 +122,30 @@ class Metrics:
         self.servers = Gauge(
             "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
         )
+        self.unauthorized = Counter(
+            "twinfang_unauthorized_requests",
+            "HTTP requests without an API key that holds.",
+            registry=registry,
+        )
+        self.gate_figures = GateFigures()
+        registry.register(self.gate_figures)
+        self.key_figures = KeyFigures(registry)
         self.server_figures = ServerFigures()
         registry.register(self.server_figures)
         self.told_figures = ToldFigures()
         self._servers_registry.register(self.told_figures)
 
     @contextmanager
-    def refusals(self) -> Iterator[None]:
+    def refusals(self, key_name: str = "") -> Iterator[None]:
         """Counts an HTTP request that ends in the block, with an error; :meth:`request` counts the others."""
         try:
             yield
         except BaseException as error:
-            self.requests.labels(_outcome_of(error)).inc()
+            self._ended(key_name, _outcome_of(error))
             raise
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, key_name: str = "") -> Iterator[None]:
         """Counts one HTTP request from here to the end of the block, under the outcome it has."""
         started, outcome = time.monotonic(), "completed"
         self.in_flight.inc()
@@ -141,7 +157,11 @@ class Metrics:
             raise
         finally:
             self.in_flight.dec()
-            self.requests.labels(outcome).inc()
+            self._ended(key_name, outcome)
+
+    def _ended(self, key_name: str, outcome: str) -> None:
+        self.requests.labels(outcome).inc()
+        self.key_figures.ended(key_name, outcome)
 
     def prefilled(self, reply: PrefillReply, call_s: float) -> None:
         """``call_s``: what the call took as the router saw it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from router.admission.gate import Gate
 from router.chat_template import ChatTemplate
 from router.config import ModelAlias
 from router.model_servers import ModelServers
@@ -24,6 +25,7 @@ class ServedModel:
     chat_template: ChatTemplate | None
     defaults: SamplingDefaults
     servers: ModelServers
+    gate: Gate
     tool_format: ToolFormat | None = None
     """How the model writes calls of tools; None: nobody knows."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from router.admission.room import Room
 from router.config import RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
@@ -54,6 +55,8 @@ class ModelServers:
         # One's turns, and what is kept for one's conversations, are nothing to another.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
+        self.on_prefilled: Callable[[], None] = lambda: None
+        """Told that a prefill server has computed a prompt: it has room for another."""
 
     def use_policies(self, config: RouterConfig) -> None:
         """Those of ``config`` from now on; they know nothing of what others chose before."""
@@ -105,6 +108,28 @@ class ModelServers:
         if not candidates:
             raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
+
+    def room(self) -> Room | None:
+        """What the servers have for further requests; None while none could be served.
+
+        Servers whose circuit breaker is open count only where all are.
+        """
+        if self.not_ready_reason() is not None:
+            return None
+        decode = [
+            stream.assignments
+            for stream, info in self._connected(self._decode)
+            if not stream.drain.is_draining and self._is_usable(info, ANY)
+        ]
+        decode = [known for known in decode if known.breaker.allows()] or decode
+        blocks = [known.blocks for known in decode]
+        prefill = _taking([client for client, _ in self._connected(self._prefill)], ANY)
+        return Room(
+            rows=tuple(known.rows for known in decode),
+            blocks=() if None in blocks else tuple(filter(None, blocks)),
+            prefill=tuple(client.assignments.prefill_queue for client in prefill),
+            num_routers=max(known.num_routers for known in decode),
+        )
 
     def not_ready_reason(self) -> str | None:
         """Why no request can be served; None if one can."""

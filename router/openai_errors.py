@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from wire.errors import InvalidRequestError, TwinfangError
+from wire.errors import InvalidRequestError, OverloadedError, TwinfangError
 
 log = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS = 80
 
-RETRY_AFTER_S = {429: "1", 503: "1"}
+UNAVAILABLE_RETRY_AFTER_S = 1
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:
@@ -33,8 +33,11 @@ def error_body(error: TwinfangError) -> dict[str, Any]:
 
 
 def error_response(error: TwinfangError) -> JSONResponse:
-    retry = RETRY_AFTER_S.get(error.http_status)
-    headers = {"Retry-After": retry} if retry else None
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(error.retry_after_s)
+    elif error.http_status == 503:
+        headers["Retry-After"] = str(UNAVAILABLE_RETRY_AFTER_S)
     return JSONResponse(error_body(error), error.http_status, headers=headers)
 
 

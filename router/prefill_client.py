@@ -64,6 +64,10 @@ class PrefillClient:
     def problem(self) -> str:
         return self._connection.problem
 
+    @property
+    def num_requests(self) -> int:
+        return self.assignments.num_requests
+
     def start(self, on_fatal: OnFatal) -> None:
         for watch in (self._keep_watch(), self._connection.keep_health(self._probe_interval_s)):
             self._watches.append(start_background(watch, f"watch of prefill server {self.address}", on_fatal))

@@ -23,7 +23,8 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
     """Whether a request, of some model, could be served now; if not, 503 with the reason."""
-    reason = services_of(request).pool.not_ready_reason()
+    services = services_of(request)
+    reason = "this router is about to stop" if services.drain.has_begun else services.pool.not_ready_reason()
     if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
         return error_response(UnavailableError(reason))
     return JSONResponse({"status": "ready"})
@@ -49,5 +50,7 @@ async def metrics_of_one(request: Request) -> Response:
 def _own_figures(services: Services) -> bytes:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
+    gates = {model.name: model.gate for _, model in services.models}
+    services.metrics.gate_figures.update(gates)
     services.metrics.server_figures.update(services.pool.assignments())
     return services.metrics.of_router()

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.sampling_defaults import SamplingDefaults
 from router.structured_output import StructuredFields
-from wire.errors import InvalidRequestError
+from wire.errors import InvalidRequestError, PermissionDeniedError
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 MAX_N = 128
+MAX_PRIORITY = 2**31 - 1
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 
@@ -75,6 +77,7 @@ class SamplingFields(StructuredFields):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
+    priority: int | None = None
 
     def check_extra_fields(self) -> None:
         """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
@@ -92,6 +95,27 @@ class SamplingFields(StructuredFields):
             raise InvalidRequestError(
                 "stream_options is only allowed with stream: true", param="stream_options"
             )
+
+    def priority_for(self, api_key: ApiKey) -> int:
+        """When the request's turn is among those that wait: lower is earlier.
+
+        Raises :class:`PermissionDeniedError` for a priority that is not for this key to ask for.
+        """
+        earliest = api_key.min_priority
+        if self.priority is None:
+            return max(0, earliest or 0)
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {shown(self.priority)}",
+                param="priority",
+            )
+        if earliest is not None and self.priority < earliest:
+            raise PermissionDeniedError(
+                f"priority {self.priority} is earlier than API key {api_key.name!r} may ask for, which is "
+                f"{earliest}: send that, or leave it out",
+                param="priority",
+            )
+        return self.priority
 
     @property
     def num_choices(self) -> int:

@@ -7,8 +7,9 @@ from typing import cast
 
 from fastapi import Request
 
-from router.admission import Admission
+from router.access.key_file import KeyFile
 from router.config import RouterConfig
+from router.drain import Drain
 from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
@@ -23,7 +24,9 @@ class Services:
     models: ModelCatalog
     pool: ServerPool
     metrics: Metrics
-    admission: Admission
+    drain: Drain
+    key_file: KeyFile | None
+    """None: no API key is needed."""
     requests: RequestLog
     recent: RecentFigures
     created: int

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.access.api_keys import ApiKey
 from router.model_catalog import ServedModel
 from router.prompt import Prompt
 from router.sampling_fields import SamplingFields
@@ -37,6 +38,10 @@ class TextRequest:
     """Only requests with the same salt share cached prompts."""
     tool_use: ToolUse | None = None
     """How answers may call tools; None: they are just text."""
+    key_name: str = ""
+    """Of the API key it came with; empty: there are none."""
+    priority: int = 0
+    """Lower is earlier."""
     session: str | None = None
     """Requests of one session go to the same servers."""
 
@@ -49,6 +54,7 @@ class TextRequest:
         model: ServedModel,
         prompts: Sequence[Prompt],
         params: tuple[SamplingParams, ...],
+        api_key: ApiKey,
         echo: bool = False,
         tool_use: ToolUse | None = None,
     ) -> TextRequest:
@@ -71,6 +77,8 @@ class TextRequest:
             skip_special_tokens=body.skip_special_tokens is not False and not shows_marks,
             cache_salt=body.cache_salt or "",
             tool_use=tool_use,
+            key_name=api_key.name,
+            priority=body.priority_for(api_key),
         )
 
     @property

@@ -121,8 +121,10 @@ def _generation(request: TextRequest, services: Services) -> Generation:
         num_prompt_tokens=request.num_prompt_tokens,
         num_choices=len(choices),
         count_tokens=lambda: sum(answer.num_tokens for _, answer in choices),
+        priority=request.priority,
+        key_name=request.key_name or None,
     )
-    return Generation(services, model.servers, choices, record)
+    return Generation(services, model, choices, record)
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:

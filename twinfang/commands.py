@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinfang import flag_table as table
+from twinfang.api_key import prepare as prepare_api_key
 from twinfang.flags import Flag, FlagGroup
 from twinfang.server_commands import (
     prepare_bench,
@@ -225,4 +226,20 @@ BENCH = Command(
     argument=table.BENCHMARK,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, BENCH)
+API_KEY = Command(
+    "api-key",
+    "make an API key",
+    "Makes a key, shows it once, and adds its hash to the file that routers read with --api-keys-file: they "
+    "take it within a second or so. To take a key away, delete its line. Requests bring it as Authorization: "
+    "Bearer KEY. "
+    "Several keys may have one name; they share what the name gets when requests have to wait.",
+    (
+        FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
+        table.LOGS,
+    ),
+    "twinfang api-key alice --api-keys-file /etc/twinfang/keys",
+    prepare_api_key,
+    argument=table.KEY_NAME,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, BENCH, API_KEY)

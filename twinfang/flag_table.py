@@ -184,8 +184,30 @@ LOCAL_PREFILL = Flag(
 )
 
 MAX_REQUESTS_IN_FLIGHT = Flag(
-    *("--max-requests-in-flight", "N", _at_least_one, "HTTP requests at a time; one more is answered 429"),
+    *("--max-requests-in-flight", "N", _at_least_one),
+    "answers of one model under way at most, each of a request's n counted, and never more than its servers "
+    "have room for; further requests wait",
     default=1024,
+)
+MAX_QUEUE = Flag(
+    *("--max-queue", "N", integer(0), "requests that wait for one model; one more is answered 429"),
+    default=1024,
+)
+API_KEYS_FILE = Flag(
+    *("--api-keys-file", "FILE", existing_file),
+    "who may send requests: a file that `twinfang api-key` adds keys to; read again whenever it changes",
+    default_text="none: everybody may",
+)
+MAX_HEADER_SIZE = Flag(
+    *("--max-header-size", "KIB", positive("KiB"), "largest URL and headers; larger ones are answered 431"),
+    default=32.0,
+)
+CORS_ORIGINS = Flag(
+    *("--cors-origin", "ORIGIN", some_text),
+    "let pages of this origin (https://chat.example.com; * for all) use the API from a browser; repeat for "
+    "more",
+    repeatable=True,
+    default_text="none",
 )
 MAX_BODY_SIZE = Flag(
     *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; a larger one is answered 413"),
@@ -225,6 +247,17 @@ PREFILL_ADDRESSES = Flag(
 )
 DECODE_ADDRESSES = Flag(
     *("--decode", "HOST:PORT", address, "a decode server; repeat for more"), repeatable=True
+)
+
+KEY_NAME = Flag("--key-name", "NAME", some_text, "whose key it is, in metrics and in the admin API")
+KEYS_FILE = Flag(
+    *("--api-keys-file", "FILE", file_path, "the file to add it to; made if it is not there"),
+    default_text="none: the line is shown",
+)
+MIN_PRIORITY = Flag(
+    *("--min-priority", "N", integer(-(2**31) + 1, 2**31 - 1)),
+    "the earliest priority that its requests may ask for (lower is earlier)",
+    default_text="any",
 )
 
 NUM_PREFILL = Flag(*("--prefill", "N", integer(1, 64), "prefill servers to start"), default=1)
@@ -348,8 +381,11 @@ CAPACITY = (
 ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
+    API_KEYS_FILE,
     MAX_REQUESTS_IN_FLIGHT,
+    MAX_QUEUE,
     MAX_BODY_SIZE,
+    MAX_HEADER_SIZE,
     MAX_CHOICES,
     REQUEST_TIMEOUT,
     PREFILL_POLICY,
@@ -360,6 +396,7 @@ ROUTER_LIMITS = (
     CONVERSATION_RETURN,
     ADMIN_TOKEN_FILE,
     STATE_FILE,
+    CORS_ORIGINS,
 )
 ROUTER_FLAGS = (MODELS, SERVED_MODEL_NAME, PREFILL_ADDRESSES, DECODE_ADDRESSES, *ROUTER_LIMITS)
 """All of a router but where it listens and how it logs."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from router.config import ModelSource
     from wire.handoff import Role
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 SHORTEST_LINK_TIMEOUT_S = 1.0
@@ -81,7 +82,11 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         host=values.host,
         port=values.port,
         max_body_bytes=int(values.max_body_size * MIB),
+        max_header_bytes=int(values.max_header_size * KIB),
         max_requests_in_flight=values.max_requests_in_flight,
+        max_queue=values.max_queue,
+        api_keys_file=values.api_keys_file,
+        cors_origins=values.cors_origin,
         max_choices=values.max_choices,
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,

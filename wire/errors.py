@@ -86,12 +86,30 @@ class BodyTooLargeError(InvalidRequestError):
     code = "body_too_large"
 
 
+class AuthenticationError(InvalidRequestError):
+    """The request brings no API key, or none that holds."""
+
+    http_status = 401
+    code = "invalid_api_key"
+
+
+class PermissionDeniedError(InvalidRequestError):
+    """The request's API key does not allow what it asks for."""
+
+    http_status = 403
+    code = "permission_denied"
+
+
 class OverloadedError(TwinfangError):
-    """The queue is full; the request may be sent again after a while."""
+    """The queue is full; the request may be sent again after ``retry_after_s``."""
 
     http_status = 429
     type = "rate_limit_error"
     code = "overloaded"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(TwinfangError):

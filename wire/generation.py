@@ -192,6 +192,8 @@ class ServerInfo:
     """Whether a decode server computes prompts itself when no prefill server's state can be had."""
     is_draining: bool = False
     """Whether it was asked to take no new requests."""
+    max_batch_tokens: int = 2048
+    """Most tokens of one step."""
 
 
 @message
@@ -244,6 +246,8 @@ class ServerStats:
     queued_tokens: int = 0
     """Tokens of prompts, of waiting requests and of running ones, that are not computed or read yet."""
     drain: DrainState = "serving"
+    num_routers: int = 1
+    """Whose streams a decode server has open."""
 
 
 @message

@@ -6,17 +6,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from openai import AsyncOpenAI
 
+from router.admission.gate import Gate
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
+from router.http_server import HttpServer
 from router.policies.policy_names import POLICIES
 from router.policies.round_robin import RoundRobin
 from router.services import Services
@@ -47,6 +48,10 @@ class Stack:
     def tokenizer(self) -> Tokenizer:
         return self.services.models.find(MODEL).tokenizer
 
+    @property
+    def gate(self) -> Gate:
+        return self.services.models.find(MODEL).gate
+
     async def complete(self, **body: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"} | body)
 
@@ -74,7 +79,8 @@ async def until(condition: Callable[[], Any], *, timeout_s: float = 10.0) -> Non
 async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]:
     """Serves an app from this event loop; yields its URL and the app."""
     app = create_app(config)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
+    server = HttpServer(app, replace(config, port=0), app.state.drain)
+    server.config.timeout_graceful_shutdown = 1
     serving = asyncio.create_task(server.serve())
     try:
         await until(lambda: server.started or serving.done())

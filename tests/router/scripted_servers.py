@@ -204,6 +204,8 @@ class ScriptedDecode(Scripted):
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
+    send: Send = lambda *outputs: None
+    """Of the stream that was opened last; a script has its own."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         return [service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})]
@@ -214,6 +216,8 @@ class ScriptedDecode(Scripted):
 
         def send(*outputs: RequestOutput) -> None:
             outgoing.put_nowait(encode(StepOutputs(outputs)))
+
+        self.send = send
 
         async def read() -> None:
             async for data in requests:

@@ -238,7 +238,7 @@ async def test_every_bad_field_is_named_and_the_next_request_served(make_stack):
             check_error(response, status, param, part)
             assert response.json()["error"]["code"] in INVALID
         assert (await stack.complete()).status_code == 200, f"after {fields}"
-    assert stack.services.admission.num_requests == 0
+    assert stack.gate.num_in_flight == 0
 
 
 async def test_every_bad_field_of_a_chat_is_named_and_the_next_chat_served(make_stack):
@@ -250,7 +250,7 @@ async def test_every_bad_field_of_a_chat_is_named_and_the_next_chat_served(make_
         assert response.json()["error"]["code"] in INVALID
         check_error(await stack.chat(stream=True, **fields), status, param, part)
     assert (await stack.chat()).status_code == 200
-    assert stack.services.admission.num_requests == 0
+    assert stack.gate.num_in_flight == 0
 
 
 async def test_every_bad_body_is_refused_and_the_next_request_served(make_stack):

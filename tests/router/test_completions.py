@@ -381,7 +381,7 @@ async def test_a_client_that_goes_away_cancels_its_request_on_the_decode_server(
     await until(lambda: decode.submitted)
     request.cancel()
     await until(lambda: decode.cancelled == [decode.submitted[0].request_id])
-    await until(lambda: stack.services.admission.num_requests == 0)
+    await until(lambda: stack.gate.num_in_flight == 0)
     assert await stack.metric("twinfang_requests_total", outcome="cancelled") == 1
     assert await stack.metric("twinfang_requests_in_flight") == 0
 
@@ -469,7 +469,7 @@ async def test_a_request_past_its_time_limit_ends_with_504(make_stack):
 
 
 async def test_a_router_that_is_full_answers_429(make_stack):
-    stack = await make_stack(max_requests_in_flight=2)
+    stack = await make_stack(max_requests_in_flight=2, max_queue=0)
     decode = stack.decode[0]
     decode.script = hanging
     waiting = [asyncio.create_task(stack.complete()) for _ in range(2)]
@@ -481,7 +481,7 @@ async def test_a_router_that_is_full_answers_429(make_stack):
         assert answer.json()["error"]["code"] == "overloaded"
     for request in waiting:
         request.cancel()
-    await until(lambda: stack.services.admission.num_requests == 0)
+    await until(lambda: stack.gate.num_in_flight == 0)
     decode.script = saying([300])
     assert (await stack.complete()).status_code == 200
 

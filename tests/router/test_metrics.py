@@ -87,7 +87,7 @@ async def test_a_body_that_can_not_be_read_is_counted(make_stack, content):
 
 
 async def test_a_429_is_counted_and_those_in_flight_are_not_touched(make_stack):
-    stack = await make_stack(max_requests_in_flight=1)
+    stack = await make_stack(max_requests_in_flight=1, max_queue=0)
     decode = stack.decode[0]
     decode.script = hanging
     first = asyncio.create_task(stack.complete())
@@ -97,7 +97,7 @@ async def test_a_429_is_counted_and_those_in_flight_are_not_touched(make_stack):
     assert await outcomes(stack) == {"refused": 2}
     assert await stack.metric("twinfang_requests_in_flight") == 1
     first.cancel()
-    await until(lambda: stack.services.admission.num_requests == 0)
+    await until(lambda: stack.gate.num_in_flight == 0)
     assert await outcomes(stack) == {"refused": 2, "cancelled": 1}
     assert await stack.metric("twinfang_requests_in_flight") == 0
 

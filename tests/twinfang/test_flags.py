@@ -140,6 +140,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.ADVERTISE_HOST, "advertise_host"),
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
         (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
+        (table.MAX_QUEUE, "max_queue"),
         (table.MAX_CHOICES, "max_choices"),
         (table.REQUEST_TIMEOUT, "request_timeout_s"),
         (table.PREFILL_POLICY, "prefill_policy"),
@@ -148,3 +149,4 @@ def test_defaults_are_those_of_the_configuration_classes():
     ):
         assert flag.default == in_class[name], flag.name
     assert table.MAX_BODY_SIZE.default * (1 << 20) == in_class["max_body_bytes"]
+    assert table.MAX_HEADER_SIZE.default * (1 << 10) == in_class["max_header_bytes"]

@@ -1,0 +1,1 @@
+"""Who may use the router: API keys and where they come from."""

@@ -1,0 +1,107 @@
+"""The file of API keys: one a line, name and digest, then what it may do.
+
+    # who           sha256 of the key                                                        what it may ask
+    for alice           sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 nightly-batch
+    sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
+
+Several keys may have one name, so that one can take another's place while both are good. No message here
+repeats what a line holds: it may be a key that somebody has put there by mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+from router.access.api_keys import NAME, ApiKey, ApiKeys
+from wire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+MIN_PRIORITY = re.compile(r"min_priority=(-?\d{1,9})")
+LOOK_INTERVAL_S = 1.0
+
+
+def key_line(key: ApiKey) -> str:
+    """The line that stands for ``key``."""
+    line = f"{key.name} sha256:{key.digest.hex()}"
+    return line if key.min_priority is None else f"{line} min_priority={key.min_priority}"
+
+
+def read_keys(path: Path) -> ApiKeys:
+    """Raises :class:`ConfigError` that names the line, not what it holds."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the API keys can't be read: {path}: {type(error).__name__}") from error
+    keys: dict[bytes, ApiKey] = {}
+    for number, line in enumerate(lines, 1):
+        fields = line.partition("#")[0].split()
+        if not fields:
+            continue
+        key = _key_of(fields, f"{path}, line {number}")
+        if key.digest in keys:
+            raise ConfigError(f"{path}, line {number}: another line has the same key; remove one of them")
+        keys[key.digest] = key
+    return ApiKeys(keys.values())
+
+
+def _key_of(fields: list[str], where: str) -> ApiKey:
+    if not NAME.fullmatch(fields[0]):
+        raise ConfigError(
+            f"{where}: a key's name is at most 64 letters, digits, dots, dashes and underscores, "
+            "and stands before its digest"
+        )
+    digest = DIGEST.fullmatch(fields[1]) if len(fields) > 1 else None
+    if digest is None:
+        raise ConfigError(
+            f"{where}: expected sha256: and 64 hexadecimal digits behind the name; `twinfang api-key` makes "
+            "such a line. If a key itself stands there, replace it: it is no longer secret"
+        )
+    min_priority = None
+    for field in fields[2:]:
+        option = MIN_PRIORITY.fullmatch(field)
+        if option is None:
+            raise ConfigError(f"{where}: behind the digest only min_priority=<integer> may stand")
+        min_priority = int(option[1])
+    return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority)
+
+
+class KeyFile:
+    """The keys that hold now. Raises :class:`ConfigError` if the file can't be read at the start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version = self._stat()
+        self.keys = read_keys(path)
+        if not len(self.keys):
+            log.warning("%s holds no API key: every request will be refused", path)
+
+    async def watch(self) -> None:
+        """Until it is cancelled: a key that is added or removed counts within a second or so."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """Reads the file again if it has changed; one that can't be read changes nothing."""
+        version = self._stat()
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self.keys = read_keys(self._path)
+        except ConfigError as error:
+            log.error("the API keys stay as they were: %s", error.message)
+        else:
+            log.info("API keys read again: %d", len(self.keys))
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns

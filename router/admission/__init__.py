@@ -1,0 +1,1 @@
+"""Which requests run, which wait and which are refused."""

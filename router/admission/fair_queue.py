@@ -1,0 +1,121 @@
+"""Requests that wait for their turn: by priority, and fair between keys of one priority.
+
+Fairness is in tokens, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language
+Models" (OSDI 2024): each key has a counter of what it was served, prompt tokens when a request leaves the
+queue and tokens of the answer as they become known; the key with the smallest one is next. A key that comes
+back after a while begins where the others are, so nobody saves up turns. While two keys of one priority wait,
+what they were served since differs by no more than the cost of one request of each and of their answers under
+way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ANSWER_WEIGHT = 2.0
+"""What a token of an answer costs beside one of a prompt, as in the paper: it takes a step of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One HTTP request in the queue."""
+
+    key: str
+    """The API key's name; empty where there are none."""
+    priority: int
+    """Lower is earlier."""
+    num_places: int
+    """Choices that run at the same time once it is let in."""
+    num_tokens: int
+    """Of all its prompts, each counted once a choice."""
+
+
+@dataclass
+class _Level:
+    """All that waits with one priority."""
+
+    waiting: dict[str, dict[Turn, None]] = field(default_factory=dict)
+    """Turns of each key that has any, oldest first."""
+    served: dict[str, float] = field(default_factory=dict)
+    """Tokens each key was served since somebody waits here, or where it began."""
+
+    @property
+    def next_key(self) -> str:
+        return min(self.waiting, key=lambda key: self.served[key])
+
+    @property
+    def longest_key(self) -> str:
+        """Whose turns are the most; of equal ones, whose was served most."""
+        return max(self.waiting, key=lambda key: (len(self.waiting[key]), self.served[key]))
+
+
+class FairQueue:
+    """Pure: no clock, no I/O. A level lives as long as something waits in it."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level] = {}
+        self._num_turns = 0
+        self.num_places = 0
+        """Of all turns that wait."""
+
+    def __len__(self) -> int:
+        return self._num_turns
+
+    def push(self, turn: Turn) -> None:
+        level = self._levels.setdefault(turn.priority, _Level())
+        if turn.key not in level.waiting:
+            start = min((level.served[key] for key in level.waiting), default=0.0)
+            level.served[turn.key] = max(level.served.get(turn.key, 0.0), start)
+            level.waiting[turn.key] = {}
+        level.waiting[turn.key][turn] = None
+        self._num_turns += 1
+        self.num_places += turn.num_places
+
+    def next(self) -> Turn | None:
+        """Whose turn it is; it stays in the queue."""
+        if not self._levels:
+            return None
+        level = self._levels[min(self._levels)]
+        return next(iter(level.waiting[level.next_key]))
+
+    def serve(self, turn: Turn) -> None:
+        """Takes a turn out of the queue to be served: its prompt counts."""
+        self.charge(turn, turn.num_tokens)
+        self.remove(turn)
+
+    def charge(self, turn: Turn, num_tokens: float) -> None:
+        """Counts what a key was served; of no consequence where nobody waits any more."""
+        level = self._levels.get(turn.priority)
+        if level is not None:
+            level.served[turn.key] = level.served.get(turn.key, 0.0) + num_tokens
+
+    def remove(self, turn: Turn) -> None:
+        """Takes a turn out of the queue that will not be served, or has been. Raises KeyError if it is not
+        there."""
+        level = self._levels[turn.priority]
+        turns = level.waiting[turn.key]
+        del turns[turn]
+        if not turns:
+            del level.waiting[turn.key]
+        if not level.waiting:
+            del self._levels[turn.priority]
+        self._num_turns -= 1
+        self.num_places -= turn.num_places
+
+    def displaced_by(self, key: str, priority: int) -> Turn | None:
+        """Who leaves a full queue for a request of ``key``; None: nobody, so it is the one to be refused.
+
+        A full queue must not lock out those that it is fair to. The newest turn of the key that has the most
+        gives way, and those of the least priority before all others. Among equals a key displaces no turn of
+        its own, nor one that would leave it with as many as the key it came from.
+        """
+        if not self._levels:
+            return None
+        last = max(self._levels)
+        if priority > last:
+            return None
+        level = self._levels[last]
+        longest = level.longest_key
+        if priority == last and len(level.waiting[longest]) <= len(level.waiting.get(key, ())) + 1:
+            return None
+        return next(reversed(level.waiting[longest]))

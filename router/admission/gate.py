@@ -1,0 +1,233 @@
+"""The gate before the servers of one model: so many choices run, so many requests wait, the rest are
+refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, Turn
+from router.admission.residence import Residence
+from router.admission.room import Room
+from router.config import RouterConfig
+from wire.errors import DeadlineError, OverloadedError, UnavailableError
+
+LOOK_INTERVAL_S = 0.01
+"""Between two looks at the servers while somebody waits. Places of requests that end are given on at once."""
+EMPTY_POOL_GRACE_S = 1.0
+"""How long those that wait do so without a server: one that is connected again at once has lost nothing."""
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    max_in_flight: int
+    """Choices at one time, whatever the servers have room for."""
+    max_queue: int
+    """Requests that wait."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one HTTP request wants to be let in for."""
+
+    key: str
+    priority: int
+    num_choices: int
+    num_tokens: int
+    """Of all its prompts, each counted once a choice."""
+
+
+class Place:
+    """What a request holds that was let in."""
+
+    def __init__(self, turn: Turn, queue_s: float) -> None:
+        self.turn = turn
+        self.queue_s = queue_s
+        self.num_answer_tokens = 0
+        """Told by the request's owner before it leaves: the key is charged for them."""
+        self.since_s = time.monotonic()
+
+
+class Gate:
+    """Lets requests in one by one, as the queue orders them and as there is room.
+
+    A place is one choice's, since each is a row on a decode server. A request gets all of its places at once,
+    and one with more choices than there are places gets in once nothing else runs: nobody overtakes it
+    meanwhile. ``room`` says what the servers have; None while a request could not be served at all.
+    """
+
+    def __init__(
+        self, limits: GateLimits, room: Callable[[], Room | None], problem: Callable[[], str]
+    ) -> None:
+        self.limits = limits
+        self.num_in_flight = 0
+        """Places that are taken."""
+        self.residence = Residence()
+        self._room = room
+        self._problem = problem
+        self._queue = FairQueue()
+        self._admissions: dict[Turn, asyncio.Future[None]] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._empty_since_s: float | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def places(self) -> int:
+        """How many choices may run now."""
+        room = self._room()
+        return 0 if room is None else min(self.limits.max_in_flight, room.places)
+
+    def use_limits(self, config: RouterConfig) -> None:
+        """Those of ``config`` from now on; who is in stays in, and who waits in a queue that is too long
+        waits."""
+        self.limits = GateLimits(config.max_requests_in_flight, config.max_queue)
+        self.look()
+
+    def refuse_early(self, key: str, priority: int) -> None:
+        """Raises what :meth:`enter` would raise at once, before any work is done for the request."""
+        room = self._room()
+        if room is None:
+            raise UnavailableError(self._problem())
+        has_to_wait = len(self._queue) or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
+        if has_to_wait and self._is_full and self._queue.displaced_by(key, priority) is None:
+            raise self._overloaded()
+
+    @asynccontextmanager
+    async def enter(self, asked: Asked, *, deadline: float) -> AsyncIterator[Place]:
+        """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
+        to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
+        :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
+        arrived_s = time.monotonic()
+        turn = Turn(asked.key, asked.priority, asked.num_choices, asked.num_tokens)
+        if not self._admits(turn):
+            await self._wait(turn, deadline)
+        place = Place(turn, time.monotonic() - arrived_s)
+        try:
+            yield place
+        finally:
+            self._leave(place)
+
+    # --- in ----------------------------------------------------------------------------------------
+
+    def _admits(self, turn: Turn) -> bool:
+        """Whether it was let in without a wait."""
+        room = self._room()
+        if room is None:
+            raise UnavailableError(self._problem())
+        if len(self._queue) or not self._fits(turn, room):
+            return False
+        self.num_in_flight += turn.num_places
+        return True
+
+    def _fits(self, turn: Turn, room: Room, just_sent: int = 0) -> bool:
+        if not self.num_in_flight:
+            return True  # else what never fits would never run
+        places = min(self.limits.max_in_flight, room.places)
+        return self.num_in_flight + turn.num_places <= places and room.lets_in(
+            turn.num_tokens, just_sent=just_sent
+        )
+
+    async def _wait(self, turn: Turn, deadline: float) -> None:
+        if self._is_full:
+            displaced = self._queue.displaced_by(turn.key, turn.priority)
+            if displaced is None:
+                raise self._overloaded()
+            self._give_up(displaced, self._overloaded())
+        admission = asyncio.get_running_loop().create_future()
+        self._admissions[turn] = admission
+        self._queue.push(turn)
+        self._let_in()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await admission
+        except BaseException as error:
+            if turn in self._admissions:
+                self._forget(turn)
+                self._let_in()  # it may have been in the way of smaller ones
+            elif admission.done() and not admission.cancelled() and admission.exception() is None:
+                self._release(turn)  # let in and gone in the same moment
+            if isinstance(error, TimeoutError):
+                raise DeadlineError(
+                    f"the request waited for its turn until its deadline: {self.num_in_flight} choices are "
+                    f"in flight and {len(self._queue)} requests wait; send it again later"
+                ) from error
+            raise
+
+    def look(self) -> None:
+        """There may be room that was not there before."""
+        if len(self._queue):
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Lets in whose turn it is, as many as fit."""
+        room = self._room()
+        if room is None:
+            self._without_servers()
+        else:
+            self._empty_since_s = None
+            just_sent = 0
+            while (turn := self._queue.next()) is not None and self._fits(turn, room, just_sent):
+                if self._admissions[turn].done():  # it is about to go away, and has not run since
+                    self._forget(turn)
+                    continue
+                self._queue.serve(turn)
+                self.num_in_flight += turn.num_places
+                just_sent += turn.num_tokens
+                self._admissions.pop(turn).set_result(None)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Room comes from servers too: they appear, compute prompts, lose other routers' requests."""
+        if len(self._queue) and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._on_look)
+
+    def _on_look(self) -> None:
+        self._look = None
+        self._let_in()
+
+    # --- out ---------------------------------------------------------------------------------------
+
+    def _leave(self, place: Place) -> None:
+        self.residence.left(time.monotonic() - place.since_s)
+        self._queue.charge(place.turn, ANSWER_WEIGHT * place.num_answer_tokens)
+        self._release(place.turn)
+
+    def _release(self, turn: Turn) -> None:
+        self.num_in_flight -= turn.num_places
+        self.look()
+
+    def _without_servers(self) -> None:
+        now = time.monotonic()
+        if self._empty_since_s is None:
+            self._empty_since_s = now
+        if now - self._empty_since_s >= EMPTY_POOL_GRACE_S:
+            for turn in list(self._admissions):
+                self._give_up(turn, UnavailableError(self._problem()))
+
+    def _give_up(self, turn: Turn, error: OverloadedError | UnavailableError) -> None:
+        admission = self._admissions[turn]
+        self._forget(turn)
+        if not admission.done():
+            admission.set_exception(error)
+
+    def _forget(self, turn: Turn) -> None:
+        del self._admissions[turn]
+        self._queue.remove(turn)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self.limits.max_queue
+
+    def _overloaded(self) -> OverloadedError:
+        retry_after_s = self.residence.retry_after_s(self._queue.num_places, self.num_in_flight)
+        return OverloadedError(
+            f"{self.num_in_flight} choices are in flight and {len(self._queue)} requests wait, the limit is "
+            f"{self.limits.max_queue}: send the request again in {retry_after_s} s",
+            retry_after_s=retry_after_s,
+        )

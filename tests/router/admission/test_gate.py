@@ -1,0 +1,198 @@
+"""The gate as requests see it; what servers have room for is said by the test."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.admission import gate as gate_module
+from router.admission.gate import Asked, Gate, GateLimits
+from router.admission.room import Resource, Room
+from tests.router.conftest import until
+from wire.errors import DeadlineError, OverloadedError, UnavailableError
+
+
+class Servers:
+    """What the gate asks."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def room(self) -> Room | None:
+        return Room((Resource(self.rows),), (), ()) if self.rows else None
+
+
+class Client:
+    """One request: it asks, and if it is let in it stays until it is told to leave."""
+
+    def __init__(
+        self, gate: Gate, key: str = "", priority: int = 0, num_choices: int = 1, timeout_s: float = 20
+    ):
+        self.gate = gate
+        self.asked = Asked(key, priority, num_choices, 10 * num_choices)
+        self.is_in = False
+        self.done = asyncio.Event()
+        self.task = asyncio.create_task(self._run(asyncio.get_running_loop().time() + timeout_s))
+
+    async def _run(self, deadline: float) -> None:
+        async with self.gate.enter(self.asked, deadline=deadline):
+            self.is_in = True
+            await self.done.wait()
+
+    async def leave(self) -> None:
+        self.done.set()
+        await self.task
+
+    async def end(self) -> BaseException | None:
+        await asyncio.wait([self.task], timeout=10)
+        return asyncio.CancelledError() if self.task.cancelled() else self.task.exception()
+
+
+@asynccontextmanager
+async def gate_of(rows: int, max_queue: int = 100, max_in_flight: int = 1000):
+    servers = Servers(rows)
+    gate = Gate(GateLimits(max_in_flight, max_queue), servers.room, lambda: "no server is connected")
+    yield gate, servers
+    assert (gate.num_in_flight, gate.num_waiting) == (0, 0), "something was left behind"
+
+
+async def clients_of(gate: Gate, count: int, **asked) -> list[Client]:
+    clients = []
+    for _ in range(count):
+        clients.append(Client(gate, **asked))
+        await asyncio.sleep(0)
+    return clients
+
+
+async def leave(clients: list[Client]) -> None:
+    for client in clients:
+        await client.leave()
+
+
+async def test_as_many_run_as_servers_have_room_for_and_the_rest_wait():
+    async with gate_of(rows=2) as (gate, _):
+        clients = await clients_of(gate, 5)
+        assert [client.is_in for client in clients] == [True, True, False, False, False]
+        assert (gate.num_in_flight, gate.num_waiting, gate.places) == (2, 3, 2)
+        await clients[0].leave()
+        await until(lambda: clients[2].is_in)
+        await leave(clients)
+
+
+async def test_choices_are_counted_not_requests():
+    async with gate_of(rows=4) as (gate, _):
+        clients = await clients_of(gate, 2, num_choices=3)
+        assert [client.is_in for client in clients] == [True, False]
+        late = await clients_of(gate, 1)
+        assert not late[0].is_in, "a small request overtook a large one"
+        await clients[0].leave()
+        await until(lambda: clients[1].is_in and late[0].is_in)
+        await leave([*clients, *late])
+
+
+async def test_a_request_with_more_choices_than_there_are_places_runs_alone():
+    async with gate_of(rows=2) as (gate, _):
+        first, large = await clients_of(gate, 1) + await clients_of(gate, 1, num_choices=10)
+        assert not large.is_in
+        await first.leave()
+        await until(lambda: large.is_in)
+        assert gate.num_in_flight == 10
+        await large.leave()
+
+
+async def test_the_operators_limit_holds_whatever_servers_have():
+    async with gate_of(rows=50, max_in_flight=1) as (gate, _):
+        clients = await clients_of(gate, 2)
+        assert [client.is_in for client in clients] == [True, False]
+        gate.limits = GateLimits(2, 100)
+        await until(lambda: clients[1].is_in)
+        await leave(clients)
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back():
+    async with gate_of(rows=1, max_queue=2) as (gate, _):
+        clients = await clients_of(gate, 4)
+        error = await clients[3].end()
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_s >= 1
+        assert "2 requests wait, the limit is 2" in error.message
+        with pytest.raises(OverloadedError):
+            gate.refuse_early("", 0)
+        gate.refuse_early("", -1)  # that one would get in
+        await leave(clients[:3])
+
+
+async def test_priorities_and_keys_share_a_full_queue():
+    async with gate_of(rows=1, max_queue=3) as (gate, _):
+        greedy = await clients_of(gate, 4, key="greedy")
+        (other,) = await clients_of(gate, 1, key="other")
+        assert isinstance(await greedy[3].end(), OverloadedError)
+        (urgent,) = await clients_of(gate, 1, key="greedy", priority=-1)
+        assert isinstance(await greedy[2].end(), OverloadedError)
+        await greedy[0].leave()
+        await until(lambda: urgent.is_in)
+        await urgent.leave()
+        await until(lambda: greedy[1].is_in or other.is_in)
+        await leave([greedy[1], other])
+
+
+async def test_who_goes_away_leaves_the_queue_and_nobody_waits_for_it():
+    async with gate_of(rows=2) as (gate, _):
+        first = await clients_of(gate, 1)
+        large, small = await clients_of(gate, 1, num_choices=2) + await clients_of(gate, 1)
+        assert not small.is_in
+        large.task.cancel()
+        await until(lambda: small.is_in)
+        assert isinstance(await large.end(), asyncio.CancelledError)
+        await leave([*first, small])
+
+
+async def test_a_deadline_passes_in_the_queue():
+    async with gate_of(rows=1) as (gate, _):
+        first = await clients_of(gate, 1)
+        (late,) = await clients_of(gate, 1, timeout_s=0.05)
+        assert isinstance(await late.end(), DeadlineError)
+        assert gate.num_waiting == 0
+        await leave(first)
+
+
+async def test_who_is_let_in_and_goes_away_in_the_same_moment_leaves_its_place():
+    async with gate_of(rows=1) as (gate, _):
+        first, second, third = await clients_of(gate, 3)
+        first.done.set()
+        await asyncio.sleep(0)  # it has left, the second one is let in and does not know
+        second.task.cancel()
+        await until(lambda: third.is_in)
+        await leave([first, third])
+
+
+async def test_all_go_away_in_one_moment():
+    async with gate_of(rows=2) as (gate, _):
+        clients = await clients_of(gate, 6)
+        for client in clients:
+            client.task.cancel()
+        await until(lambda: all(client.task.done() for client in clients))
+
+
+async def test_room_that_appears_is_used():
+    async with gate_of(rows=1) as (gate, servers):
+        clients = await clients_of(gate, 3)
+        servers.rows = 3
+        await until(lambda: all(client.is_in for client in clients))
+        await leave(clients)
+
+
+async def test_without_servers_new_requests_are_refused_at_once_and_waiting_ones_after_a_moment(monkeypatch):
+    monkeypatch.setattr(gate_module, "EMPTY_POOL_GRACE_S", 0.2)
+    async with gate_of(rows=1) as (gate, servers):
+        clients = await clients_of(gate, 3)
+        servers.rows = 0
+        (new,) = await clients_of(gate, 1)
+        assert isinstance(await new.end(), UnavailableError)
+        assert not clients[1].task.done()
+        servers.rows = 1  # it was away for a moment only
+        await clients[0].leave()
+        await until(lambda: clients[1].is_in)
+        servers.rows = 0
+        assert isinstance(await clients[2].end(), UnavailableError)
+        await clients[1].leave()

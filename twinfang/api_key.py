@@ -1,0 +1,54 @@
+"""``twinfang api-key``: makes a key, shows it once and keeps its hash."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from wire.errors import ConfigError, TwinfangError
+
+
+def prepare(values: argparse.Namespace) -> Callable[[], None]:
+    """Raises :class:`ConfigError` for a name that can't be one."""
+    from router.access.api_keys import NAME
+
+    if values.key_name is None:
+        raise ConfigError("whose key is it? Give a name: twinfang api-key NAME")
+    if not NAME.fullmatch(values.key_name):
+        raise ConfigError(
+            f"--key-name {values.key_name!r}: expected up to 64 letters, digits, dots, dashes and underscores"
+        )
+    return partial(_run, values)
+
+
+def _run(values: argparse.Namespace) -> None:
+    from router.access.api_keys import ApiKey, digest_of, new_key
+    from router.access.key_file import key_line
+
+    key = new_key()
+    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority))
+    path: Path | None = values.api_keys_file
+    if path is not None:
+        _append(path, line)
+        print(f"{values.key_name} added to {path}. The key, which is shown this once:", file=sys.stderr)
+    else:
+        print(f"The line for the router's --api-keys-file:\n{line}", file=sys.stderr)
+        print("The key, which is shown this once:", file=sys.stderr)
+    print(key, flush=True)
+
+
+def _append(path: Path, line: str) -> None:
+    """In one write, so that two commands at a time lose nothing; a new file is for its owner's eyes."""
+    try:
+        text = path.read_bytes() if path.exists() else b""
+        start = "" if not text or text.endswith(b"\n") else "\n"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+            file.write(f"{start}{line}\n")
+    except OSError as error:
+        raise TwinfangError(
+            f"the key can't be added to {path}: {error.strerror}; nothing was made"
+        ) from error
