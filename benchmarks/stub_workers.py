@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import MISSING, dataclass, fields
+from itertools import islice
 from typing import Any
 
 import grpc.aio
@@ -67,8 +68,9 @@ TOKEN_IDS = tuple(range(300, 700))
 class GrpcWorker:
     """A server of ``role`` that steps over all requests of a router at once."""
 
-    def __init__(self, role: Role, port: int) -> None:
+    def __init__(self, role: Role, port: int, num_rows: int) -> None:
         self._role: Role = role
+        self._num_rows = num_rows
         self._address = f"127.0.0.1:{port}"
 
     async def serve(self) -> None:
@@ -102,7 +104,7 @@ class GrpcWorker:
             vocab_size=VOCAB_SIZE,
             max_model_len=MAX_MODEL_LEN,
             block_size=64,
-            max_num_seqs=4096,
+            max_num_seqs=self._num_rows,
             eos_token_ids=(2,),
         )
 
@@ -121,7 +123,7 @@ class GrpcWorker:
         yield PrefillReply(ticket, None, cached_tokens=0, queue_s=0.0, prefill_s=0.0)
 
     async def _stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
-        steps = Steps()
+        steps = Steps(self._num_rows)
         reading = asyncio.create_task(steps.read(requests))
         try:
             while True:
@@ -133,9 +135,10 @@ class GrpcWorker:
 class Steps:
     """The requests of one stream, and the steps taken over them."""
 
-    def __init__(self) -> None:
-        self._running: dict[str, tuple[int, int]] = {}
-        """Request id → tokens said, tokens asked for."""
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._running: dict[str, tuple[int, int, int]] = {}
+        """Request id → tokens said, tokens asked for, where in ``TOKEN_IDS`` its prompt makes it begin."""
         self._has_work = asyncio.Event()
         self._interval_s = 0.0
         self._due = 0.0
@@ -144,7 +147,7 @@ class Steps:
         async for data in requests:
             message = decode_stream_request(data)
             if isinstance(message, Submit):
-                self._running[message.request_id] = (0, message.params.max_tokens)
+                self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
                 self._interval_s = (message.params.seed or 0) / 1e6
                 self._has_work.set()
             elif isinstance(message, Cancel):
@@ -156,15 +159,19 @@ class Steps:
             await asyncio.sleep(max(0.0, self._due - time.monotonic()))
             self._due = max(self._due + self._interval_s, time.monotonic())
             if self._running:
-                return tuple(self._say(request_id) for request_id in list(self._running))
+                return tuple(self._say(request_id) for request_id in self._rows())
             self._has_work.clear()
             await self._has_work.wait()
 
+    def _rows(self) -> list[str]:
+        """The oldest requests, as many as there are rows."""
+        return list(islice(self._running, self._num_rows))
+
     def _say(self, request_id: str) -> RequestOutput:
-        num_said, num_asked = self._running[request_id]
-        token_ids = (TOKEN_IDS[num_said % len(TOKEN_IDS)],)
+        num_said, num_asked, start = self._running[request_id]
+        token_ids = (TOKEN_IDS[(start + num_said) % len(TOKEN_IDS)],)
         if num_said + 1 < num_asked:
-            self._running[request_id] = (num_said + 1, num_asked)
+            self._running[request_id] = (num_said + 1, num_asked, start)
             return RequestOutput(request_id, token_ids)
         del self._running[request_id]
         return RequestOutput(request_id, token_ids, finish_reason="length", stats=RequestStats())
@@ -329,11 +336,12 @@ def main() -> None:
     parser.add_argument("kind", choices=("grpc", "sse"))
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--role", choices=("both", "prefill", "decode"), default="both")
+    parser.add_argument("--rows", type=int, default=4096, help="requests of a router that run at once")
     options = parser.parse_args()
     if options.kind == "sse":
         SseWorker(options.port).serve()
     else:
-        asyncio.run(GrpcWorker(options.role, options.port).serve())
+        asyncio.run(GrpcWorker(options.role, options.port, options.rows).serve())
 
 
 if __name__ == "__main__":
