@@ -44,7 +44,7 @@ from wire.generation import (
 )
 from wire.handoff import AnyTicket, Ticket
 from wire.prefixes import PrefixNews
-from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler
+from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -161,6 +161,8 @@ class DecodeService:
                     message = decode_stream_request(data)
                 except TwinfangError as error:
                     log.warning("a router sent a message that can't be read: %s", error)
+                    if (request_id := submitted_id(data)) is not None:  # else it waits until its deadline
+                        stream.deliver([_refusal(request_id, error)])
                     continue
                 if isinstance(message, Submit):
                     self._accept(message, stream)

@@ -20,7 +20,7 @@ from router.decode_stream import DecodeStream
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
-from wire.errors import TwinfangError, UnavailableError, error_from_code
+from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.05
 """Before the second attempt; doubled for each further one."""
-RETRIED = HANDOFF_FAULTS | {UnavailableError.code}
+RETRIED = HANDOFF_FAULTS | {UnavailableError.code, WireError.code}
 """Faults of servers and of the way between them: another try, elsewhere if there is an elsewhere, may do."""
 
 

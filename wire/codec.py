@@ -22,7 +22,7 @@ import msgpack
 
 from wire.errors import WireError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20

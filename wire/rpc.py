@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+import msgpack
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import DeadlineError, TwinfangError, UnavailableError, error_from_code
@@ -128,6 +129,18 @@ StreamRequest = Submit | Cancel | ConnectPeers
 
 def decode_stream_request(data: bytes) -> StreamRequest:
     return cast(StreamRequest, decode(data, Submit, Cancel, ConnectPeers))
+
+
+def submitted_id(data: bytes) -> str | None:
+    """Whose request a ``Submit`` is that can't be read otherwise: its sender waits for an answer to that id.
+
+    None if not even that can be told.
+    """
+    try:
+        _, name, (request_id, *_) = msgpack.unpackb(data)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return None
+    return request_id if name == Submit.__name__ and isinstance(request_id, str) else None
 
 
 def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:

@@ -1,10 +1,16 @@
 """What can't be served gets a clear 4xx from the real stack, and the next request is served."""
 
+import asyncio
 import json
 
+import msgpack
 import pytest
 
 from tests.end_to_end.clients import greedy_body, http_client, one_at_a_time
+from wire.codec import PROTOCOL_VERSION, encode
+from wire.generation import StepOutputs, Submit
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
+from wire.sampling_params import SamplingParams
 
 GOOD = greedy_body([17, 23, 42], 4)
 
@@ -44,3 +50,21 @@ async def test_bad_input_is_a_clear_4xx_and_the_next_request_is_served(stacks, n
     (good,) = await one_at_a_time(stack, [GOOD])
     assert len(good.token_ids) == 4
     stack.wait_until(stack.is_idle, "nothing is left behind")
+
+
+async def test_a_request_that_a_decode_server_can_t_read_is_answered_and_the_next_one_served(stacks):
+    address = stacks("up", "--max-num-seqs", "16").processes()["decode-0"].address
+    cut_short = msgpack.packb([PROTOCOL_VERSION, "Submit", ["cut-short"]])
+    good = encode(Submit("good", (17,), SamplingParams(max_tokens=1, temperature=0.0), None))
+    outputs = {}
+    async with open_channel(address) as channel, asyncio.timeout(30):
+        stream = channel.stream_stream(STREAM_PATH)()
+        for data in (cut_short, b"no message at all", good):
+            await stream.write(data)
+        while set(outputs) != {"cut-short", "good"}:
+            reply = decode_stream_reply(await stream.read())
+            if isinstance(reply, StepOutputs):
+                outputs |= {output.request_id: output for output in reply.outputs}
+        stream.cancel()
+    assert outputs["cut-short"].error.code == "malformed_message"
+    assert (outputs["good"].finish_reason, len(outputs["good"].token_ids)) == ("length", 1)
