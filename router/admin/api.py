@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, FastAPI, Security
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 
 from router.admin import config, events, requests, stats, workers
 from router.admin.admin_token import PREFIX, AdminToken, AdminTokenMiddleware
 
 
+class ErrorDetail(BaseModel):
+    message: str
+    """Names the value, the limit and the remedy."""
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorView(BaseModel):
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorView, "description": "A value can't work; nothing was changed."},
+    401: {"model": ErrorView, "description": "The admin token is missing or wrong."},
+    404: {"model": ErrorView, "description": "There is no worker or request of that id."},
+    409: {"model": ErrorView, "description": "What should be added is there."},
+    503: {"model": ErrorView, "description": "A worker that should be told something does not answer."},
+    "default": {"model": ErrorView, "description": "Any other error has the same form."},
+}
+
+
 def add_admin_api(app: FastAPI, token: AdminToken) -> None:
     """Adds the routes, and before them what asks for the token."""
     documented = HTTPBearer(auto_error=False, description="The token in --admin-token-file")
-    api = APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Security(documented)])
+    api = APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Security(documented)], responses=ERRORS)
     for module in (workers, requests, config, stats, events):
         api.include_router(module.router)
     app.include_router(api)

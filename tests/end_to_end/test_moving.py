@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.stack import running_stack
+from tests.stack import running_router, running_stack
 
 NUM_REQUESTS = 12
 NUM_TOKENS = 100
@@ -163,3 +163,26 @@ def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
     assert stream(stack.url, body) == expected
+
+
+def test_what_one_router_drains_another_one_s_answers_leave_as_well(stack):
+    asked = bodies("sampled")[: NUM_REQUESTS // 2]
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    expected = [stream(stack.url, body) for body in asked]
+    first, _ = decode_workers(stack)
+    servers = [process for process in stack.processes().values() if process.name != "router"]
+    flags = [part for one in servers for part in (f"--{one.name.split('-')[0]}", one.address)]
+    begun = threading.Semaphore(0)
+    with running_router(*flags) as url, ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = [pool.submit(stream, url, body, begun) for body in asked]
+        for _ in asked:
+            assert begun.acquire(timeout=60)
+        admin(stack, "POST", f"/workers/{first}/drain")
+        stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "all have left")
+        later = [pool.submit(stream, url, body) for body in asked]
+        assert [answer.result(timeout=60) for answer in answers] == expected
+        assert [answer.result(timeout=60) for answer in later] == expected
+        assert decode_workers(stack)[first]["state"] == "drained"
+        assert num_retries(url) == 0
+        admin(stack, "POST", f"/workers/{first}/undrain")
+    stack.wait_until(stack.is_idle, "nothing is left of the requests")

@@ -18,6 +18,7 @@ from tests.router.scripted_servers import ScriptedDecode, hanging, saying, serve
 from wire.errors import ConfigError
 
 TOKEN = "a-token-for-tests-0123456789"
+WITH_BODY = {("POST", "/admin/v1/workers"), ("PATCH", "/admin/v1/config")}
 
 
 @pytest.fixture
@@ -564,3 +565,18 @@ async def test_a_stream_that_is_aborted_ends_with_an_error_event(make_admin_stac
         rest = [line async for line in lines if line.startswith("data: ")]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "aborted"
+
+
+async def test_the_schema_describes_every_route(make_admin_stack):
+    stack = await make_admin_stack()
+    schema = (await stack.client.get("/openapi.json")).json()
+    for method, path in routes_of(stack.app):
+        named = path.replace("/x", "/{worker_id}" if "workers" in path else "/{request_id}")
+        route = schema["paths"][named][method.lower()]
+        assert route["security"] == [{"HTTPBearer": []}], path
+        assert route["responses"]["401"]["content"]["application/json"]["schema"], path
+        assert "422" not in route["responses"], "what can't work is a 400"
+        (success,) = [answer for code, answer in route["responses"].items() if code.startswith("2")]
+        ((_, content),) = success["content"].items()
+        assert content["schema"], path
+        assert ("requestBody" in route) == ((method, path) in WITH_BODY), path
