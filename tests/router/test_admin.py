@@ -580,3 +580,27 @@ async def test_the_schema_describes_every_route(make_admin_stack):
         ((_, content),) = success["content"].items()
         assert content["schema"], path
         assert ("requestBody" in route) == ((method, path) in WITH_BODY), path
+
+
+async def test_what_is_queued_is_shown_and_can_be_aborted_and_the_limits_change(make_admin_stack):
+    stack = await make_admin_stack()
+    stack.decode[0].script = hanging
+    await patch(stack, max_requests_in_flight=1, max_queue=1)
+    running, queued = (asyncio.create_task(stack.complete(prompt=[5, 6, 7])) for _ in range(2))
+    log = stack.services.requests
+    await until(lambda: (log.num_in_flight, log.num_queued) == (1, 1) and stack.decode[0].submitted)
+    assert (await stack.complete()).status_code == 429
+    stats = await get(stack, "/stats")
+    assert (stats["in_flight"], stats["queued"]) == (1, 1)
+    shown = (await get(stack, "/requests"))["requests"]
+    assert [one["state"] for one in shown] == ["queued", "decode"], "the one that was refused is not shown"
+    await post(stack, f"/requests/{shown[0]['id']}/abort")
+    answer = await queued
+    assert (answer.status_code, answer.json()["error"]["code"]) == (499, "aborted")
+    assert (await get(stack, f"/requests/{shown[0]['id']}"))["timeline"][1]["duration_s"] > 0
+    more = asyncio.create_task(stack.complete(prompt=[5, 6, 7]))
+    await until(lambda: log.num_queued == 1)
+    await patch(stack, max_requests_in_flight=2)
+    await until(lambda: log.num_in_flight == 2)
+    for task in (running, more):
+        task.cancel()
