@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 
 from decode_server.config import DecodeConfig
 from decode_server.service import DecodeService
 from telemetry.server_telemetry import ServerTelemetry
+from telemetry.tracing import start_tracing
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -21,15 +23,26 @@ def run(config: DecodeConfig) -> None:
 
 async def _serve(config: DecodeConfig) -> None:
     server = GrpcServer(config.host, config.port)
+    incarnation = secrets.token_hex(8)
     telemetry = ServerTelemetry(server, host=config.host, port=config.port, metrics_port=config.metrics_port)
     try:
-        await _run(config, server, telemetry)
+        tracing = start_tracing(
+            f"twinfang-{config.engine.role}",
+            incarnation,
+            endpoint=config.otlp_endpoint,
+            environment=os.environ,
+        )
+        service = DecodeService(config, server, incarnation=incarnation, tracing=tracing)
+        await _run(config, server, service, telemetry)
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
     finally:
         await telemetry.close()
 
 
-async def _run(config: DecodeConfig, server: GrpcServer, telemetry: ServerTelemetry) -> None:
-    service = DecodeService(config, server, incarnation=secrets.token_hex(8))
+async def _run(
+    config: DecodeConfig, server: GrpcServer, service: DecodeService, telemetry: ServerTelemetry
+) -> None:
     service.start()
     try:
         await server.start()

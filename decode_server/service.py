@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
@@ -31,6 +31,7 @@ from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
+from telemetry.server_spans import DecodeSpans
 from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import (
     Cancel,
@@ -47,6 +48,9 @@ from wire.prefixes import PrefixNews
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id
 from wire.server import GrpcServer
 
+if TYPE_CHECKING:
+    from telemetry.otel import Tracing
+
 log = logging.getLogger(__name__)
 
 DRAIN_S = 8.0
@@ -57,9 +61,17 @@ DRAIN_POLL_S = 0.02
 class DecodeService:
     """Ties engine, state exchange and the routers' streams together."""
 
-    def __init__(self, config: DecodeConfig, server: GrpcServer, *, incarnation: str) -> None:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        server: GrpcServer,
+        *,
+        incarnation: str,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._config = config
         self._incarnation = incarnation
+        self._spans = DecodeSpans(tracing)
         self._host = EngineHost(
             config.engine,
             on_step=self._on_step,
@@ -182,6 +194,7 @@ class DecodeService:
             return
         self._streams[request_id] = stream
         stream.request_ids.add(request_id)
+        self._spans.received(message)
         try:
             request = self._make_request(message)
         except TwinfangError as error:
@@ -280,6 +293,7 @@ class DecodeService:
         if stream is None:
             return
         stream.request_ids.discard(request_id)
+        self._spans.cancelled(request_id)
         preparation = self._preparations.get(request_id)
         if preparation is not None:
             preparation.cancel()
@@ -318,6 +332,7 @@ class DecodeService:
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
                 stream.request_ids.discard(output.request_id)
+                self._spans.ended(output)
         for stream, news in by_stream.items():
             stream.deliver(news)
 

@@ -18,6 +18,8 @@ class PrefillConfig:
     served_model_name: str
     metrics_port: int | None = None
     """Of HTTP for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
+    otlp_endpoint: str = ""
+    """Where traces go: a collector's base URL; empty: where the OTEL_* variables say, if they do."""
     advertise_host: str | None = None
     """Host that decode servers reach this server by; None takes ``host``."""
     transfer_deadline_s: float = 30.0

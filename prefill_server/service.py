@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.capacity import blocks_for
 from engine.engine import StepResult
@@ -27,6 +27,7 @@ from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
 from telemetry.measures import Measures
+from telemetry.server_spans import PrefillSpans
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import (
     Empty,
@@ -43,6 +44,9 @@ from wire.prefixes import PrefixNews
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import GrpcServer
 
+if TYPE_CHECKING:
+    from telemetry.otel import Tracing
+
 log = logging.getLogger(__name__)
 
 Answer = PrefillStarted | PrefillReply
@@ -51,9 +55,17 @@ Answer = PrefillStarted | PrefillReply
 class PrefillService:
     """Ties engine, state exchange and gRPC together."""
 
-    def __init__(self, config: PrefillConfig, server: GrpcServer, *, incarnation: str) -> None:
+    def __init__(
+        self,
+        config: PrefillConfig,
+        server: GrpcServer,
+        *,
+        incarnation: str,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._config = config
         self._incarnation = incarnation
+        self._tracing = tracing
         self._host = EngineHost(
             config.engine,
             on_step=self._on_step,
@@ -95,6 +107,7 @@ class PrefillService:
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Answer, None]:
         """Computes N-1 tokens and answers with a ticket. A cancelled call gives everything back."""
         request_id = message.request_id
+        spans = PrefillSpans(self._tracing, message)
         if len(message.token_ids) < 2:
             raise InvalidRequestError(
                 f"a prompt of {len(message.token_ids)} tokens leaves nothing to hand over; "
@@ -121,12 +134,16 @@ class PrefillService:
                 answer = await answers.get()
                 has_ended = not isinstance(answer, PrefillStarted)
                 if isinstance(answer, TwinfangError):
+                    spans.ended(None, answer.code)
                     raise answer
+                if isinstance(answer, PrefillReply):
+                    spans.ended(answer)
                 yield answer
         finally:
             del self._calls[request_id]
             if not has_ended:
                 self._host.post(lambda: self._abandon(request_id))
+                spans.ended(None, "cancelled")
             if request.ticket is not None:
                 self._exchange.forget(request.ticket)
 

@@ -10,6 +10,7 @@ from twinfang.flag_values import (
     address,
     existing_file,
     file_path,
+    http_url,
     integer,
     model_alias,
     model_directory,
@@ -160,6 +161,15 @@ METRICS_PORTS = Flag(
     "servers first. 0 or off: none",
     default_text="any free ports; the status file has them",
 )
+
+OTLP_ENDPOINT = Flag(
+    *("--otlp-endpoint", "URL", http_url),
+    "OpenTelemetry collector that gets traces, http://host:4318 (OTLP over HTTP; OTEL_EXPORTER_OTLP_PROTOCOL=grpc "
+    "with port 4317)",
+    default="",
+    default_text="what OTEL_EXPORTER_OTLP_ENDPOINT says, else no traces",
+)
+TRACES = FlagGroup("traces", (OTLP_ENDPOINT,))
 
 LEASE_TTL = Flag(
     *("--lease-ttl", "SECONDS", _seconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,13 @@ def port_or_off(text: str) -> int:
         return 0 if text == "off" else integer(0, 65535)(text)
     except ValueError:
         raise ValueError("expected a port from 1 to 65535, or 0 or off for none") from None
+
+
+def http_url(text: str) -> str:
+    """A base URL."""
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
+        raise ValueError("expected a URL, http://host:port")
+    return text
 
 
 def some_text(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from wire.codec import message
 from wire.handoff import AnyTicket, PartialTicket, Role, Ticket
 from wire.sampling_params import SamplingParams
+from wire.traceparent import check_traceparent
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
 """``moved``: this server lets the request go before its end; another can go on with what ``ticket`` names."""
@@ -44,6 +45,11 @@ class PrefillRequest:
     """Only requests with the same salt share cached blocks and states."""
     resume: Ticket | None = None
     """State of a beginning of the prompt that a decode server keeps from an earlier answer."""
+    traceparent: str = ""
+    """Trace and span that this is part of (:mod:`wire.traceparent`); empty: none."""
+
+    def __post_init__(self) -> None:
+        check_traceparent(self.traceparent)
 
 
 @message
@@ -82,6 +88,11 @@ class Submit:
     """After the answer keep blocks and state for a while, and give a ticket for them."""
     num_answered: int = 0
     """Tokens at the end of ``token_ids`` that the answer has already: another server generated them."""
+    traceparent: str = ""
+    """As :attr:`PrefillRequest.traceparent`."""
+
+    def __post_init__(self) -> None:
+        check_traceparent(self.traceparent)
 
 
 @message

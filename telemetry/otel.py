@@ -1,0 +1,142 @@
+"""The OpenTelemetry SDK as this project uses it. Imported only by processes that export traces."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import secrets
+import threading
+import time
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+from opentelemetry.trace import Span as OtelSpan
+
+from telemetry.span import Attributes, Span
+from wire.traceparent import is_sampled, with_span
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 2.0
+"""What the last spans get to leave when a process stops: a collector that hangs holds nobody up for longer."""
+TRACES_PATH = "/v1/traces"
+
+_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
+
+
+class OpenSpan:
+    """A span that lasts, and that others are children of."""
+
+    def __init__(self, span: OtelSpan) -> None:
+        self._span = span
+        context = span.get_span_context()
+        flags = int(context.trace_flags) & 1
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
+
+    def note(self, attributes: Attributes) -> None:
+        self._span.set_attributes(dict(attributes))
+
+    def end(self, error: str = "") -> None:
+        if error:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+
+class Tracing:
+    """Makes spans and hands them to the exporter's thread. For the event loop's thread alone."""
+
+    def __init__(self, service: str, instance_id: str, exporter: SpanExporter) -> None:
+        version = importlib.metadata.version("twinfang")
+        self._ids = _ChosenIds()
+        self._provider = TracerProvider(
+            resource=_resource(service, instance_id, version), id_generator=self._ids, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("twinfang", version)
+
+    def begin(self, name: str, parent: str, attributes: Attributes) -> OpenSpan:
+        """A request arrives; the sampler (OTEL_TRACES_SAMPLER) decides whether its trace is recorded.
+
+        ``parent``: the client's ``traceparent``, or empty.
+        """
+        context = _context_of(parent) if parent else Context()
+        return OpenSpan(
+            self._tracer.start_span(name, context, SpanKind.SERVER, dict(attributes), record_exception=False)
+        )
+
+    def record(self, span: Span) -> str:
+        """Takes down a span that is over, if its trace is recorded; its ``traceparent``, for its children."""
+        if not is_sampled(span.parent):
+            return span.parent
+        since_epoch_ns = time.time_ns() - time.monotonic_ns()
+        span_id = span.span_id or secrets.token_hex(8)
+        self._ids.next_span_id = int(span_id, 16)
+        recorded = self._tracer.start_span(
+            span.name,
+            _context_of(span.parent),
+            _KINDS[span.kind],
+            dict(span.attributes),
+            start_time=since_epoch_ns + int(span.start_s * 1e9),
+        )
+        if span.error:
+            recorded.set_status(Status(StatusCode.ERROR, span.error))
+        recorded.end(since_epoch_ns + int(span.end_s * 1e9))
+        return with_span(span.parent, span_id)
+
+    def close(self) -> None:
+        """Sends what is left, for at most ``FLUSH_S``. Blocks."""
+        flush = threading.Thread(target=self._provider.force_flush, name="flush", daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
+        if flush.is_alive():
+            log.warning("the last spans were not taken within %g s and are lost", FLUSH_S)
+
+
+def make_exporter(protocol: str, endpoint: str | None) -> SpanExporter:
+    """``endpoint``: a collector's base URL; None: the one that the OTEL_EXPORTER_OTLP_* variables name."""
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(endpoint=endpoint)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    return HttpExporter(endpoint=None if endpoint is None else endpoint.rstrip("/") + TRACES_PATH)
+
+
+class _ChosenIds(RandomIdGenerator):
+    """Gives the next span an id that was told to others before."""
+
+    def __init__(self) -> None:
+        self.next_span_id = 0
+
+    def generate_span_id(self) -> int:
+        chosen, self.next_span_id = self.next_span_id, 0
+        return chosen or super().generate_span_id()
+
+
+def _context_of(traceparent: str) -> Context:
+    _, trace_id, span_id, flags = traceparent.split("-")
+    parent = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+    return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def _resource(service: str, instance_id: str, version: str) -> Resource:
+    """What the OTEL_* variables say of the service wins over what it is called here."""
+    names = {SERVICE_INSTANCE_ID: instance_id, SERVICE_VERSION: version}
+    is_named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if not is_named and not os.environ.get("OTEL_SERVICE_NAME"):
+        names[SERVICE_NAME] = service
+    return Resource.create(names)

@@ -1,0 +1,108 @@
+"""Spans of a request on prefill and decode servers, from the times that they measure anyway."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from telemetry.span import Attributes, Span
+from wire.generation import PrefillReply, PrefillRequest, RequestOutput, RequestStats, Submit
+from wire.rpc import DECODE_SERVICE, PREFILL_SERVICE
+from wire.traceparent import is_sampled
+
+if TYPE_CHECKING:
+    from telemetry.otel import Tracing
+
+PREFILL_SPAN = f"{PREFILL_SERVICE}/Prefill"
+DECODE_SPAN = f"{DECODE_SERVICE}/Stream"
+
+
+class PrefillSpans:
+    """Of one call of a prefill server."""
+
+    def __init__(self, tracing: Tracing | None, request: PrefillRequest) -> None:
+        self._tracing = tracing if is_sampled(request.traceparent) else None
+        self._request = request
+        self._received_s = time.monotonic()
+
+    def ended(self, reply: PrefillReply | None, error: str = "") -> None:
+        """``reply`` None: there was an error, or the router called it back."""
+        if self._tracing is None:
+            return
+        now = time.monotonic()
+        attributes: dict[str, str | int | float | bool] = {
+            "twinfang.request_id": self._request.request_id,
+            "twinfang.prompt_tokens": len(self._request.token_ids),
+        }
+        if reply is not None:
+            attributes["twinfang.cached_tokens"] = reply.cached_tokens
+        call = Span(
+            PREFILL_SPAN, "server", self._request.traceparent, self._received_s, now, attributes, error
+        )
+        parent = self._tracing.record(call)
+        if reply is not None:
+            computes_s = now - reply.prefill_s
+            self._tracing.record(Span("queue", "internal", parent, computes_s - reply.queue_s, computes_s, {}))
+            self._tracing.record(Span("prefill", "internal", parent, computes_s, now, {}))
+
+
+class DecodeSpans:
+    """Of all requests of a decode server that are traced; the others cost a look at their flag."""
+
+    def __init__(self, tracing: Tracing | None) -> None:
+        self._tracing = tracing
+        self._received: dict[str, tuple[str, float]] = {}
+
+    def received(self, request: Submit) -> None:
+        if self._tracing is not None and is_sampled(request.traceparent):
+            self._received[request.request_id] = request.traceparent, time.monotonic()
+
+    def ended(self, output: RequestOutput) -> None:
+        """Takes a request's last output."""
+        if self._received:
+            self._end(output.request_id, output.stats, output.finish_reason or "", output)
+
+    def cancelled(self, request_id: str) -> None:
+        if self._received:
+            self._end(request_id, None, "cancelled", None)
+
+    def _end(
+        self, request_id: str, stats: RequestStats | None, reason: str, output: RequestOutput | None
+    ) -> None:
+        traced = self._received.pop(request_id, None)
+        if traced is None or self._tracing is None:
+            return
+        traceparent, received_s = traced
+        now = time.monotonic()
+        error = "" if output is None or output.error is None else output.error.code
+        attributes: dict[str, str | int | float | bool] = {
+            "twinfang.request_id": request_id,
+            "twinfang.finish_reason": reason,
+        }
+        if stats is not None:
+            attributes["twinfang.cached_tokens"] = stats.cached_tokens
+            attributes["twinfang.transfer_bytes"] = stats.transfer_bytes
+        parent = self._tracing.record(
+            Span(DECODE_SPAN, "server", traceparent, received_s, now, attributes, error)
+        )
+        for span in [] if stats is None else _parts(stats, parent, received_s, now):
+            self._tracing.record(span)
+
+
+def _parts(stats: RequestStats, parent: str, received_s: float, end_s: float) -> list[Span]:
+    """The queue from the front; the others from the back, since a transfer may begin long after the queue
+    has ended: with an early ticket the prompt is still computed then."""
+    first_token_s = end_s - stats.decode_s
+    landed_s = first_token_s - stats.first_token_s
+    size: Attributes = {"twinfang.bytes": stats.transfer_bytes, "twinfang.early_bytes": stats.early_bytes}
+    parts = [
+        ("queue", received_s, received_s + stats.queue_s, {}),
+        ("transfer", landed_s - stats.transfer_s, landed_s, size),
+        ("first_token", landed_s, first_token_s, {}),
+        ("decode", first_token_s, end_s, {}),
+    ]
+    return [
+        Span(name, "internal", parent, max(received_s, start), end, attributes)
+        for name, start, end, attributes in parts
+        if end > start
+    ]
