@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -37,6 +40,7 @@ from router.request_log import RequestLog
 from router.server_pool import ServerPool
 from router.services import Services
 from router.tool_calls.format_names import tool_format
+from telemetry.tracing import start_tracing
 
 
 def end_process(_error: BaseException) -> None:
@@ -59,6 +63,10 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     saved = SavedChanges() if state_file is None else state_file.load()
     config = saved.applied_to(config)
 
+    tracing = start_tracing(
+        "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
+    )
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
@@ -77,6 +85,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             requests=RequestLog(),
             recent=RecentFigures(),
             created=int(time.time()),
+            tracing=tracing,
         )
         changes = app.state.changes = Changes(pool, settings, state_file)
         changes.restore(saved)
@@ -95,6 +104,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
                 state_file.close()
             for folder in folders.values():
                 folder.tokenizer.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     app = FastAPI(title="Twinfang", docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)

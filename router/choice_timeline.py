@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Literal
 
 from wire.generation import RequestStats
+from wire.traceparent import with_span
 
 EventName = Literal[
     "received",
@@ -38,10 +40,29 @@ class TimelineEvent:
     """Of a retry what the last attempt failed with."""
 
 
-class ChoiceTimeline:
-    """Events in the order in which they were known; what servers tell afterwards takes its place then."""
+@dataclass(slots=True)
+class ServerCall:
+    """A call of a server, for the request's trace."""
 
-    def __init__(self) -> None:
+    name: Literal["prefill", "decode"]
+    worker: str
+    attempt: int
+    at_s: float
+    span_id: str
+    end_s: float | None = None
+    error: str = ""
+
+
+class ChoiceTimeline:
+    """Events in the order in which they were known; what servers tell afterwards takes its place then.
+
+    ``traceparent`` is the request's; calls are noted only where its trace is recorded.
+    """
+
+    def __init__(self, traceparent: str = "", *, is_traced: bool = False) -> None:
+        self.calls: list[ServerCall] = []
+        self._traceparent = traceparent
+        self._is_traced = is_traced
         self.events: list[TimelineEvent] = []
         self.stage: Stage = "queued"
         self.prefill_worker: str | None = None
@@ -51,6 +72,14 @@ class ChoiceTimeline:
         self._prefilled_s = 0.0
         self._submitted: TimelineEvent | None = None
 
+    def call(self, name: Literal["prefill", "decode"], worker: str) -> str:
+        """A server is about to be called; the ``traceparent`` to call it with."""
+        if not self._is_traced:
+            return self._traceparent
+        call = ServerCall(name, worker, self._attempt, time.monotonic(), secrets.token_hex(8))
+        self.calls.append(call)
+        return with_span(self._traceparent, call.span_id)
+
     def prefill_called(self, worker: str) -> None:
         self.prefill_worker = worker
         self._begin("prefill", worker, time.monotonic())
@@ -58,6 +87,7 @@ class ChoiceTimeline:
     def prefilled(self, *, queue_s: float, prefill_s: float) -> None:
         """The prefill server has answered; ``queue_s`` and ``prefill_s`` are its own figures."""
         now = self._prefilled_s = time.monotonic()
+        self._end_calls(now, "", "prefill")
         called = self._under_way("prefill")
         if called is None:
             return
@@ -98,10 +128,11 @@ class ChoiceTimeline:
         self._told(stats)
         self._leave("moved")
 
-    def ended(self, stats: RequestStats | None) -> None:
-        """All tokens are there, or the choice was given up."""
+    def ended(self, stats: RequestStats | None, error: str = "") -> None:
+        """All tokens are there, or the choice was given up, because of ``error`` if there was one."""
         self._told(stats)
         now = time.monotonic()
+        self._end_calls(now, error)
         self._end_all(now)
         if self.stage != "finished":
             self.events.append(TimelineEvent("done", now, self.decode_worker or "", self._attempt))
@@ -109,6 +140,7 @@ class ChoiceTimeline:
 
     def _leave(self, name: Literal["retry", "moved"], detail: str = "") -> None:
         now = time.monotonic()
+        self._end_calls(now, detail)
         self._end_all(now)
         worker = self.decode_worker or self.prefill_worker or ""
         self.events.append(TimelineEvent(name, now, worker, self._attempt, detail=detail))
@@ -141,6 +173,11 @@ class ChoiceTimeline:
 
     def _under_way(self, name: EventName) -> TimelineEvent | None:
         return next((e for e in reversed(self.events) if e.name == name and e.duration_s is None), None)
+
+    def _end_calls(self, now: float, error: str, *names: str) -> None:
+        for call in self.calls:
+            if call.end_s is None and (not names or call.name in names):
+                call.end_s, call.error = now, error
 
     def _end_all(self, now: float) -> None:
         for event in self.events:

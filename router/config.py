@@ -103,6 +103,8 @@ class RouterConfig:
     decode_policy: PolicyName = "least_loaded"
     tool_call_parser: ToolParserName = "auto"
     """How models write calls of tools; ``auto`` sees it in their chat templates."""
+    otlp_endpoint: str = ""
+    """Where traces go: a collector's base URL; empty: where the OTEL_* variables say, if they do."""
     session_header: str = ""
     """Requests with equal values of this HTTP header go to the same servers; empty: none do."""
     probe_interval_s: float = 2.0

@@ -181,7 +181,14 @@ class Dispatch:
         token_ids = self._token_ids
         resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
         prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # those come once
-        request = PrefillRequest(request_id, token_ids, prompt_logprobs, choice.cache_salt, resume)
+        request = PrefillRequest(
+            request_id,
+            token_ids,
+            prompt_logprobs,
+            choice.cache_salt,
+            resume,
+            traceparent=self._timeline.call("prefill", prefill.worker_id),
+        )
         timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
         self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
 
@@ -289,6 +296,7 @@ class Dispatch:
             choice.cache_salt,
             keeps_state=self._pool.conversations is not None,
             num_answered=len(self._answer_ids),
+            traceparent=self._timeline.call("decode", decode.worker_id),
         )
         self._stream = decode
         self._submitted_s, self.first_output_s = time.monotonic(), 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +25,8 @@ class RequestIdMiddleware:
             return
         given = next((value for name, value in scope["headers"] if name == HEADER), b"")
         request_id = given if ACCEPTED.fullmatch(given) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["request_id"], state["arrived_s"] = request_id.decode(), time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from router.choice_timeline import ChoiceTimeline
+from router.request_trace import UNTRACED, RequestTrace, TraceEnd
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
 
 RequestState = Literal["queued", "prefill", "transfer", "decode", "finished", "failed", "cancelled"]
@@ -33,13 +34,17 @@ class RequestRecord:
         count_tokens: Callable[[], int],
         priority: int = 0,
         key_name: str | None = None,
+        trace: RequestTrace = UNTRACED,
     ) -> None:
         self.id = request_id
         self.model = model
         self.num_prompt_tokens = num_prompt_tokens
         self.priority = priority
         self.key_name = key_name
-        self.choices: Sequence[ChoiceTimeline] = [ChoiceTimeline() for _ in range(num_choices)]
+        self.choices: Sequence[ChoiceTimeline] = [
+            ChoiceTimeline(trace.traceparent, is_traced=trace.is_recorded) for _ in range(num_choices)
+        ]
+        self._trace = trace
         self.received_s = time.monotonic()
         self.admitted_s: float | None = None
         self.ended_s: float | None = None
@@ -115,7 +120,26 @@ class RequestRecord:
             self.error = error.code
         self._num_tokens, self._count_tokens = self.num_generated_tokens, None
         for choice in self.choices:
-            choice.ended(None)
+            choice.ended(None, self.error or "")
+        self._end_trace(error)
+
+    def _end_trace(self, error: BaseException | None) -> None:
+        waited = None if self.admitted_s is None else (self.received_s, self.admitted_s)
+        attributes: dict[str, str | int | float | bool] = {
+            "gen_ai.request.model": self.model,
+            "gen_ai.usage.input_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": self.num_generated_tokens,
+        }
+        first_s = min((c.first_token_s for c in self.choices if c.first_token_s is not None), default=None)
+        if first_s is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = first_s - self.received_s
+        if self.error is not None:
+            attributes["error.type"] = self.error
+        status = (
+            error.http_status if isinstance(error, TwinfangError) else 200 if self._end != "failed" else 500
+        )
+        end = TraceEnd(status, self.error or str(self._end), attributes)
+        self._trace.ended(waited, [choice.calls for choice in self.choices], end)
 
 
 def _end_of(error: BaseException | None) -> RequestState:

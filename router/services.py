@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
@@ -16,6 +16,9 @@ from router.model_catalog import ModelCatalog
 from router.recent_figures import RecentFigures
 from router.request_log import RequestLog
 from router.server_pool import ServerPool
+
+if TYPE_CHECKING:
+    from telemetry.otel import Tracing
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Services:
     recent: RecentFigures
     created: int
     """When this router started, in seconds since 1970."""
+    tracing: Tracing | None = None
+    """None: this router exports no traces."""
 
     @property
     def config(self) -> RouterConfig:

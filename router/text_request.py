@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.access.api_keys import ApiKey
 from router.model_catalog import ServedModel
 from router.prompt import Prompt
+from router.request_trace import UNTRACED, RequestTrace
 from router.sampling_fields import SamplingFields
 from router.tool_calls.tool_use import ToolUse
 from wire.errors import InvalidRequestError
@@ -44,6 +45,7 @@ class TextRequest:
     """Lower is earlier."""
     session: str | None = None
     """Requests of one session go to the same servers."""
+    trace: RequestTrace = UNTRACED
 
     @classmethod
     def of(

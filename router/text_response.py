@@ -17,6 +17,7 @@ from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, WriteNow, event
 from router.generation import Generation
 from router.request_record import RequestRecord
+from router.request_trace import begin_trace
 from router.services import Services
 from router.session import session_of
 from router.text_request import TextRequest
@@ -36,7 +37,8 @@ class Writer(Protocol):
 
 
 async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
-    request = replace(request, session=session_of(http, services.config))
+    trace = begin_trace(http, request.id, services.tracing)
+    request = replace(request, session=session_of(http, services.config), trace=trace)
     if request.stream:
         return EventStream(partial(_events, request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
@@ -123,6 +125,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
         count_tokens=lambda: sum(answer.num_tokens for _, answer in choices),
         priority=request.priority,
         key_name=request.key_name or None,
+        trace=request.trace,
     )
     return Generation(services, model, choices, record)
 

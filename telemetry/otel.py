@@ -31,8 +31,9 @@ from wire.traceparent import is_sampled, with_span
 log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""What the last spans get to leave when a process stops: a collector that hangs holds nobody up for longer."""
+"""What the last spans get to leave when a process stops, whatever the collector does."""
 TRACES_PATH = "/v1/traces"
+CLOCK_WAS_SET_NS = 1_000_000
 
 _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
@@ -61,27 +62,28 @@ class Tracing:
     def __init__(self, service: str, instance_id: str, exporter: SpanExporter) -> None:
         version = importlib.metadata.version("twinfang")
         self._ids = _ChosenIds()
+        self._epoch = _Epoch()
         self._provider = TracerProvider(
             resource=_resource(service, instance_id, version), id_generator=self._ids, shutdown_on_exit=False
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("twinfang", version)
 
-    def begin(self, name: str, parent: str, attributes: Attributes) -> OpenSpan:
-        """A request arrives; the sampler (OTEL_TRACES_SAMPLER) decides whether its trace is recorded.
+    def begin(self, name: str, parent: str, start_s: float, attributes: Attributes) -> OpenSpan:
+        """A request has arrived; the sampler (OTEL_TRACES_SAMPLER) decides whether its trace is recorded.
 
         ``parent``: the client's ``traceparent``, or empty.
         """
         context = _context_of(parent) if parent else Context()
+        start_ns = self._epoch.ns(start_s)
         return OpenSpan(
-            self._tracer.start_span(name, context, SpanKind.SERVER, dict(attributes), record_exception=False)
+            self._tracer.start_span(name, context, SpanKind.SERVER, dict(attributes), start_time=start_ns)
         )
 
     def record(self, span: Span) -> str:
         """Takes down a span that is over, if its trace is recorded; its ``traceparent``, for its children."""
         if not is_sampled(span.parent):
             return span.parent
-        since_epoch_ns = time.time_ns() - time.monotonic_ns()
         span_id = span.span_id or secrets.token_hex(8)
         self._ids.next_span_id = int(span_id, 16)
         recorded = self._tracer.start_span(
@@ -89,11 +91,11 @@ class Tracing:
             _context_of(span.parent),
             _KINDS[span.kind],
             dict(span.attributes),
-            start_time=since_epoch_ns + int(span.start_s * 1e9),
+            start_time=self._epoch.ns(span.start_s),
         )
         if span.error:
             recorded.set_status(Status(StatusCode.ERROR, span.error))
-        recorded.end(since_epoch_ns + int(span.end_s * 1e9))
+        recorded.end(self._epoch.ns(span.end_s))
         return with_span(span.parent, span_id)
 
     def close(self) -> None:
@@ -127,9 +129,26 @@ class _ChosenIds(RandomIdGenerator):
         return chosen or super().generate_span_id()
 
 
+class _Epoch:
+    """When the monotonic clock was 0. It moves only if the system's clock was set: so spans that are recorded
+    one after the other have a common time."""
+
+    def __init__(self) -> None:
+        self._zero_ns = 0
+
+    def ns(self, at_s: float) -> int:
+        """Nanoseconds since 1970 at a time of the monotonic clock."""
+        now_ns = time.time_ns() - time.monotonic_ns()
+        if abs(now_ns - self._zero_ns) > CLOCK_WAS_SET_NS:
+            self._zero_ns = now_ns
+        return self._zero_ns + int(at_s * 1e9)
+
+
 def _context_of(traceparent: str) -> Context:
     _, trace_id, span_id, flags = traceparent.split("-")
-    parent = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+    parent = SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+    )
     return set_span_in_context(NonRecordingSpan(parent), Context())
 
 

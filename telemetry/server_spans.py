@@ -41,9 +41,10 @@ class PrefillSpans:
         )
         parent = self._tracing.record(call)
         if reply is not None:
-            computes_s = now - reply.prefill_s
-            self._tracing.record(Span("queue", "internal", parent, computes_s - reply.queue_s, computes_s, {}))
-            self._tracing.record(Span("prefill", "internal", parent, computes_s, now, {}))
+            begun_s = max(self._received_s, now - reply.prefill_s)
+            queued_s = max(self._received_s, begun_s - reply.queue_s)
+            self._tracing.record(Span("queue", "internal", parent, queued_s, begun_s, {}))
+            self._tracing.record(Span("prefill", "internal", parent, begun_s, now, {}))
 
 
 class DecodeSpans:

@@ -164,9 +164,8 @@ METRICS_PORTS = Flag(
 
 OTLP_ENDPOINT = Flag(
     *("--otlp-endpoint", "URL", http_url),
-    "OpenTelemetry collector that gets traces, http://host:4318 (OTLP over HTTP; OTEL_EXPORTER_OTLP_PROTOCOL=grpc "
-    "with port 4317)",
-    default="",
+    "OpenTelemetry collector that gets traces by OTLP: http://host:4318, or with "
+    "OTEL_EXPORTER_OTLP_PROTOCOL=grpc http://host:4317",
     default_text="what OTEL_EXPORTER_OTLP_ENDPOINT says, else no traces",
 )
 TRACES = FlagGroup("traces", (OTLP_ENDPOINT,))

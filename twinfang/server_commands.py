@@ -44,7 +44,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         served_model_name=_model_name(values),
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port,
-        otlp_endpoint=values.otlp_endpoint,
+        otlp_endpoint=values.otlp_endpoint or "",
         lease_ttl_s=values.lease_ttl,
     )
     _notice_cut_links(config.transfer_deadline_s)
@@ -66,7 +66,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port,
-        otlp_endpoint=values.otlp_endpoint,
+        otlp_endpoint=values.otlp_endpoint or "",
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run, config)
@@ -97,7 +97,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         decode_policy=values.decode_policy,
         tool_call_parser=values.tool_call_parser,
         session_header=values.session_header or "",
-        otlp_endpoint=values.otlp_endpoint,
+        otlp_endpoint=values.otlp_endpoint or "",
         admin_token_file=values.admin_token_file,
         place=values.place,
         state_file=values.state_file,

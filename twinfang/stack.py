@@ -88,7 +88,7 @@ def _server(
     arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
     arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
     arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
-    arguments += ["--metrics-port", str(metrics_port), *_traces(values)]
+    arguments += ["--metrics-port", str(metrics_port), *as_arguments(table.TRACES.flags, values)]
     arguments += ["--log-level", values.log_level, "--name", name]
     address = f"{LOOPBACK}:{port}"
     return ChildSpec(
@@ -101,10 +101,6 @@ def _server(
     )
 
 
-def _traces(values: argparse.Namespace) -> list[str]:
-    return as_arguments(table.TRACES.flags, values) if values.otlp_endpoint else []
-
-
 def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
     of_prefill = values.prefill_tensor_parallel if role == "prefill" else None
     return int(of_prefill or values.tensor_parallel)
@@ -115,7 +111,7 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
         require_free(values.host, values.port)
     port = values.port or free_ports(1, values.host)[0]
     arguments = ["router", *as_arguments((table.MODEL, table.SERVED_MODEL_NAME), values)]
-    arguments += as_arguments(table.ROUTER_LIMITS, values) + _traces(values)
+    arguments += as_arguments((*table.ROUTER_LIMITS, *table.TRACES.flags), values)
     for server in servers:
         arguments += [f"--{server.arguments[0]}", server.address]
     arguments += ["--host", values.host, "--port", str(port)]

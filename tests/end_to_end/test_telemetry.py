@@ -1,0 +1,169 @@
+"""Traces and metrics of a whole stack: real processes, a real OTLP receiver."""
+
+import re
+import secrets
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.stack import running_stack
+from tests.telemetry.collector import running_collector
+
+PROMPT = list(range(5, 305))
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+CALLS = {"prefill": "twinfang.Prefill/Prefill", "decode": "twinfang.Decode/Stream"}
+
+
+@pytest.fixture(scope="module")
+def collector():
+    with running_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(collector):
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    flags = ("--max-batch-tokens", "128", "--otlp-endpoint", collector.http_url)
+    with running_stack("up", *flags, environment=environment) as running:
+        yield running
+
+
+def complete(stack, traceparent=None, **body):
+    headers = {} if traceparent is None else {"traceparent": traceparent}
+    body = {"model": stack.model, "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True} | body
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=60.0)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def traceparent(*, sampled=True):
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(sampled):02x}"
+
+
+def only(spans, **wanted):
+    found = [span for span in spans if all(getattr(span, key) == value for key, value in wanted.items())]
+    assert len(found) == 1, (wanted, [(span.service, span.name, span.kind) for span in spans])
+    return found[0]
+
+
+def children(spans, parent):
+    return {span.name for span in spans if span.parent_id == parent.span_id}
+
+
+def test_one_trace_holds_the_spans_of_all_three_processes(stack, collector):
+    given = traceparent()
+    _, trace_id, client_span, _ = given.split("-")
+    answer = complete(stack, given, stream=False)
+    stack.wait_until(lambda: len(collector.trace(trace_id)) >= 12, "all spans have come")
+    spans = collector.trace(trace_id)
+    root = only(spans, service="twinfang-router", kind="server")
+    assert (root.name, root.parent_id) == ("POST /v1/completions", client_span)
+    assert root.attributes["http.response.status_code"] == 200
+    assert root.attributes["gen_ai.usage.input_tokens"] == len(PROMPT)
+    assert root.attributes["gen_ai.usage.output_tokens"] == 5
+    assert root.attributes["twinfang.request_id"] == answer["id"]
+    for role, name in CALLS.items():
+        call = only(spans, service="twinfang-router", kind="client", name=name)
+        assert call.parent_id == root.span_id
+        served = only(spans, service=f"twinfang-{role}", kind="server", name=name)
+        assert served.parent_id == call.span_id
+        parts = {"queue", "prefill"} if role == "prefill" else {"queue", "transfer", "first_token", "decode"}
+        assert children(spans, served) == parts
+        for part in parts:
+            span = only([s for s in spans if s.parent_id == served.span_id], name=part)
+            assert span.service == f"twinfang-{role}"
+            assert served.start_ns <= span.start_ns <= span.end_ns <= served.end_ns
+    assert not any(span.is_error for span in spans)
+    transfer = only(spans, name="transfer")
+    assert transfer.attributes["twinfang.bytes"] > transfer.attributes["twinfang.early_bytes"] > 0
+    order = ["transfer", "first_token", "decode"]
+    assert order == [s.name for s in sorted(spans, key=lambda s: s.start_ns) if s.name in order]
+
+
+def test_a_trace_that_is_not_sampled_leaves_nothing_and_one_without_a_parent_begins_here(stack, collector):
+    unsampled, sampled = traceparent(sampled=False), traceparent()
+    complete(stack, unsampled)
+    complete(stack, "00-nonsense")
+    complete(stack, sampled)
+    stack.wait_until(lambda: len(collector.trace(sampled.split("-")[1])) >= 12, "the last one's have come")
+    assert not collector.trace(unsampled.split("-")[1])
+    begun = [span for span in collector.spans if span.kind == "server" and not span.parent_id]
+    assert [span.service for span in begun] == ["twinfang-router"]
+
+
+def test_a_request_that_fails_says_so_in_its_span(stack, collector):
+    given = traceparent()
+    body = {"model": stack.model, "prompt": [10**6], "max_tokens": 5}
+    headers = {"traceparent": given, "X-Request-Id": "the-clients-own"}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=60.0)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (400, "the-clients-own")
+    assert not collector.trace(given.split("-")[1])  # refused before it was one to trace
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+def families(url):
+    return {family.name: family for family in text_string_to_metric_families(httpx.get(url, timeout=10).text)}
+
+
+def documented():
+    """Names of the document's tables by the process of the heading above each."""
+    found, names = {}, set()
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## (Router|Servers)$", line):
+            names = found.setdefault(heading[1], set())
+        elif row := re.match(r"\| `(twinfang_\w+)", line):
+            names.add(row[1].removesuffix("_total"))
+    return found
+
+
+def test_every_process_shows_what_the_document_says_and_nothing_else(stack):
+    complete(stack)
+    processes = stack.processes()
+
+    def shown(name):
+        names = families(processes[name].metrics_url)
+        return {one for one in names if one.startswith("twinfang_") and not one.endswith("_created")}
+
+    table = documented()
+    assert shown("router") == table["Router"]
+    assert shown("prefill-0") == shown("decode-0") == table["Servers"]
+
+
+def test_servers_count_what_they_did(stack):
+    processes = stack.processes()
+    before = {name: families(one.metrics_url) for name, one in processes.items() if name != "router"}
+    complete(stack, max_tokens=6, prompt=[7, *PROMPT])
+    stack.wait_until(lambda: stack.stats("prefill-0")["prefill-0"].leases_held == 0, "the lease is over")
+    after = {name: families(processes[name].metrics_url) for name in before}
+
+    def gained(process, family, sample, **labels):
+        def value(of):
+            samples = of[process][family].samples
+            return sum(s.value for s in samples if s.name == sample and labels.items() <= s.labels.items())
+
+        return value(after) - value(before)
+
+    name = "twinfang_prefill_seconds"
+    assert gained("prefill-0", name, f"{name}_count") == 1
+    name = "twinfang_requests_ended"
+    assert gained("prefill-0", name, f"{name}_total", reason="prefilled") == 1
+    assert gained("decode-0", name, f"{name}_total", reason="length") == 1
+    name = "twinfang_generation_tokens"
+    assert gained("decode-0", name, f"{name}_total") == 6
+    name = "twinfang_steps"
+    assert gained("decode-0", name, f"{name}_total", kind="decode") == 6
+    assert gained("prefill-0", name, f"{name}_total", kind="prefill") == 3
+    for name, count in (("time_to_first_token", 1), ("inter_token_latency", 5), ("transfer", 1)):
+        name = f"twinfang_{name}_seconds"
+        assert gained("decode-0", name, f"{name}_count") == count
+    for process in before:
+        name = "twinfang_request_queue_seconds"
+        assert gained(process, name, f"{name}_count") == 1
+        name = "twinfang_prefix_cache_queries"
+        assert gained(process, name, f"{name}_total") == 301
+        url = processes[process].metrics_url
+        assert httpx.get(url.replace("/metrics", "/readyz")).text == "ready\n"
