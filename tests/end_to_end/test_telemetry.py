@@ -77,7 +77,7 @@ def test_one_trace_holds_the_spans_of_all_three_processes(stack, collector):
             assert served.start_ns <= span.start_ns <= span.end_ns <= served.end_ns
     assert not any(span.is_error for span in spans)
     transfer = only(spans, name="transfer")
-    assert transfer.attributes["twinfang.bytes"] > transfer.attributes["twinfang.early_bytes"] > 0
+    assert transfer.attributes["twinfang.bytes"] > transfer.attributes["twinfang.early_bytes"]
     order = ["transfer", "first_token", "decode"]
     assert order == [s.name for s in sorted(spans, key=lambda s: s.start_ns) if s.name in order]
 
