@@ -39,7 +39,7 @@ def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
 
 
 def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> ChildSpec:
-    flags = [flag for flag in table.ROUTER_FLAGS if flag is not table.WORKERS]
+    flags = [flag for flag in (*table.ROUTER_FLAGS, *table.TRACES.flags) if flag is not table.WORKERS]
     arguments = ["router", *as_arguments(flags, values)]
     arguments += ["--host", values.host, "--port", str(port), "--place", str(place)]
     name = f"{values.name or 'router'}-{place.index}"
