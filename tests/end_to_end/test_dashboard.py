@@ -160,6 +160,31 @@ def test_a_phone_shows_all_without_scrolling_sideways(open_page, client, scheme)
     assert (lightness < 60) == (scheme == "dark")
 
 
+def test_events_are_read_however_the_network_cuts_them(open_page):
+    """Byte by byte: within a character of two bytes, and between the two of an end of line."""
+    said = 'event: request\r\ndata: {"id":\r\ndata: "é"}\r\n\r\n: nothing\n\nevent: stats\ndata: 1\n\n'
+    read = open_page().evaluate(
+        """async (said) => {
+          const { eventsOf } = await import("/admin/ui/event_stream.js");
+          const bytes = new TextEncoder().encode(said);
+          const body = new ReadableStream({ start(out) {
+            for (const byte of bytes) out.enqueue(Uint8Array.of(byte));
+            out.close();
+          } });
+          const events = [];
+          try {
+            for await (const event of eventsOf(new Response(body))) events.push(event);
+          } catch (error) {
+            events.push(error.message);
+          }
+          return events;
+        }""",
+        said,
+    )
+    request, stats = {"name": "request", "data": {"id": "é"}}, {"name": "stats", "data": 1}
+    assert read == [request, stats, "the router ended the stream"]
+
+
 # --- what it does ----------------------------------------------------------------------------------
 
 

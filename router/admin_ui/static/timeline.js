@@ -70,7 +70,7 @@ function timeline(detail) {
   const end = Math.max(...spans.map((span) => span.end), 1e-6);
   const first = firstTokenEnd(spans);
   return [
-    first !== null && first < end * 0.8 && bar("To the first token", spans, first),
+    first !== null && first < end * 0.8 && bar(detail.choices > 1 ? "To the first tokens" : "To the first token", spans, first),
     bar(hasEnded(detail) ? "Whole request" : "So far", spans, end),
     legend(spans),
     spanTable(spans),

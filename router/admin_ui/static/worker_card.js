@@ -24,7 +24,7 @@ export function workerCard(worker, store, actions) {
       h("span", { class: "quiet mono small address", title: worker.address }, worker.address),
       hasModels(store) && h("span", { class: "quiet mono small address", title: worker.model }, worker.model),
     ),
-    worker.problem && h("p", { class: "problem" }, worker.problem),
+    worker.problem && h("p", { class: "problem", title: worker.problem }, worker.problem),
     stats
       ? [
           meter("KV blocks", stats.num_blocks, stats.free_blocks, stats.cached_blocks),
