@@ -60,6 +60,15 @@ async def test_every_form_becomes_a_grammar_of_just_the_right_answers(make_stack
     assert decode.submitted[-1].params.grammar is None
 
 
+async def test_a_schema_that_the_library_panics_on_is_refused(make_stack):
+    """It cuts what it names in its message behind 100 bytes, within a character."""
+    stack = await make_stack()
+    for padding in range(4):
+        schema = {"type": "string", "format": {"const": "a" * (86 + padding) + "😀😀"}}
+        assert (await stack.chat(**response_format(schema))).status_code == 400
+    assert not stack.decode[0].submitted
+
+
 async def test_a_refused_schema_reaches_no_server(make_stack):
     stack = await make_stack()
     response = await stack.chat(**response_format({"type": "array", "uniqueItems": True}))
