@@ -13,17 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import accept_drafts, ngram_draft, prepare_rows
+from kernels import accept_drafts, ngram_draft, prepare_rows, token_mask
 
 TOKENS = ("tokens", "forced", "sampled", "stop_ids", "results", "input_ids")
 POINTERS = {
     **{name + "_ptr": "*i64" for name in (*TOKENS, "rows", "positions", "slot_mapping")},
     **{name + "_ptr": "*u8" for name in ("active", "is_finite")},
+    **{name + "_ptr": "*fp32" for name in ("logits", "masked")},
 }
 KERNELS = [
     (prepare_rows._prepare_rows_kernel, {"BLOCK_T": 4}),
     (accept_drafts._accept_drafts_kernel, {"BLOCK_T": 4, "BLOCK_S": 2}),
     (ngram_draft._ngram_draft_kernel, {"MIN_N": 2, "MAX_N": 4, "BLOCK_T": 4, "BLOCK": 2048}),
+    (token_mask._mask_tokens_kernel, {"BLOCK": 1024}),
 ]
 for kernel, constants in KERNELS:
     constants |= {name: 1 for name in SIZES if name in kernel.arg_names}
@@ -59,4 +61,4 @@ def test_kernels_compile_for_sm_90_without_spills(sizes_of_one):
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.count("compiled") == 3
+    assert result.stdout.count("compiled") == 4
