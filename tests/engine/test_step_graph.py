@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,7 +21,7 @@ import engine.models.moe as moe
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.step_buffers import capture_sizes
-from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
+from tests.checkpoints import DENSE_WITH_MTP, EOS_TOKEN_ID, MOE_WITH_MTP, make_checkpoint
 from tests.engine.speculating import Ask, greedy_asks, make_engine, serve
 from wire.sampling_params import SamplingParams
 
@@ -276,6 +277,11 @@ def cuda_engine(model_dir, drafter, *, captures, ahead=1) -> Engine:
     return engine
 
 
+def in_words(ask, grammar):
+    params = replace(ask.params, grammar=grammar, min_tokens=0)
+    return replace(ask, params=params, stop=frozenset([EOS_TOKEN_ID]))
+
+
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("model", ["dense", "moe"])
@@ -284,6 +290,8 @@ def test_graphs_and_eager_steps_give_the_same_tokens_over_a_thousand_steps(model
     asks = [
         ask for kind in ("greedy", "random", "filtered") for ask in asks_of(kind, 60, num_tokens=80)
     ]  # in batches that change as requests join and leave
+    words = LLMatcher.grammar_from_regex("([a-z]{1,5} ){9,12}")
+    asks += [in_words(ask, words) for kind in ("greedy", "filtered") for ask in asks_of(kind, 6, 40)]
     eager = cuda_engine(models[model], drafter, captures=False)
     graphs = cuda_engine(models[model], drafter, captures=True)
     num_steps, replays = 0, 0
