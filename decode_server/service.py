@@ -32,7 +32,7 @@ from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
 from telemetry.server_spans import DecodeSpans
-from wire.errors import InvalidRequestError, TwinfangError, UnavailableError, WireError
+from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import (
     Cancel,
     DrainNews,
@@ -96,6 +96,7 @@ class DecodeService:
         self._is_draining = False
         self._is_stopping = False
         self._streams: dict[str, RouterStream] = {}  # by request id
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._open_streams: set[RouterStream] = set()
         self._preparations: dict[
             str, asyncio.Task[None]
@@ -200,6 +201,10 @@ class DecodeService:
         except TwinfangError as error:
             self._refuse(request_id, message.ticket, error)
             return
+        if message.timeout_s is not None:
+            self._deadlines[request_id] = asyncio.get_running_loop().call_later(
+                message.timeout_s, self._expire, request_id, message.timeout_s
+            )
         if self._exchange is not None and message.ticket is not None:
             self._exchange.expect(message.ticket)
         if message.params.grammar is None and self._knows(message.ticket):
@@ -289,11 +294,25 @@ class DecodeService:
 
     def _cancel(self, request_id: str) -> None:
         """The client or its router has gone; nothing more is sent for this request."""
-        stream = self._streams.pop(request_id, None)
-        if stream is None:
-            return
-        stream.request_ids.discard(request_id)
-        self._spans.cancelled(request_id)
+        if request_id in self._streams:
+            self._forget(request_id)
+            self._spans.cancelled(request_id)
+            self._end(request_id)
+
+    def _expire(self, request_id: str, timeout_s: float) -> None:
+        """Whoever asked waits no longer; a router that could not say so is told when it is back."""
+        message = f"the request was not finished within the {timeout_s:.3g} s that were left for it here"
+        self._deliver([_refusal(request_id, DeadlineError(message))])
+        self._end(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id).request_ids.discard(request_id)
+        deadline = self._deadlines.pop(request_id, None)
+        if deadline is not None:
+            deadline.cancel()
+
+    def _end(self, request_id: str) -> None:
+        """Stops all work for a request."""
         preparation = self._preparations.get(request_id)
         if preparation is not None:
             preparation.cancel()
@@ -330,8 +349,7 @@ class DecodeService:
                 continue
             by_stream.setdefault(stream, []).append(output)
             if output.finish_reason is not None:
-                del self._streams[output.request_id]
-                stream.request_ids.discard(output.request_id)
+                self._forget(output.request_id)
                 self._spans.ended(output)
         for stream, news in by_stream.items():
             stream.deliver(news)

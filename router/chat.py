@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from router.access.authentication import api_key_of
 from router.chat_request import ChatBody, check_chat
 from router.chat_response import ChatWriter
+from router.deadline import deadline_of
 from router.json_body import body_schema, read_json
 from router.openai_errors import request_id_of
 from router.services import services_of
@@ -21,6 +22,7 @@ async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     api_key = api_key_of(request)
     with services.metrics.refusals(api_key.name):
+        deadline = deadline_of(request, services.config)
         body = await read_json(request, ChatBody)
         chat = await check_chat(body, services, request_id=request_id_of(request), api_key=api_key)
-    return await respond(request, chat, ChatWriter(chat), services)
+    return await respond(request, chat, ChatWriter(chat), services, deadline=deadline)

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from router.access.authentication import api_key_of
 from router.completion_request import CompletionBody, check_completion
 from router.completion_response import CompletionWriter
+from router.deadline import deadline_of
 from router.json_body import body_schema, read_json
 from router.openai_errors import request_id_of
 from router.services import services_of
@@ -21,8 +22,9 @@ async def create_completion(request: Request) -> Response:
     services = services_of(request)
     api_key = api_key_of(request)
     with services.metrics.refusals(api_key.name):
+        deadline = deadline_of(request, services.config)
         body = await read_json(request, CompletionBody)
         completion = await check_completion(
             body, services, request_id=request_id_of(request), api_key=api_key
         )
-    return await respond(request, completion, CompletionWriter(completion), services)
+    return await respond(request, completion, CompletionWriter(completion), services, deadline=deadline)

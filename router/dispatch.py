@@ -113,6 +113,11 @@ class Dispatch:
         self._servers.ended()
 
     @property
+    def _time_left_s(self) -> float:
+        """What servers get to hear of the deadline: clocks of two machines are not compared."""
+        return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+    @property
     def _token_ids(self) -> tuple[int, ...]:
         """Prompt and answer so far."""
         return (*self._choice.token_ids, *self._answer_ids)
@@ -189,7 +194,7 @@ class Dispatch:
             resume,
             traceparent=self._timeline.call("prefill", prefill.worker_id),
         )
-        timeout_s = max(0.001, self._deadline - asyncio.get_running_loop().time())
+        timeout_s = self._time_left_s
         self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
 
         def submit(ticket: AnyTicket) -> None:
@@ -297,6 +302,7 @@ class Dispatch:
             keeps_state=self._pool.conversations is not None,
             num_answered=len(self._answer_ids),
             traceparent=self._timeline.call("decode", decode.worker_id),
+            timeout_s=self._time_left_s,
         )
         self._stream = decode
         self._submitted_s, self.first_output_s = time.monotonic(), 0.0

@@ -32,6 +32,8 @@ class Generation:
         model: ServedModel,
         choices: Sequence[tuple[Choice, Answer]],
         record: RequestRecord,
+        *,
+        deadline: float,
     ) -> None:
         self._services = services
         self._model = model
@@ -48,7 +50,7 @@ class Generation:
         self._unfinished = set(range(len(choices)))
         self._last_token_s = [0.0] * len(choices)
         self._started_s = 0.0
-        self._deadline = 0.0
+        self._deadline = deadline
         self._exits = AsyncExitStack()
 
     @property
@@ -57,9 +59,8 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         """Waits for its turn. Raises what :meth:`Gate.enter` raises."""
-        metrics, loop = self._services.metrics, asyncio.get_running_loop()
+        metrics = self._services.metrics
         self._started_s = time.monotonic()
-        self._deadline = loop.time() + self._services.config.request_timeout_s
         async with AsyncExitStack() as exits:
             exits.enter_context(metrics.request(self._asked.key))
             exits.enter_context(self._services.requests.follow(self._record))
@@ -70,7 +71,8 @@ class Generation:
             exits.enter_context(self._record.abortable(self._abort))
             self._exits = exits.pop_all()
         metrics.request_queue.observe(self._place.queue_s)
-        self._exits.callback(loop.call_at(self._deadline, self._expire).cancel)
+        timer = asyncio.get_running_loop().call_at(self._deadline, self._expire)
+        self._exits.callback(timer.cancel)
         for index in range(len(self._choices)):
             self._start(index)
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class TextRequest:
     """Of the API key it came with; empty: there are none."""
     priority: int = 0
     """Lower is earlier."""
+    deadline: float = math.inf
+    """When it must have ended, on the event loop's clock."""
     session: str | None = None
     """Requests of one session go to the same servers."""
     trace: RequestTrace = UNTRACED

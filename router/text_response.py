@@ -36,9 +36,12 @@ class Writer(Protocol):
         """What ends a stream if usage was asked for: it has no choices."""
 
 
-async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
+async def respond(
+    http: Request, request: TextRequest, writer: Writer, services: Services, *, deadline: float
+) -> Response:
     trace = begin_trace(http, request.id, services.tracing)
-    request = replace(request, session=session_of(http, services.config), trace=trace)
+    session = session_of(http, services.config)
+    request = replace(request, session=session, trace=trace, deadline=deadline)
     if request.stream:
         return EventStream(partial(_events, request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
@@ -127,7 +130,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
         key_name=request.key_name or None,
         trace=request.trace,
     )
-    return Generation(services, model, choices, record)
+    return Generation(services, model, choices, record, deadline=request.deadline)
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:

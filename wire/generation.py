@@ -90,6 +90,8 @@ class Submit:
     """Tokens at the end of ``token_ids`` that the answer has already: another server generated them."""
     traceparent: str = ""
     """As :attr:`PrefillRequest.traceparent`."""
+    timeout_s: float | None = None
+    """How long anybody waits for the answer; then the server ends it by itself. None: no matter how long."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)

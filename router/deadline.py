@@ -1,0 +1,36 @@
+"""How long an HTTP request may take: what its client grants it, within the router's limit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from fastapi import Request
+
+from router.config import RouterConfig
+from router.openai_errors import shown
+from wire.errors import InvalidRequestError
+
+HEADER = "X-Request-Timeout"
+"""Seconds from the request's arrival to its last token."""
+
+
+def deadline_of(request: Request, config: RouterConfig) -> float:
+    """On the event loop's clock. Raises :class:`InvalidRequestError` for a header that is no time."""
+    given = request.headers.get(HEADER)
+    timeout_s = config.request_timeout_s
+    if given is not None:
+        timeout_s = min(timeout_s, _seconds(given))
+    return asyncio.get_running_loop().time() + timeout_s
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text) if text.isascii() else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise InvalidRequestError(
+            f"{HEADER} must be a number of seconds above 0, got {shown(text)}", param=HEADER
+        )
+    return value
