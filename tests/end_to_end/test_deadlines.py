@@ -10,8 +10,8 @@ import pytest
 from tests.end_to_end.clients import greedy_body
 from wire.codec import encode
 from wire.errors import DeadlineError
-from wire.generation import PrefillRequest, Submit
-from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_step_outputs, open_channel
+from wire.generation import PrefillRequest, StepOutputs, Submit
+from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
 from wire.sampling_params import SamplingParams
 
 TOO_LONG = 3000
@@ -39,7 +39,8 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
         await stream.write(encode(Submit("late", (7,), params, None, timeout_s=0.4)))
         outputs = []
         while not outputs or outputs[-1].finish_reason is None:
-            outputs += decode_step_outputs(await asyncio.wait_for(stream.read(), 60)).outputs
+            news = decode_stream_reply(await asyncio.wait_for(stream.read(), 60))
+            outputs += news.outputs if isinstance(news, StepOutputs) else ()
         assert (outputs[-1].finish_reason, outputs[-1].error.code) == ("error", "deadline_exceeded")
         stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")  # the call is open
         stream.cancel()
