@@ -6,7 +6,6 @@ Each asks for a chat, a stream, tools and an object of a schema, in its own way 
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from typing import Literal
 
 import openai
@@ -31,11 +30,6 @@ TOOL = {
     "type": "function",
     "function": {"name": "book_trip", "description": "Books it.", "parameters": Trip.model_json_schema()},
 }
-
-
-reads_calls = pytest.mark.skipif(
-    find_spec("router.tool_calls") is None, reason="the router does not read calls out of answers yet"
-)
 
 
 @pytest.fixture
@@ -74,10 +68,11 @@ async def test_openai_parses_an_object_of_a_schema(stack, client):
     assert isinstance(chat.choices[0].message.parsed, Trip)
 
 
-@reads_calls
 async def test_openai_gets_a_call_of_a_tool(stack, client):
-    fields = {"model": stack.model, "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}
-    chat = await client.chat.completions.create(**fields, **ENOUGH)
+    fields = {"model": stack.model, "messages": MESSAGES, "tools": [TOOL]}
+    chat = await client.chat.completions.create(
+        **fields, **ENOUGH, tool_choice="required", parallel_tool_calls=False
+    )
     (choice,) = chat.choices
     assert choice.finish_reason == "tool_calls"
     call = choice.message.tool_calls[0]
@@ -113,13 +108,12 @@ def test_langchain_chats_and_streams(chat_model, expected):
     assert any(chunk.response_metadata.get("finish_reason") for chunk in chunks)
 
 
-@pytest.mark.parametrize("method", ["json_schema", pytest.param("function_calling", marks=reads_calls)])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_langchain_gets_an_object_of_a_schema(chat_model, method):
     trip = chat_model(**ENOUGH).with_structured_output(Trip, method=method).invoke("Which city?")
     assert isinstance(trip, Trip)
 
 
-@reads_calls
 def test_langchain_gets_a_call_of_a_tool(chat_model):
     message = chat_model(**ENOUGH).bind_tools([TOOL], tool_choice="book_trip").invoke("Which city?")
     (call,) = message.tool_calls
@@ -165,7 +159,6 @@ def test_litellm_gets_an_object_of_a_schema(complete):
         assert isinstance(json.loads(anything.message.content), dict)
 
 
-@reads_calls
 def test_litellm_gets_a_call_of_a_tool(complete):
     choice = {"type": "function", "function": {"name": "book_trip"}}
     (call,) = complete(**ENOUGH, tools=[TOOL], tool_choice=choice).choices[0].message.tool_calls
