@@ -42,6 +42,8 @@ class Changes:
                 self._pool.remove(worker)
             return
         if worker is None:
+            if saved.added_by != "api":
+                return
             log.info("%s server %s was added through the admin API", *place)
             worker = self._pool.add(*place, added_by="api")
         if saved.state == "draining":
@@ -84,7 +86,8 @@ class Changes:
 
     async def _save(self, worker: Worker, state: SavedState) -> None:
         if self._state_file is not None:
-            await self._state_file.save_worker(SavedWorker(worker.pool_role, worker.address, state))
+            saved = SavedWorker(worker.pool_role, worker.address, state, worker.added_by)
+            await self._state_file.save_worker(saved)
 
 
 def changes_of(request: Request) -> Changes:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from router.config import RouterConfig
 from router.live_config import with_changes
-from router.worker_id import PoolRole
+from router.worker_id import AddedBy, PoolRole
 from wire.errors import ConfigError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ VERSION = 1
 APPLICATION_ID = 0x7F1A06
 SCHEMA = f"""
     CREATE TABLE workers (
-        role TEXT NOT NULL, address TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (role, address)
+        role TEXT NOT NULL, address TEXT NOT NULL, state TEXT NOT NULL, added_by TEXT NOT NULL,
+        PRIMARY KEY (role, address)
     ) STRICT;
     CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     PRAGMA application_id = {APPLICATION_ID};
@@ -46,6 +47,8 @@ class SavedWorker:
     role: PoolRole
     address: str
     state: SavedState
+    added_by: AddedBy
+    """One that a flag named, and no longer does, is not brought back."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class StateFile:
 
     async def save_worker(self, worker: SavedWorker) -> None:
         await self._save(
-            "INSERT OR REPLACE INTO workers VALUES (?, ?, ?)", (worker.role, worker.address, worker.state)
+            "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",
+            (worker.role, worker.address, worker.state, worker.added_by),
         )
 
     async def save_settings(self, settings: Mapping[str, Any]) -> None:
@@ -129,7 +133,9 @@ def _load(connection: sqlite3.Connection) -> SavedChanges:
             f"it is a database of another kind or version (application id {found_id:#x}, version {version}; "
             f"expected {APPLICATION_ID:#x}, version {VERSION})"
         )
-    workers = connection.execute("SELECT role, address, state FROM workers ORDER BY rowid").fetchall()
+    workers = connection.execute(
+        "SELECT role, address, state, added_by FROM workers ORDER BY rowid"
+    ).fetchall()
     settings = connection.execute("SELECT name, value FROM settings ORDER BY rowid").fetchall()
     with connection:  # a file that can't be written shows now, not at the first change
         connection.execute(f"PRAGMA user_version = {VERSION}")

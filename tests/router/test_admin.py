@@ -527,6 +527,11 @@ async def test_changes_survive_a_restart(make_admin_stack, tmp_path):
     third = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
     assert set(await ids(third)) == {kept, drained, removed}
     assert not any(worker["draining"] for worker in (await get(third, "/workers"))["workers"])
+    await post(third, f"/workers/{kept}/drain")
+    fewer = (addresses[drained],)
+    fourth = await make_admin_stack(num_decode=0, decode_addresses=fewer, state_file=state_file, ready=False)
+    assert kept not in await ids(fourth), "what a flag no longer names does not come back"
+    assert removed in await ids(fourth), "what was added through the API does"
 
 
 @pytest.mark.parametrize("content", [b"no database at all, but long enough to be one" * 40, b"another"])
