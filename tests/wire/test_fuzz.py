@@ -201,7 +201,7 @@ def test_flipped_cut_and_doubled_bytes_are_refused_or_make_a_message(data):
 @settings(max_examples=60)
 @given(messages.flatmap(lambda cls: TREES[cls].map(lambda tree: packed(cls, tree))))
 def test_the_stream_s_readers_refuse_what_is_not_theirs(data):
-    for read in (rpc.decode_stream_request, rpc.decode_step_outputs):
+    for read in (rpc.decode_stream_request, rpc.decode_stream_reply):
         try:
             read(data)
         except REFUSALS as error:
