@@ -9,7 +9,7 @@ router process and for two.
 |---|---|
 | added | time to first token minus that of a worker alone over HTTP, one request at a time |
 | requests/s | closed loop, answers of one token |
-| paced | many streams, a token of each every step: as engines send them. Router's CPU time a token |
+| paced | many streams, a token of each every step, as from engines: CPU time a token once all stream |
 | flat out | workers step as fast as the router takes it; events of a request may come together |
 
 CPU time is that of all the router's processes and threads, from /proc: it holds on a machine whose cores are
@@ -31,6 +31,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,11 @@ class Arrangement:
     note: str
     worker_kinds: tuple[tuple[str, str], ...]
     """Kind and role of each stub worker."""
-    command: Callable[[int, Sequence[int]], list[str]] | None
-    """The router's command line, of its port and the workers' ones; None: the client asks the workers."""
+    command: Callable[[int, Sequence[int], int], list[str]] | None
+    """A router's command line: of its port, the workers' ones and how many processes it is to be. None: the
+    client asks the workers."""
+    shares_port: bool = False
+    """Whether one command starts several processes; else it is run several times, each with a port."""
     ready_path: str = "/readyz"
     fields: tuple[tuple[str, object], ...] = ()
 
@@ -70,24 +74,24 @@ USAGE = (("stream_options", {"include_usage": True}),)
 """An event of ours may hold several tokens: the answer says how many there were."""
 
 
-def twinfang(port: int, workers: Sequence[int], *roles: str) -> list[str]:
+def twinfang(roles: Sequence[str], port: int, workers: Sequence[int], num_processes: int) -> list[str]:
     flags = [f"--{role}=127.0.0.1:{w}" for role, w in zip(roles, workers, strict=True)]
     policies = ("--prefill-policy=round_robin", "--decode-policy=round_robin")
     model = ("--model", str(BUNDLED_MODEL), "--served-model-name", MODEL)
-    quiet = ("--log-level=warning", f"--port={port}")
+    quiet = ("--log-level=warning", f"--port={port}", f"--workers={num_processes}")
     return [sys.executable, "-m", "twinfang", "router", *model, *policies, *quiet, *flags]
 
 
-def vllm_router(binary: Path, port: int, metrics_port: int, workers: Sequence[int]) -> list[str]:
+def vllm_router(binary: Path, port: int, workers: Sequence[int], _num_processes: int) -> list[str]:
     urls = [f"http://127.0.0.1:{w}" for w in workers]
-    metrics = ("--prometheus-port", str(metrics_port))
+    metrics = ("--prometheus-port", str(free_ports(1)[0]))
     quiet = ("--log-level", "warning", "--policy", "round_robin", "--port", str(port))
     return [str(binary), *quiet, *metrics, "--worker-urls", *urls]
 
 
-def sglang_router(binary: Path, port: int, metrics_port: int, workers: Sequence[int]) -> list[str]:
+def sglang_router(binary: Path, port: int, workers: Sequence[int], _num_processes: int) -> list[str]:
     urls = [f"http://127.0.0.1:{w}" for w in workers]
-    metrics = ("--prometheus-port", str(metrics_port))
+    metrics = ("--prometheus-port", str(free_ports(1)[0]))
     quiet = ("--log-level", "warn", "--policy", "round_robin", "--port", str(port))
     return [str(binary), "launch", *quiet, *metrics, "--worker-urls", *urls]
 
@@ -101,25 +105,23 @@ def arrangements(peers: dict[str, Path]) -> list[Arrangement]:
             "twinfang",
             "tokenizes, detokenizes; servers of both roles",
             both,
-            lambda port, workers: twinfang(port, workers, *("decode",) * NUM_WORKERS),
+            partial(twinfang, ("decode",) * NUM_WORKERS),
+            shares_port=True,
             fields=USAGE,
         ),
         Arrangement(
             "twinfang, split",
             "the same with a prefill server's call before each request",
             pair,
-            lambda port, workers: twinfang(port, workers, "prefill", "decode"),
+            partial(twinfang, ("prefill", "decode")),
+            shares_port=True,
             fields=USAGE,
         ),
     ]
     for name, command in (("vllm-router", vllm_router), ("sglang-router", sglang_router)):
         if name in peers:
-            binary = peers[name]
-
-            def start(port: int, workers: Sequence[int], command=command, binary=binary) -> list[str]:  # type: ignore[no-untyped-def]
-                return command(binary, port, free_ports(1)[0], workers)
-
-            found.append(Arrangement(name, "passes bytes through", sse, start, "/health"))
+            note = "passes bytes through; as many threads as cores"
+            found.append(Arrangement(name, note, sse, partial(command, peers[name]), ready_path="/health"))
     return found
 
 
@@ -141,17 +143,21 @@ def process(command: Sequence[str], folder: Path) -> Iterator[psutil.Process]:
             child.wait()
 
 
-def wait_until_ready(port: int, path: str) -> None:
+def wait_until_ready(port: int, path: str, times: int = 1) -> None:
+    """``times`` in a row: several processes may answer at one port."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
+    num_ready = 0
+    while num_ready < times:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2).read()
-            return
+            num_ready += 1
+            continue
         except (urllib.error.URLError, OSError) as error:
             if time.monotonic() > deadline:
                 raise SystemExit(
                     f"nothing is ready at port {port} after {START_TIMEOUT_S:g} s: {error}"
                 ) from error
+        num_ready = 0
         time.sleep(0.1)
 
 
@@ -167,28 +173,19 @@ def running(arrangement: Arrangement, num_routers: int, folder: Path) -> Iterato
         workers = free_ports(len(arrangement.worker_kinds))
         stubs = []
         for (kind, role), port in zip(arrangement.worker_kinds, workers, strict=True):
-            stub = [
-                sys.executable,
-                "-m",
-                "benchmarks.stub_workers",
-                kind,
-                "--port",
-                str(port),
-                "--role",
-                role,
-            ]
-            stubs.append(exits.enter_context(process(stub, folder)))
+            stub = f"-m benchmarks.stub_workers {kind} --port {port} --role {role}"
+            stubs.append(exits.enter_context(process([sys.executable, *stub.split()], folder)))
             if kind == "sse":
                 wait_until_ready(port, "/health")
         if arrangement.command is None:
             yield Target(arrangement, workers, stubs, stubs)
             return
-        ports = free_ports(num_routers)
-        routers = []
+        num_commands = 1 if arrangement.shares_port else num_routers
+        ports = free_ports(num_commands)
+        commands = [arrangement.command(port, workers, num_routers // num_commands) for port in ports]
+        routers = [exits.enter_context(process(command, folder)) for command in commands]
         for port in ports:
-            routers.append(exits.enter_context(process(arrangement.command(port, workers), folder)))
-        for port in ports:
-            wait_until_ready(port, arrangement.ready_path)
+            wait_until_ready(port, arrangement.ready_path, times=1 if num_routers == num_commands else 20)
         yield Target(arrangement, ports, routers, stubs)
 
 
@@ -212,8 +209,9 @@ class Target:
         try:
             if warm_up:
                 load.run(warm_up)
+            steady: list[float] = []
             router_before, workers_before = cpu_s(self.routers), cpu_s(self.workers)
-            result = load.run(num_requests)
+            result = load.run(num_requests, lambda: steady.append(cpu_s(self.routers)))
             router_s, workers_s = cpu_s(self.routers) - router_before, cpu_s(self.workers) - workers_before
         finally:
             load.close()
@@ -222,7 +220,8 @@ class Target:
             "workers": workers_s / result.duration_s,
             "client": result.client_cpu_s / result.duration_s,
         }
-        return result, {"router_cpu_s": router_s} | {f"{k}_cores": round(v, 3) for k, v in cores.items()}
+        times = {"router_cpu_s": router_s, "steady_cpu_s": steady[-1] - steady[0] if steady else 0.0}
+        return result, times | {f"{k}_cores": round(v, 3) for k, v in cores.items()}
 
 
 def ms(seconds: float) -> float:
@@ -246,6 +245,7 @@ def measure(target: Target, scale: float) -> dict[str, Any]:
         ONE_TOKEN, concurrency=RATE_CONCURRENCY, num_requests=scaled(RATE_REQUESTS), warm_up=scaled(100)
     )
     num = len(rate.total_s)
+    del cores["steady_cpu_s"]
     figures["requests"] = {
         "per_s": round(num / rate.duration_s),
         "per_router_core_s": round(num / cores.pop("router_cpu_s")),
@@ -257,16 +257,26 @@ def measure(target: Target, scale: float) -> dict[str, Any]:
     for streams, step_s in PACED:
         shape = Shape(PROMPT, scaled(PACED_S / step_s), step_s)
         result, cores = target.run(shape, concurrency=streams, num_requests=streams, warm_up=0)
-        figures["paced"].append({"streams": streams, "step_ms": ms(step_s), **streamed(result, cores)})
+        steady_s = cores["steady_cpu_s"]
+        figures["paced"].append(
+            {
+                "streams": streams,
+                "step_ms": ms(step_s),
+                "steady_us_per_token": round(steady_s / result.steady_events * 1e6, 2),
+                "steady_tokens_per_router_core_s": round(result.steady_events / steady_s),
+                **streamed(result, cores),
+            }
+        )
     shape = Shape(PROMPT, FLAT_OUT_TOKENS)
     streams = FLAT_OUT_STREAMS
-    result, cores = target.run(shape, concurrency=streams, num_requests=scaled(4 * streams), warm_up=0)
+    result, cores = target.run(shape, concurrency=streams, num_requests=scaled(2 * streams), warm_up=0)
     figures["flat_out"] = {"streams": streams, **streamed(result, cores)}
     return figures
 
 
 def streamed(result: Result, cores: dict[str, float]) -> dict[str, Any]:
     router_cpu_s = cores.pop("router_cpu_s")
+    del cores["steady_cpu_s"]
     return {
         "tokens_per_s": round(result.num_tokens / result.duration_s),
         "tokens_per_router_core_s": round(result.num_tokens / router_cpu_s),
@@ -291,7 +301,7 @@ def row(name: str, figures: dict[str, Any], base: dict[str, Any]) -> str:
     cells = f"{first['p50'] - base_first['p50']:>9.2f} {first['p99'] - base_first['p99']:>7.2f}"
     cells += f" {figures['requests']['per_s']:>6} {figures['requests']['per_router_core_s']:>8}"
     for paced in figures["paced"]:
-        cells += f" {paced['router_us_per_token']:>20.1f} {paced['tokens_per_router_core_s']:>8}"
+        cells += f" {paced['steady_us_per_token']:>20.1f} {paced['steady_tokens_per_router_core_s']:>8}"
     flat = figures["flat_out"]
     return f"{name:26} {cells} {flat['tokens_per_s']:>15} {flat['tokens_per_router_core_s']:>8}"
 
@@ -342,7 +352,8 @@ def main() -> None:
                     base = figures
                 name = arrangement.name if is_base else f"{arrangement.name} × {num_routers}"
                 print(row(name, figures, base), flush=True)
-                report["results"].append({"name": arrangement.name, "routers": num_routers, **figures})
+                about = {"name": arrangement.name, "note": arrangement.note, "routers": num_routers}
+                report["results"].append(about | figures)
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

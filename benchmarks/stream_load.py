@@ -10,7 +10,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 TIMEOUT_S = 60.0
@@ -62,6 +62,8 @@ class Result:
     num_tokens: int = 0
     num_events: int = 0
     client_cpu_s: float = 0.0
+    steady_events: int = 0
+    """Events while all requests were being answered: from the last one's first to the first one's last."""
 
 
 @dataclass(eq=False)
@@ -88,7 +90,9 @@ class Load:
         self._selector = selectors.DefaultSelector()
         self._result = Result()
         self._left = 0
-        self._streams = []
+        self._is_steady = False
+        self._on_steady: Callable[[], None] = lambda: None
+        self._streams: list[Stream] = []
         for i in range(concurrency):
             port = ports[i % len(ports)]
             connection = socket.create_connection(("127.0.0.1", port))
@@ -97,9 +101,14 @@ class Load:
             self._selector.register(connection, selectors.EVENT_READ, stream)
             self._streams.append(stream)
 
-    def run(self, num_requests: int) -> Result:
-        """Sends so many requests; raises :class:`LoadError` if one of them is not answered in full."""
+    def run(self, num_requests: int, on_steady: Callable[[], None] = lambda: None) -> Result:
+        """Sends so many requests; raises :class:`LoadError` if one of them is not answered in full.
+
+        ``on_steady`` is called when all streams have had their first event, and when one has come to its end.
+        """
         result = self._result = Result()
+        self._on_steady = on_steady
+        self._is_steady = False
         self._left = num_requests
         started, cpu_started = time.perf_counter(), time.process_time()
         for stream in self._streams[:num_requests]:
@@ -139,8 +148,13 @@ class Load:
                 result.gaps_s.append(now - stream.last)
             else:
                 result.first_s.append(now - stream.sent)
+                if len(result.first_s) == len(self._streams) and not result.total_s:
+                    self._is_steady = True
+                    self._on_steady()
             stream.last = now
             stream.num_events += num_events
+            if self._is_steady:
+                result.steady_events += num_events
         if has_ended:
             self._finish(stream, news, now)
         else:
@@ -150,6 +164,9 @@ class Load:
         if b"data: [DONE]" not in tail:
             raise LoadError(f"a stream ended without [DONE]: {tail!r}")
         result = self._result
+        if self._is_steady:
+            self._is_steady = False
+            self._on_steady()
         _, usage, told = tail.partition(b'"completion_tokens":')
         num_tokens = int(told.partition(b",")[0]) if usage else stream.num_events
         if num_tokens != self._num_tokens:

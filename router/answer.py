@@ -12,7 +12,7 @@ from wire.generation import RequestOutput, RequestStats, TokenLogprobs
 from wire.sampling_params import SamplingParams
 
 
-@dataclass
+@dataclass(slots=True)
 class Delta:
     """What is new of one choice."""
 

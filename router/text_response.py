@@ -77,8 +77,9 @@ async def _events(
             chunks = writer.chunks(index, delta, answers[index], is_first=index not in seen)
             seen.add(index)
             if request.include_usage:
-                return b"".join(event(chunk | {"usage": usage}) for chunk in chunks)
-            return b"".join(map(event, chunks))
+                for chunk in chunks:
+                    chunk["usage"] = usage
+            return event(chunks[0]) if len(chunks) == 1 else b"".join(map(event, chunks))
 
         while deltas := await generation.step():
             data = b"".join(written(index, delta) for index, delta in deltas)

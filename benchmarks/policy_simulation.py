@@ -11,16 +11,27 @@ import heapq
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import count
 
 from engine.prefix_journal import PrefixJournal
 from router.assignments import Assignments
 from router.policies.policy import Candidate, Demand, Policy
-from tests.router.scripted_servers import server_info, server_stats
+from wire.generation import ServerInfo, ServerStats
 from wire.prefixes import block_keys
 
 BLOCK_SIZE = 64
+INFO = ServerInfo(
+    role="prefill",
+    incarnation="simulated",
+    served_model_name="simulated",
+    fingerprint="f",
+    vocab_size=1 << 17,
+    max_model_len=1 << 20,
+    block_size=BLOCK_SIZE,
+    max_num_seqs=64,
+    eos_token_ids=(),
+)
 
 
 @dataclass
@@ -53,7 +64,7 @@ class SimulatedServer:
         tokens = demand.token_ids[:-1]
         keys = block_keys(tokens, block_size=BLOCK_SIZE, fingerprint="f", salt=demand.cache_salt)
         num_hits = next((i + 1 for i in range(len(keys) - 1, -1, -1) if keys[i] in self.cache), 0)
-        for key in keys:
+        for key in reversed(keys):  # leaves are evicted first
             if key not in self.cache:
                 self.journal.add(key)
             self.cache[key] = None
@@ -87,6 +98,8 @@ class Simulation:
         self.servers: dict[str, SimulatedServer] = {}
         self.routers = [SimulatedRouter(make_policy(random.Random(seed + i + 1))) for i in range(num_routers)]
         self.waits_s: list[float] = []
+        self.ttfts_s: list[float] = []
+        """Wait and prefill of each request, in the order of their arrival."""
         self.fullest = 0
         """Most tokens that were queued at one server."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -105,7 +118,7 @@ class Simulation:
         self.servers[server.address] = server
         for router in self.routers:
             assignments = router.known[server.address] = Assignments(lambda: self.now)
-            assignments.appeared(server_info("prefill", block_size=BLOCK_SIZE))
+            assignments.appeared(INFO)
 
     def leave(self, address: str) -> SimulatedServer:
         """As a server that drains: nothing more is sent there, what it has is computed."""
@@ -146,6 +159,7 @@ class Simulation:
         known = router.known[address]
         assignment = known.begin(len(demand.token_ids) - known.prefixes.cached_tokens(demand))
         done = server.add(self.now, demand)
+        self.ttfts_s.append(done - self.now)
         self.fullest = max(self.fullest, server.queued_tokens(self.now))
         self.at(done, assignment.ended)
 
@@ -153,9 +167,14 @@ class Simulation:
         assert self._figures_every_s is not None
         for address, server in self.servers.items():
             known = router.known[address]
-            stats = server_stats(
-                queued_tokens=server.queued_tokens(self.now), num_blocks=1000, free_blocks=1000
-            )
+            stats = _stats(server.queued_tokens(self.now))
             known.reported(stats, tokens_when_asked=known.num_tokens)
             known.prefixes.update(server.journal.news(known.prefixes.version))
         self.at(self.now + self._figures_every_s, lambda: self._tell(router))
+
+
+def _stats(queued_tokens: int) -> ServerStats:
+    """Of a server whose blocks are not what is short."""
+    zeros = {f.name: 0 for f in fields(ServerStats) if f.default is MISSING and f.default_factory is MISSING}
+    figures = zeros | {"queued_tokens": queued_tokens, "num_blocks": 1000, "free_blocks": 1000}
+    return ServerStats(**figures)  # type: ignore[arg-type]
