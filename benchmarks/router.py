@@ -51,7 +51,8 @@ ONE_TOKEN = Shape(PROMPT, 1)
 LATENCY_REQUESTS, RATE_REQUESTS, RATE_CONCURRENCY = 400, 2000, 32
 PACED = ((64, 0.02), (256, 0.04))
 """Streams, and seconds between two tokens of each."""
-PACED_S = 4.0
+PACED_S, MIN_PACED_S = 5.0, 3.0
+"""How long each stream lasts; at least, as hundreds of them take a while to start."""
 FLAT_OUT_STREAMS, FLAT_OUT_TOKENS = 64, 400
 
 
@@ -255,9 +256,13 @@ def measure(target: Target, scale: float) -> dict[str, Any]:
     }
     figures["paced"] = []
     for streams, step_s in PACED:
-        shape = Shape(PROMPT, scaled(PACED_S / step_s), step_s)
+        shape = Shape(PROMPT, round(max(MIN_PACED_S, PACED_S * scale) / step_s), step_s)
         result, cores = target.run(shape, concurrency=streams, num_requests=streams, warm_up=0)
         steady_s = cores["steady_cpu_s"]
+        if not steady_s:
+            raise SystemExit(
+                f"{streams} streams did not all start within {PACED_S:g} s: is the machine busy?"
+            )
         figures["paced"].append(
             {
                 "streams": streams,
