@@ -10,7 +10,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 
 class Tally:
-    """Counts of observations by bucket. Half a microsecond each: no lock, no search bucket by bucket.
+    """Counts of observations by bucket. About a microsecond each: no lock, no search bucket by bucket.
 
     One thread adds. Others read while it does: what they see may lack the newest observation.
     """
