@@ -28,7 +28,7 @@ def served(queue: FairQueue, count: int) -> list[Turn]:
     return taken
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(KEYS, st.integers(-2, 2), TOKENS)))
 def test_a_lower_priority_goes_first_and_a_keys_own_turns_in_order(drawn):
     queue, turns = FairQueue(), [turn(*fields) for fields in drawn]
@@ -45,7 +45,7 @@ def test_a_lower_priority_goes_first_and_a_keys_own_turns_in_order(drawn):
 
 
 @given(st.integers(0, 2**32), st.integers(2, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_keys_that_all_wait_are_served_the_same_number_of_tokens(seed, num_keys):
     rng, queue, total = random.Random(seed), FairQueue(), Counter()
     keys = [f"key {i}" for i in range(num_keys)]
@@ -191,4 +191,4 @@ class AnyLife(RuleBasedStateMachine):
 
 
 TestAnyLife = AnyLife.TestCase
-TestAnyLife.settings = settings(max_examples=25, deadline=None, stateful_step_count=40)
+TestAnyLife.settings = settings(max_examples=25, stateful_step_count=40)

@@ -35,7 +35,7 @@ def test_no_prompt_is_sent_that_finds_no_blocks():
 
 
 @given(st.integers(1, 200), st.integers(2, 5), st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_routers_that_all_want_more_come_to_have_equal_parts(rows, num_routers, seed):
     """Each sees the others as they were at its last look; one request ends, another begins where there is
     room."""
