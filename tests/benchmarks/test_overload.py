@@ -1,4 +1,5 @@
-"""A few seconds of overload over stub workers: every answer is exact or a refusal, and nothing is left behind."""
+"""A few seconds of overload over stub workers: every answer is exact or a refusal, and nothing is left
+behind."""
 
 from __future__ import annotations
 

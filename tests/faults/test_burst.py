@@ -1,7 +1,7 @@
 """More requests than a decode server has room for: waiting costs time, and never a lease.
 
-Most of them wait in the router. A few have their prompts computed meanwhile and wait on the decode server, each under
-a lease, while those before them are answered: that is longer than a lease lasts.
+Most of them wait in the router. A few have their prompts computed meanwhile and wait on the decode server,
+each under a lease, while those before them are answered: that is longer than a lease lasts.
 """
 
 from __future__ import annotations
