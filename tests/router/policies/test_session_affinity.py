@@ -59,7 +59,7 @@ def test_the_order_of_candidates_does_not_matter(candidates, session):
 
 
 def test_requests_without_a_session_follow_the_other_policy():
-    policy, candidates = SessionAffinity(RoundRobin()), servers(3)
+    policy, candidates = SessionAffinity(RoundRobin(first_turn=0)), servers(3)
     decisions = [policy.choose(candidates, Demand()) for _ in range(3)]
     assert [one.candidate for one in decisions] == candidates
     assert {one.policy for one in decisions} == {"round_robin"}
