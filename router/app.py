@@ -23,6 +23,7 @@ from router.admin.event_feed import EventFeed
 from router.admin.state_file import SavedChanges, StateFile
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
+from router.api_schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
@@ -107,7 +108,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
-    app = FastAPI(title="Twinfang", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="Twinfang", responses=ERRORS, docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)
     for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)

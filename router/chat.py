@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from router.access.authentication import api_key_of
+from router.api_schemas import ChatCompletion, answers
 from router.chat_request import ChatBody, check_chat
 from router.chat_response import ChatWriter
 from router.deadline import deadline_of
@@ -17,7 +18,11 @@ from router.text_response import respond
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, streams=True),
+    openapi_extra=body_schema(ChatBody),
+)
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     api_key = api_key_of(request)

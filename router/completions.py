@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from router.access.authentication import api_key_of
+from router.api_schemas import Completion, answers
 from router.completion_request import CompletionBody, check_completion
 from router.completion_response import CompletionWriter
 from router.deadline import deadline_of
@@ -17,7 +18,9 @@ from router.text_response import respond
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+@router.post(
+    "/v1/completions", responses=answers(Completion, streams=True), openapi_extra=body_schema(CompletionBody)
+)
 async def create_completion(request: Request) -> Response:
     services = services_of(request)
     api_key = api_key_of(request)

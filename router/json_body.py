@@ -41,5 +41,17 @@ async def read_json(request: Request, model: type[Model]) -> Model:
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What OpenAPI says of an endpoint whose body :func:`read_json` reads."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
+    schema = model.model_json_schema()
+    content = {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Without references: those of a schema that stands in a document would be looked for at its root."""
+    if isinstance(schema, dict):
+        if name := str(schema.get("$ref", "")).removeprefix("#/$defs/"):
+            return _inlined(definitions[name], definitions)
+        return {key: _inlined(value, definitions) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    return schema

@@ -6,20 +6,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from router.api_schemas import ModelCard, ModelCards, answers
 from router.model_catalog import ServedModel
 from router.services import services_of
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=answers(ModelCards))
 async def list_models(request: Request) -> dict[str, Any]:
     services = services_of(request)
     cards = [_card(name, model, services.created) for name, model in services.models]
     return {"object": "list", "data": cards}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses=answers(ModelCard))
 async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     services = services_of(request)
     return _card(model, services.models.find(model), services.created)

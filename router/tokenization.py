@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
+from router.api_schemas import DetokenizedText, Tokens, answers
 from router.chat_prompt import ChatFields, chat_text
 from router.json_body import body_schema, read_json
 from router.openai_errors import shown
@@ -35,7 +36,7 @@ class DetokenizeBody(BaseModel):
     tokens: list[int]
 
 
-@router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+@router.post("/tokenize", responses=answers(Tokens), openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> dict[str, Any]:
     """A text gets the special tokens that a completion's prompt gets; a chat those of its template."""
     body = await read_json(request, TokenizeBody)
@@ -59,7 +60,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+@router.post("/detokenize", responses=answers(DetokenizedText), openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> dict[str, str]:
     """The text of tokens, special ones too; an id that is no token's has none."""
     body = await read_json(request, DetokenizeBody)
