@@ -51,7 +51,7 @@ ONE_TOKEN = Shape(PROMPT, 1)
 LATENCY_REQUESTS, RATE_REQUESTS, RATE_CONCURRENCY = 400, 2000, 32
 PACED = ((64, 0.02), (256, 0.04))
 """Streams, and seconds between two tokens of each."""
-PACED_S, MIN_PACED_S = 5.0, 3.0
+PACED_S, MIN_PACED_S = 4.0, 3.0
 """How long each stream lasts; at least, as hundreds of them take a while to start."""
 FLAT_OUT_STREAMS, FLAT_OUT_TOKENS = 64, 400
 
@@ -341,7 +341,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    report: dict[str, Any] = {"machine": machine(), "results": []}
+    report: dict[str, Any] = {"machine": machine(), "scale": options.scale, "results": []}
     wanted = [name.strip() for name in options.only.split(",") if name.strip()]
     base: dict[str, Any] = {"first_token_ms": {"p50": 0.0, "p99": 0.0}}
     print(HEADER)
