@@ -8,9 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.access.api_keys import NOBODY, ApiKey
 from router.access.key_file import KeyFile
 from router.openai_errors import error_response
+from router.sibling_metrics import PATH_OF_ONE
 from wire.errors import AuthenticationError
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", PATH_OF_ONE})
 """For probes and scrapers, which have no keys."""
 ADMIN_PREFIX = "/admin/"
 """Has a token of its own."""

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.sibling_metrics import merged
+from router.access.authentication import OPEN_PATHS
+from router.sibling_metrics import PATH_OF_ONE, merged
 from tests.router.conftest import until
 from tests.router.scripted_servers import ScriptedDecode, saying, server_info, server_stats
 from tests.router.tokenizers_for_tests import write_model_dir
@@ -137,3 +138,7 @@ def test_figures_of_processes_are_told_apart_and_can_be_summed():
     assert families["n"].type == "counter"
     assert [s.labels for s in families["g"].samples] == [{"process": "0"}, {"process": "1"}]
     assert families["twinfang_router_processes"].samples[0].value == 2
+
+
+def test_processes_need_no_api_key_to_ask_one_another():
+    assert PATH_OF_ONE in OPEN_PATHS
