@@ -58,6 +58,7 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
         (f"alice {DIGEST} min_priority=high", "min_priority=<integer>"),
         (f"a {DIGEST}\nb {DIGEST}", "line 2: another line has the same key"),
     ],
+    ids=["key", "key behind", "key first", "name alone", "priority", "twice"],  # a secret names no test
 )
 def test_a_bad_line_is_named_and_not_shown(path, content, part):
     path.write_text(content)
