@@ -12,10 +12,11 @@ known; that of real servers is what they answer in a closed loop of as many requ
 
 | figure | is |
 |---|---|
-| TTFT | from sending to the first token: the wait in the queue, which --max-queue bounds, and the servers'
-time | | TPOT | time of a token after the first: what overload must not touch | | refusal | from sending to
-the whole 429 | | memory | the router's resident set while it is overloaded, from the fifth second on | |
-recovery | from the overload's last arrival until nobody waits; refusals in the seconds after it |
+| TTFT | from sending to the first token: the queue, bounded by --max-queue, and the servers' time |
+| TPOT | time of a token after the first: what overload must not touch |
+| refusal | from sending to the whole 429 |
+| memory | the router's resident set while it is overloaded, from the fifteenth second on |
+| recovery | from the overload's last arrival until nobody waits; refusals in the seconds after it |
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ from twinfang.ports import free_ports
 
 NUM_QUESTIONS = 8
 PROMPT_TOKENS = 64
-SETTLING_S = 5.0
-"""Of the overload before memory is looked at: queue, buffers and allocator have their size by then."""
+SETTLING_S = 15.0
+"""Of the overload before memory is looked at: by then queue and buffers have their size, and the log of ended
+requests is full."""
 START_TIMEOUT_S = 120.0
 LOOK_INTERVAL_S = 0.05
 
@@ -73,13 +75,14 @@ class Memory:
 
     samples: list[tuple[float, int]]
 
-    def figures(self, since: float, until: float) -> dict[str, float]:
+    def figures(self, since: float, until: float) -> dict[str, object]:
         sizes = [size / 2**20 for at, size in self.samples if since <= at <= until] or [0.0]
         third = max(1, len(sizes) // 3)
         return {
             "first_mib": round(sizes[0], 1),
             "last_mib": round(sizes[-1], 1),
             "max_mib": round(max(sizes), 1),
+            "by_tenth_mib": [round(sizes[i * len(sizes) // 10], 1) for i in range(10)],
             "growth_of_medians_mib": round(percentile(sizes[-third:], 50) - percentile(sizes[:third], 50), 2),
         }
 
