@@ -5,6 +5,7 @@ import random
 import signal
 
 import httpx
+import pytest
 
 from tests.end_to_end.clients import (
     TIMEOUT_S,
@@ -93,6 +94,7 @@ async def test_requests_cut_off_before_their_first_token_leave_nothing_behind(st
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
 
 
+@pytest.mark.exhaustive
 async def test_many_equal_prompts_do_not_run_out_of_leases(stacks):
     stack = stacks("up", "--max-num-seqs", "4")
     body = greedy_body([9] * 33, 40, n=40)

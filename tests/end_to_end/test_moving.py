@@ -165,6 +165,7 @@ def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
     assert stream(stack.url, body) == expected
 
 
+@pytest.mark.exhaustive
 def test_what_one_router_drains_another_one_s_answers_leave_as_well(stack):
     asked = bodies("sampled")[: NUM_REQUESTS // 2]
     stack.wait_until(stack.is_ready, "all servers are connected")

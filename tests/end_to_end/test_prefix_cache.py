@@ -15,7 +15,9 @@ def usage(stack, body):
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize("mode", [pytest.param("none", marks=pytest.mark.exhaustive), "align", "all"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("none", "align")), "all"]
+)
 def test_the_second_time_a_prompt_is_neither_computed_nor_moved_again(stacks, mode):
     stack = stacks("up", *FLAGS, "--cache-mode", mode)
     choose = random.Random(1)
@@ -38,6 +40,7 @@ def test_the_second_time_a_prompt_is_neither_computed_nor_moved_again(stacks, mo
         assert second_bytes < first_bytes / 2
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_goes_back_to_the_server_that_has_its_prefix(stacks):
     """That server says so, and the router finds it by keys that it computes itself."""
     stack = stacks("up", *FLAGS, "--prefill", "2", "--prefill-policy", "prefix_affinity")

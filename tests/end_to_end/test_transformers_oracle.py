@@ -72,7 +72,14 @@ def stack_of(command, model_dir):
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [*(("up", name) for name in SHAPES), pytest.param("serve", "moe", marks=pytest.mark.exhaustive)],
+    [
+        ("up", "dense"),
+        ("up", "moe"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (("up", "latent-moe"), ("up", "one-group-wide-heads"), ("serve", "moe"))
+        ),
+    ],
 )
 async def test_greedy_tokens_equal_transformers_at_every_length(checkpoints, command, name):
     model_dir = checkpoints[name]

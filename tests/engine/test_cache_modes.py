@@ -65,8 +65,8 @@ def answers(requests):
     return [request.tokens[request.num_prompt :] for request in requests]
 
 
-@pytest.mark.parametrize("budget", [16, 64, 512])
-@pytest.mark.parametrize("concurrency", [1, 32])
+@pytest.mark.parametrize("budget", [16, pytest.param(64, marks=pytest.mark.exhaustive), 512])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.exhaustive), 32])
 @pytest.mark.parametrize("mode", ["align", "all"])
 def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budget, concurrency):
     prompts = prompts_with_shared_prefixes(17, seed=budget + concurrency)  # 306 over all parameters

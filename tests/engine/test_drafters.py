@@ -82,7 +82,7 @@ def tight(engine, num_blocks=40):
     return engine
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 @pytest.mark.parametrize(("model", "mode"), [("dense", "none"), ("dense", "all"), ("moe", "align")])
 def test_mtp_drafts_are_those_of_the_formula_after_any_number_of_accepted_drafts(models, model, mode, ahead):
     """In chunks, in mixed batches, from cached blocks, preempted and resumed."""

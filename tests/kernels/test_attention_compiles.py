@@ -60,7 +60,7 @@ for kernel, constants in KERNELS:
 """
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
 def test_kernels_compile_for_sm_90_without_spills(dtype):
     result = subprocess.run(
         [sys.executable, "-c", f"DTYPE = {dtype!r}\n{COMPILE}"],

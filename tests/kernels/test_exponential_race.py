@@ -48,6 +48,7 @@ def test_agrees_with_the_reference(target, shape, seed):
     assert torch.equal(race(target, weights, least, last, seeds=seeds, index=index), expected)
 
 
+@pytest.mark.exhaustive
 def test_a_share_for_each_program_or_one_for_all_have_the_same_winner():
     """How a GPU divides the vocabulary follows the batch; what it draws must not."""
     weights, least, last, seeds, index = random_case(2, 1, 1, 2500)

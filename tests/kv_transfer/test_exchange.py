@@ -12,6 +12,7 @@ from engine.request import Request
 from kv_transfer.exchange import StateExchange
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
+from telemetry.measures import Measures
 from tests.router.scripted_servers import server_stats
 from wire.errors import DeadlineError, HandshakeError, TransferError, UnavailableError
 from wire.handoff import EndLease, Ticket
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.config = SimpleNamespace(block_size=16)
         self.released = []
         self.finds_damage = False
+        self.measures = Measures()
 
     def before_free(self, tell):
         self.tell_before_free = tell

@@ -253,6 +253,7 @@ def test_a_ucx_tls_with_which_nixl_can_t_start_is_explained():
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.exhaustive
 def test_both_sides_or_none_is_one_line():
     for arguments in ((), ("--listen", "--peer", "a:1")):
         ran = check_network(*arguments, tls="tcp")

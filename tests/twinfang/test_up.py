@@ -62,6 +62,7 @@ def test_progress_is_a_line_for_each_process_then_a_curl_that_works(stacks: Stac
     assert ran.stdout.rstrip().endswith("data: [DONE]")
 
 
+@pytest.mark.exhaustive
 def test_several_servers_of_a_role_share_the_work():
     in_turn = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin")
     with running_stack("up", "--prefill", "2", "--decode", "2", *in_turn, *SMALL) as stack:
