@@ -107,6 +107,7 @@ async def test_many_equal_prompts_do_not_run_out_of_leases(stacks):
     stack.wait_until(stack.is_idle, "all leases have ended")
 
 
+@pytest.mark.exhaustive
 async def test_a_decode_server_that_dies_leaves_no_lease_behind():
     with running_stack("up", "--max-num-seqs", "8") as stack:
         async with http_client(stack) as client:

@@ -29,6 +29,7 @@ def turns(stack, seed=1):
     return told
 
 
+@pytest.mark.exhaustive
 def test_later_turns_compute_only_what_is_new_and_answer_the_same(stacks):
     plain = turns(stacks("up", *FLAGS, "--cache-mode", "none"))
     for mode in ("none", "align", "all"):

@@ -97,6 +97,7 @@ async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, ove
     assert second.early_bytes > 0
 
 
+@pytest.mark.exhaustive
 async def test_a_conversation_s_next_turn_starts_from_its_kept_state_and_overlaps(plain, module_stacks):
     overlapped = module_stacks("up", *FLAGS, "--max-batch-tokens", str(CHUNK), "--conversation-return")
     (prompt,) = prompts(104, 1, 200)

@@ -82,6 +82,7 @@ def test_another_salt_shares_no_prompt(stacks):
     assert usage(stack, body | {"cache_salt": "a"})[0] == 112
 
 
+@pytest.mark.exhaustive
 async def test_24_requests_through_a_decode_server_with_room_for_six(stacks):
     choose = random.Random(3)
     bodies = [

@@ -38,7 +38,7 @@ STACKS = [
     ("bundled", "mtp", 3, "all", 1),
     pytest.param("random", "ngram", 1, "all", 0, marks=pytest.mark.exhaustive),
     pytest.param("random", "ngram", 3, "none", 1, marks=pytest.mark.exhaustive),
-    ("random", "mtp", 1, "align", 1),
+    pytest.param("random", "mtp", 1, "align", 1, marks=pytest.mark.exhaustive),
 ]
 
 
@@ -178,6 +178,7 @@ async def test_answers_equal_those_of_one_server_without_speculation(
         await check(stack)
 
 
+@pytest.mark.exhaustive
 async def test_drafts_are_as_good_behind_a_handoff_as_without_one(expected, module_stacks, drafting):
     """The MTP layer's KV of the prompt comes from the prefill server; without it drafts would be worse."""
     choose = random.Random(8)
@@ -309,6 +310,7 @@ async def test_a_conversation_s_next_turn_goes_on_from_a_state_behind_drafts(pla
         assert all(check_metrics(stack, 3))
 
 
+@pytest.mark.exhaustive
 async def test_a_decode_server_with_mtp_refuses_a_prefill_server_without(module_stacks, drafting):
     without = module_stacks("up", *FLAGS)
     addresses = ("--prefill", without.processes()["prefill-0"].address)

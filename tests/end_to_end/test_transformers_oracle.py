@@ -74,10 +74,14 @@ def stack_of(command, model_dir):
     ("command", "name"),
     [
         ("up", "dense"),
-        ("up", "moe"),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (("up", "latent-moe"), ("up", "one-group-wide-heads"), ("serve", "moe"))
+            for case in (
+                ("up", "moe"),
+                ("up", "latent-moe"),
+                ("up", "one-group-wide-heads"),
+                ("serve", "moe"),
+            )
         ),
     ],
 )

@@ -47,6 +47,7 @@ def asked(fleet, network, requests) -> Asked:
     return asked
 
 
+@pytest.mark.exhaustive
 def test_lost_packets(fleet, network, requests, table):
     bodies, expected = requests.make(8)
     for prefill in ("prefill-a", "prefill-b"):
@@ -61,6 +62,7 @@ def test_lost_packets(fleet, network, requests, table):
     table.add("every link loses one packet in 30", "any", EXACT, "TCP sends it again", seconds)
 
 
+@pytest.mark.exhaustive
 def test_a_slow_link(fleet, network, requests, table):
     (body,), (tokens,) = requests.make(1)
     retries = fleet.retries("alone")
@@ -72,6 +74,7 @@ def test_a_slow_link(fleet, network, requests, table):
     table.add(fault, "any", f"{EXACT}, no retry", "`--transfer-deadline`", reply.seconds)
 
 
+@pytest.mark.exhaustive
 def test_a_link_too_slow_for_the_deadline(fleet, network, asked, table):
     fault = "prefill server sends 0.4 Mbit/s, too slow for the deadline"
     asked.exact_elsewhere(fault, "`--transfer-deadline`", table)
@@ -81,6 +84,7 @@ def test_a_link_too_slow_for_the_deadline(fleet, network, asked, table):
     table.add(fault, SERVERS["alone"], "502, it did not deliver in time", ATTEMPTS, reply.seconds)
 
 
+@pytest.mark.exhaustive
 def test_a_link_cut_during_the_read_and_soon_healed(fleet, network, asked, table):
     for decode in DECODE:
         network.cut("prefill-a", decode)
@@ -91,6 +95,7 @@ def test_a_link_cut_during_the_read_and_soon_healed(fleet, network, asked, table
     table.add(fault, "any", EXACT, "`--transfer-deadline`", seconds)
 
 
+@pytest.mark.exhaustive
 def test_a_link_cut_during_the_read_for_good(fleet, network, asked, until_exact, table):
     for decode in DECODE:
         network.cut("prefill-a", decode)
@@ -108,6 +113,7 @@ def test_a_link_cut_during_the_read_for_good(fleet, network, asked, until_exact,
     until_exact("alone")
 
 
+@pytest.mark.exhaustive
 def test_a_link_that_refuses(fleet, network, asked, until_exact, table):
     for decode in DECODE:
         network.refuse("prefill-a", decode)
@@ -123,6 +129,7 @@ def test_a_link_that_refuses(fleet, network, asked, until_exact, table):
     until_exact("alone")
 
 
+@pytest.mark.exhaustive
 def test_a_router_that_is_cut_off(fleet, network, requests, table):
     """From one prefill server before it asks, and from one decode server while that answers."""
     bodies, expected = requests.make(3)

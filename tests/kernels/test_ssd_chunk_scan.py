@@ -152,9 +152,12 @@ def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, st
     torch.testing.assert_close(pool.view[last], plain_state[last], equal_nan=True, **tolerance)
 
 
-@pytest.mark.parametrize(
-    "boundary", [1, 15, 16, 17, *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (31, 39))]
-)
+def further(*values):
+    """Of a sweep, what only ``make test-all`` tries."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+@pytest.mark.parametrize("boundary", [1, 15, 16, 17, *further(31, 39)])
 def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary, poisoned_pool):
     x, dt, A, B, C, D, dt_bias = operands(40, (4, 16, 2, 32), device=target.device)
     pool = poisoned_pool(5, (4, 16, 32), device=target.device)
@@ -169,9 +172,7 @@ def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary
     torch.testing.assert_close(pool.view[4], pool.view[2], **TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize(
-    "chunk_size", [16, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (32, 64)), 128]
-)
+@pytest.mark.parametrize("chunk_size", [16, *further(32, 64), 128])
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 def test_the_chunk_size_does_not_change_the_result(target, chunk_size, difference, poisoned_pool):
     heads, length = (2, 16, 1, 32), chunk_size + difference
@@ -187,9 +188,7 @@ def test_the_chunk_size_does_not_change_the_result(target, chunk_size, differenc
     torch.testing.assert_close(pool.view[1].double(), expected_state[1], **TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))]
-)
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
 def test_a_sequence_in_pieces_equals_the_sequence_in_one_go(target, seed, poisoned_pool):
     choice, length = random.Random(seed), 70
     tensors = operands(length, (4, 16, 2, 32), device=target.device)
