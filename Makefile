@@ -21,7 +21,7 @@ demo: $(READY)  ## stream a completion from a prefill server, a decode server an
 test: lint  ## lint, then the tests that need no GPU
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
-test-all: lint  ## the same and further combinations of what they show: a quarter longer
+test-all: lint  ## the same, faults of the network and further combinations of what they show
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff, mypy, import-linter
