@@ -152,8 +152,12 @@ async def until_ticket(news):
         assert not isinstance(one, Ticket)
 
 
+# 250 steps: to follow it, or to give it up, takes one call, however busy the machine is.
+LONG = 250 * CHUNK
+
+
 def test_who_follows_hears_of_each_full_block_once_and_gets_the_reply_s_ticket(overlapped):
-    (prompt,) = prompts(7, 1)
+    (prompt,) = prompts(7, 1, LONG)
 
     async def converse(channel):
         replies = ask_prefill(channel, "followed", prompt)
@@ -166,7 +170,7 @@ def test_who_follows_hears_of_each_full_block_once_and_gets_the_reply_s_ticket(o
     early, progress, ticket, reply = on_prefill_server(overlapped, converse)
     assert isinstance(reply, PrefillReply)
     assert reply.ticket == ticket
-    assert (ticket.lease_id, ticket.epoch, ticket.num_tokens) == (early.lease_id, early.epoch, NUM_TOKENS - 1)
+    assert (ticket.lease_id, ticket.epoch, ticket.num_tokens) == (early.lease_id, early.epoch, LONG - 1)
     told = [block_id for news in progress for block_id in news.block_ids]
     assert len(progress) > 1
     assert all(isinstance(news, Progress) for news in progress)
@@ -176,7 +180,7 @@ def test_who_follows_hears_of_each_full_block_once_and_gets_the_reply_s_ticket(o
 
 @pytest.mark.parametrize("how", ["call cancelled", "abandoned"])
 def test_a_prompt_that_is_given_up_in_mid_prefill_ends_its_early_lease(overlapped, how):
-    (prompt,) = prompts(8, 1, 4000)  # 250 steps: giving it up takes one call, however busy the machine
+    (prompt,) = prompts(8, 1, LONG)
     name = how.replace(" ", "-")
 
     async def converse(channel):

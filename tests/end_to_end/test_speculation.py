@@ -6,7 +6,6 @@ Stacks of all pairs of checkpoint, drafter, k, cache mode and steps ahead, not o
 import asyncio
 import json
 import random
-from collections import Counter
 
 import httpx
 import jsonschema
@@ -215,8 +214,8 @@ async def test_a_stream_brings_several_tokens_a_message(plain, drafting):
         async for answer in stream(client, body):
             lengths.append(len(answer.token_ids))
     assert told([answer]) == told([reference])
-    together = Counter(new - old for old, new in zip([0, *lengths], lengths, strict=False))
-    assert any(together[number] for number in (2, 3, 4)), together
+    # Usually 2 to 4, what one step accepts; on a busy machine several steps' tokens come together.
+    assert max(new - old for old, new in zip([0, *lengths], lengths, strict=False)) > 1
 
 
 async def test_an_answer_ends_inside_accepted_drafts(plain, drafting):
