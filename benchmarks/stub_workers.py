@@ -4,8 +4,9 @@
     python -m benchmarks.stub_workers sse --port 9002     # OpenAI completions over HTTP, as from an engine
 
 Both take steps as an engine does: in each, every running request gets one token. The gRPC worker says so in
-one message a step; the SSE worker writes one event to each request's connection. A request's ``seed`` is the
-time between two steps in microseconds; 0: the next step follows as soon as the last one is sent.
+one message a step, or in one for several while the router is busy; the SSE worker writes one event to each
+request's connection, whose buffers gather them in the same way. A request's ``seed`` is the time between two
+steps in microseconds; 0: none.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from dataclasses import MISSING, dataclass, fields
 from itertools import islice
 from typing import Any
 
-import grpc.aio
-
-from wire.codec import encode
+from decode_server.stream import RouterStream
 from wire.generation import (
     Cancel,
     Empty,
@@ -34,7 +33,7 @@ from wire.generation import (
     RequestStats,
     ServerInfo,
     ServerStats,
-    StepOutputs,
+    SetDraining,
     Submit,
 )
 from wire.handoff import Role, Ticket
@@ -42,19 +41,14 @@ from wire.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
-    DESCRIBE,
-    GET_PREFIXES,
-    GET_STATS,
     PREFILL,
     PREFILL_SERVICE,
-    SERVER_OPTIONS,
-    SERVER_SERVICE,
     decode_stream_request,
     replies_handler,
-    service,
     stream_handler,
     unary_handler,
 )
+from wire.server import GrpcServer
 
 VOCAB_SIZE, MAX_MODEL_LEN = 1024, 1 << 20
 MODEL = "stub"
@@ -71,31 +65,21 @@ class GrpcWorker:
     def __init__(self, role: Role, port: int, num_rows: int) -> None:
         self._role: Role = role
         self._num_rows = num_rows
-        self._address = f"127.0.0.1:{port}"
+        self._port = port
 
     async def serve(self) -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        about = {
-            DESCRIBE.name: unary_handler(DESCRIBE, self._describe),
-            GET_STATS.name: unary_handler(GET_STATS, _stats),
-            GET_PREFIXES.name: unary_handler(GET_PREFIXES, _prefixes),
-        }
+        server = GrpcServer("127.0.0.1", self._port)
         prefill = {
             PREFILL.name: replies_handler(PREFILL, self._prefill),
             ABANDON.name: unary_handler(ABANDON, _abandon),
         }
-        server.add_generic_rpc_handlers(
-            (
-                service(SERVER_SERVICE, about),
-                service(PREFILL_SERVICE, prefill),
-                service(DECODE_SERVICE, {"Stream": stream_handler(self._stream)}),
-            )
-        )
-        server.add_insecure_port(self._address)
+        server.add_service(PREFILL_SERVICE, prefill)
+        server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self._stream)})
+        server.add_server_service(self._describe, _stats, _prefixes, _set_draining)
         await server.start()
-        await server.wait_for_termination()
+        await server.wait_until_stopped()
 
-    async def _describe(self, _request: Any, _context: Any) -> ServerInfo:
+    def _describe(self) -> ServerInfo:
         return ServerInfo(
             role=self._role,
             incarnation=f"{self._role}-1",
@@ -113,7 +97,7 @@ class GrpcWorker:
             request_id=request.request_id,
             lease_id=1,
             epoch=1,
-            address=self._address,
+            address=f"127.0.0.1:{self._port}",
             incarnation=f"{self._role}-1",
             num_tokens=len(request.token_ids) - 1,
             block_ids=tuple(range(1, 2 + len(request.token_ids) // 64)),
@@ -123,13 +107,14 @@ class GrpcWorker:
         yield PrefillReply(ticket, None, cached_tokens=0, queue_s=0.0, prefill_s=0.0)
 
     async def _stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
-        steps = Steps(self._num_rows)
-        reading = asyncio.create_task(steps.read(requests))
+        steps, stream = Steps(self._num_rows), RouterStream()
+        tasks = [asyncio.create_task(one) for one in (steps.read(requests), steps.run(stream))]
         try:
-            while True:
-                yield encode(StepOutputs(await steps.next()))
+            async for data in stream.messages():
+                yield data
         finally:
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
 
 
 class Steps:
@@ -153,15 +138,19 @@ class Steps:
             elif isinstance(message, Cancel):
                 self._running.pop(message.request_id, None)
 
-    async def next(self) -> tuple[RequestOutput, ...]:
-        """One step's outputs, when the step is due and there are requests."""
+    async def run(self, stream: RouterStream) -> None:
+        """Steps whenever one is due and there are requests, as fast as it can if they wait for nothing.
+
+        What a router does not take in time it gets together, as from a decode server.
+        """
         while True:
             await asyncio.sleep(max(0.0, self._due - time.monotonic()))
             self._due = max(self._due + self._interval_s, time.monotonic())
             if self._running:
-                return tuple(self._say(request_id) for request_id in self._rows())
-            self._has_work.clear()
-            await self._has_work.wait()
+                stream.deliver([self._say(request_id) for request_id in self._rows()])
+            else:
+                self._has_work.clear()
+                await self._has_work.wait()
 
     def _rows(self) -> list[str]:
         """The oldest requests, as many as there are rows."""
@@ -177,12 +166,16 @@ class Steps:
         return RequestOutput(request_id, token_ids, finish_reason="length", stats=RequestStats())
 
 
-async def _stats(_request: Any, _context: Any) -> ServerStats:
+async def _stats() -> ServerStats:
     return ServerStats(**{f.name: 0 for f in fields(ServerStats) if f.default is MISSING})  # type: ignore[arg-type]
 
 
-async def _prefixes(_request: Any, _context: Any) -> PrefixNews:
+async def _prefixes(_since: int | None) -> PrefixNews:
     return PrefixNews(1, True)
+
+
+async def _set_draining(_message: SetDraining) -> None:
+    pass
 
 
 async def _abandon(_request: Any, _context: Any) -> Empty:

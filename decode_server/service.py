@@ -46,16 +46,12 @@ from wire.generation import (
 from wire.handoff import AnyTicket, Ticket
 from wire.prefixes import PrefixNews
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id
-from wire.server import GrpcServer
+from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
     from telemetry.otel import Tracing
 
 log = logging.getLogger(__name__)
-
-DRAIN_S = 8.0
-"""What other servers get to read the state of requests that this one lets go when it stops."""
-DRAIN_POLL_S = 0.02
 
 
 class DecodeService:

@@ -44,7 +44,7 @@ class RouterStream:
                 news, self._drain_news = self._drain_news, None
                 yield encode(news)
             if self._pending:
-                outputs, self._pending = tuple(self._pending), []
-                yield encode(StepOutputs(outputs))
+                outputs, self._pending = self._pending, []
+                yield encode(StepOutputs.of(outputs))
             if self._closed and not self._pending:
                 return

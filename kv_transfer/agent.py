@@ -15,19 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from nixl import _bindings as bindings
 from nixl._api import nixl_agent, nixl_agent_config
-from nixl._bindings import (
-    nixlBackendError,
-    nixlCancelledError,
-    nixlInvalidParamError,
-    nixlMismatchError,
-    nixlNotAllowedError,
-    nixlNotFoundError,
-    nixlNotSupportedError,
-    nixlRemoteDisconnectError,
-    nixlRepostActiveError,
-    nixlUnknownError,
-)
 from numpy.typing import NDArray
 
 from kv_transfer.descriptors import Descriptors, Indices
@@ -38,16 +27,16 @@ log = logging.getLogger(__name__)
 
 # NIXL's exceptions have no base class of their own.
 NIXL_ERRORS = (
-    nixlBackendError,
-    nixlCancelledError,
-    nixlInvalidParamError,
-    nixlMismatchError,
-    nixlNotAllowedError,
-    nixlNotFoundError,
-    nixlNotSupportedError,
-    nixlRemoteDisconnectError,
-    nixlRepostActiveError,
-    nixlUnknownError,
+    bindings.nixlBackendError,
+    bindings.nixlCancelledError,
+    bindings.nixlInvalidParamError,
+    bindings.nixlMismatchError,
+    bindings.nixlNotAllowedError,
+    bindings.nixlNotFoundError,
+    bindings.nixlNotSupportedError,
+    bindings.nixlRemoteDisconnectError,
+    bindings.nixlRepostActiveError,
+    bindings.nixlUnknownError,
 )
 
 TransferState = Literal["busy", "done", "failed"]

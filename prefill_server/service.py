@@ -42,7 +42,7 @@ from wire.generation import (
 from wire.handoff import Abandon, Ticket
 from wire.prefixes import PrefixNews
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
-from wire.server import GrpcServer
+from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
     from telemetry.otel import Tracing
@@ -101,6 +101,15 @@ class PrefillService:
 
     async def close(self) -> None:
         await self._exchange.close()
+
+    async def drain(self) -> None:
+        """Waits until prompts under way are computed and their state is read; routers send no new ones."""
+        give_up = time.monotonic() + DRAIN_S
+        while await self._is_needed() and time.monotonic() < give_up:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _is_needed(self) -> bool:
+        return bool(self._calls) or (await self.stats()).leases_held > 0
 
     # --- calls, on the event loop ----------------------------------------------------------------
 

@@ -20,7 +20,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
-    """For each token the characters of the answer that stand before it."""
+    """For each token with log-probabilities the characters of the answer that stand before it."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """Stop string or token id that ended the answer; None if it was the end of sequence."""
@@ -68,13 +68,13 @@ class Answer:
 
     def push(self, output: RequestOutput) -> Delta:
         """The next output of a server, one without error. Not to be called after the end."""
-        delta = Delta()
+        delta = Delta("", [], [], [])
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         for i, token_id in enumerate(output.token_ids):
             delta.token_ids.append(token_id)
-            delta.text_offsets.append(self._num_chars)
             if output.logprobs is not None:
+                delta.text_offsets.append(self._num_chars)
                 delta.logprobs.append(output.logprobs[i])
             self.num_tokens += 1
             ends = output.stop_token_id is not None and i == len(output.token_ids) - 1
@@ -91,6 +91,14 @@ class Answer:
             silent = output.stop_token_id in self._silent_stops
             return self._finish(delta, output.finish_reason, None if silent else output.stop_token_id)
         return delta
+
+    def push_text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, of which nothing else is wanted. Not for answers with stop strings."""
+        self.num_tokens += len(token_ids)
+        push = self._detokenizer.push
+        text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
+        self._num_chars += len(text)
+        return text
 
     def _show(self, delta: Delta, text: str) -> None:
         self._num_chars += len(text)

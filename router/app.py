@@ -27,7 +27,6 @@ from router.api_schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
-from router.direct_send import DirectSendMiddleware
 from router.drain import Drain, DrainMiddleware
 from router.live_config import LiveConfig
 from router.metrics import Metrics
@@ -150,4 +149,3 @@ def _add_middleware(app: FastAPI, config: RouterConfig, drain: Drain, key_file: 
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(DirectSendMiddleware)

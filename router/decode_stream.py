@@ -15,20 +15,18 @@ import grpc.aio
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.connection import Connection
+from router.receiver import Receiver
 from router.server_drain import ServerDrain
 from router.worker_id import AddedBy, PoolRole, worker_id
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
-from wire.generation import Cancel, ConnectPeers, DrainNews, RequestOutput, ServerInfo, ServerStats, Submit
+from wire.generation import Cancel, ConnectPeers, DrainNews, ServerInfo, ServerStats, StepOutputs, Submit
 from wire.prefixes import PrefixNews
 from wire.rpc import STREAM_PATH, decode_stream_reply
 
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF_S = 2.0
-
-Deliver = Callable[[RequestOutput | TwinfangError], None]
-"""Takes a request's outputs; after one with a finish reason, or an error, no more follow."""
 
 
 class DecodeStream:
@@ -58,7 +56,7 @@ class DecodeStream:
         self.drain = ServerDrain(self._connection)
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
-        self._routes: dict[str, Deliver] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -73,7 +71,7 @@ class DecodeStream:
 
     @property
     def num_requests(self) -> int:
-        return len(self._routes)
+        return len(self._receivers)
 
     def start(self, on_fatal: OnFatal) -> None:
         for task in (self._stay_connected(), self._connection.keep_health(self._probe_interval_s)):
@@ -83,16 +81,16 @@ class DecodeStream:
         await cancel_and_wait(*self._tasks)
         await self._connection.close()
 
-    def submit(self, request: Submit, deliver: Deliver) -> None:
-        """Sends a request; its outputs go to ``deliver``. Without a stream: :class:`UnavailableError`."""
+    def submit(self, request: Submit, receiver: Receiver) -> None:
+        """Sends a request; its outputs go to ``receiver``. Without a stream: :class:`UnavailableError`."""
         if self.info is None:
             raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
-        self._routes[request.request_id] = deliver
+        self._receivers[request.request_id] = receiver
         self._outgoing.put_nowait(encode(request))
 
     def cancel(self, request_id: str) -> None:
         """Nothing more is delivered for this request; the server is told to forget it."""
-        if self._routes.pop(request_id, None) is not None and self._info is not None:
+        if self._receivers.pop(request_id, None) is not None and self._info is not None:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
@@ -137,8 +135,7 @@ class DecodeStream:
                 if isinstance(news, DrainNews):
                     self.drain.heard(news.is_draining)
                     continue
-                for output in news.outputs:
-                    self._deliver(output)
+                self._deliver(news)
             self._connection.failed("it ended the stream")
         except grpc.aio.AioRpcError as error:
             self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
@@ -157,18 +154,21 @@ class DecodeStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.debug("stream to %s: no more writing: %s", self.address, error)  # the reader sees it too
 
-    def _deliver(self, output: RequestOutput) -> None:
-        if output.finish_reason is None:
-            deliver = self._routes.get(output.request_id)
-        else:
-            deliver = self._routes.pop(output.request_id, None)
-        if deliver is not None:  # else it was cancelled while this was on its way
-            deliver(output)
+    def _deliver(self, news: StepOutputs) -> None:
+        """What has no receiver was cancelled while this was on its way."""
+        for request_id, token_ids in news.token_ids.items():
+            if (receiver := self._receivers.get(request_id)) is not None:
+                receiver.take_tokens(token_ids)
+        for output in news.outputs:
+            if (receiver := self._receivers.get(output.request_id)) is not None:
+                if output.finish_reason is not None:
+                    del self._receivers[output.request_id]
+                receiver.take(output)
 
     def _fail_all(self) -> None:
-        routes, self._routes = self._routes, {}
-        for deliver in routes.values():
-            deliver(
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.take(
                 UnavailableError(
                     f"the connection to the decode server at {self.address} was lost while it answered; "
                     "send the request again"

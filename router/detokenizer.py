@@ -30,6 +30,7 @@ class Detokenizer:
         self, tokenizer: Tokenizer, *, context: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
+        self._own_text = tokenizer.own_text
         self._skip_special_tokens = skip_special_tokens
         self._window = [token_id for token_id in context[-CONTEXT_TOKENS:] if self._has_text(token_id)]
         self._text = self._decode()
@@ -42,7 +43,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that is certain once ``token_id`` has come; often empty."""
-        own_text = self._tokenizer.own_text(token_id)
+        own_text = self._own_text(token_id)
         if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
             # Nothing is held back, and nothing before it changes the token's text: no need to decode.
             self._window, self._text = [token_id], own_text

@@ -20,6 +20,7 @@ from router.decode_stream import DecodeStream
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
+from router.receiver import Receiver
 from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
@@ -36,7 +37,7 @@ RETRIED = HANDOFF_FAULTS | {UnavailableError.code, WireError.code}
 class Dispatch:
     """Sends one choice on its way, again if a server fails it, and can call it back at any stage.
 
-    Outputs, or the one error that ends them, go to ``deliver``. The prompt's log-probabilities of a
+    Outputs, or the one error that ends them, go to ``receiver``. The prompt's log-probabilities of a
     prefill server come as an output without tokens. A prefill that fails, a transfer that does not arrive and
     a decode server that is lost are tried again, with other servers first: prompt and answer so far are
     prefilled there and the answer goes on behind them, so that the client sees neither a gap nor a token
@@ -52,7 +53,7 @@ class Dispatch:
         choice: Choice,
         *,
         deadline: float,
-        deliver: Callable[[RequestOutput | TwinfangError], None],
+        receiver: Receiver,
         on_retry: Callable[[str], None],
         timeline: ChoiceTimeline,
     ) -> None:
@@ -74,10 +75,12 @@ class Dispatch:
         self._servers = AttemptServers(pool, timeline)
         self._choice = choice.seeded
         self._deadline = deadline
-        self._deliver = deliver
+        self._receiver = receiver
         self._on_retry = on_retry
         self._timeline = timeline
         self._stream: DecodeStream | None = None
+        self._has_progressed = False
+        """Whether a token has come since the last submission."""
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
         self._attempt = 0
@@ -141,7 +144,7 @@ class Dispatch:
         self._failures += 1
         self._call_back()
         if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
-            self._deliver(error)
+            self._receiver.take(error)
             return
         log.warning("request %s: trying again: %s", self._request_id, error.message)
         self._on_retry(error.code)
@@ -177,7 +180,7 @@ class Dispatch:
             raise
         except Exception as error:
             log.exception("request %s: dispatch failed", self._request_id)
-            self._deliver(TwinfangError(f"the router failed: {type(error).__name__}"))
+            self._receiver.take(TwinfangError(f"the router failed: {type(error).__name__}"))
 
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice, request_id = self._choice, self._request_id
@@ -221,7 +224,7 @@ class Dispatch:
         self._servers.prefilled(reply)
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
-            self._deliver(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
+            self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
             self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
         self.was_early = self._stream is not None
@@ -234,11 +237,19 @@ class Dispatch:
         self._submitted_s = time.monotonic()
         held_back, self._held_back = self._held_back, []
         for output in held_back:
-            self._take(output)
+            self.take(output)
 
     # --- outputs ---------------------------------------------------------------------------------
 
-    def _take(self, output: RequestOutput | TwinfangError) -> None:
+    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+        """Passes tokens on. The first ones behind a submission tell more than themselves."""
+        if self._has_progressed:
+            self._answer_ids += token_ids
+            self._receiver.take_tokens(token_ids)
+        else:
+            self.take(RequestOutput(self._request_id, token_ids))
+
+    def take(self, output: RequestOutput | TwinfangError) -> None:
         """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
         kept, choice = self._pool.conversations, self._choice
         error = output if isinstance(output, TwinfangError) else _error_of(output)
@@ -262,15 +273,17 @@ class Dispatch:
             return
         self._lease = None
         if output.token_ids:
-            self._servers.progressed()
-            self.first_output_s = self.first_output_s or time.monotonic() - self._submitted_s
+            if not self._has_progressed:
+                self._has_progressed = True
+                self._servers.progressed()
+                self.first_output_s = time.monotonic() - self._submitted_s
             self._answer_ids += output.token_ids
             self._failures = 0
         if kept is not None and isinstance(output.ticket, Ticket):
             kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
         if output.finish_reason is not None:
             self._servers.ended()
-        self._deliver(output)
+        self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
         """The server lets the request go: another one reads its state, or prefills what there is so far."""
@@ -305,8 +318,8 @@ class Dispatch:
             timeout_s=self._time_left_s,
         )
         self._stream = decode
-        self._submitted_s, self.first_output_s = time.monotonic(), 0.0
-        decode.submit(submit, self._take)
+        self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False
+        decode.submit(submit, self)
         self._timeline.submitted(decode.worker_id, reads=ticket is not None)
 
 

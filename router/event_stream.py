@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.direct_send import direct_send
 from router.disconnect import run_until_disconnect
+from router.http_connection import WRITE_PART, WritePart
 from router.openai_errors import error_body
 from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError, TwinfangError
@@ -20,8 +20,6 @@ from wire.errors import CancelledRequestError, TwinfangError
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-
-WriteNow = Callable[[bytes], bool]
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -38,18 +36,19 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, writes: Callable[[WriteNow], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(self, writes: Callable[[WritePart], AsyncGenerator[bytes, None]]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._writes = writes
-        self._send: Send | None = None
-        """Set once the status is out."""
+        self._write_part: WritePart | None = None
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write_part = scope.get(WRITE_PART)
         try:
-            await run_until_disconnect(receive, self._send_all(send, direct_send(scope, send)))
+            await run_until_disconnect(receive, self._send_all(send))
         except CancelledRequestError:
-            if self._send is None:
+            if not self._has_begun:
                 raise
 
     def write_now(self, data: bytes) -> bool:
@@ -58,35 +57,27 @@ class EventStream(Response):
         Only while the generator waits for news, or two writes would go on at one time. A write that does not
         wait needs no task, and waking one for each token costs more than the write.
         """
-        if self._send is None:
-            return False
-        writing = cast(Coroutine[Any, Any, None], self._send(_body(data)))
-        try:
-            writing.send(None)
-        except StopIteration:
-            return True
-        writing.close()  # uvicorn waits for a slow client before it takes anything
-        return False
+        return self._has_begun and self._write_part is not None and self._write_part(data)
 
-    async def _send_all(self, send_start: Send, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         async with aclosing(self._writes(self.write_now)) as writes, WriteLimit() as limit:
             try:
                 async for data in writes:
                     limit.began()
-                    if self._send is None:
-                        await send_start(
+                    if not self._has_begun:
+                        await send(
                             {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                         )
-                        self._send = send
+                        self._has_begun = True
                     await send(_body(data))
                     limit.ended()
                 return
             except TwinfangError as error:
-                if self._send is None or isinstance(error, CancelledRequestError):
+                if not self._has_begun or isinstance(error, CancelledRequestError):
                     raise
                 last = event(error_body(error)) + DONE
             except Exception:
-                if self._send is None:
+                if not self._has_begun:
                     raise
                 log.exception("a stream failed")
                 last = event(error_body(TwinfangError("the router failed on this request"))) + DONE

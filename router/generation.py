@@ -36,6 +36,7 @@ class Generation:
         deadline: float,
     ) -> None:
         self._services = services
+        self._token_figures = services.metrics.tokens
         self._model = model
         self._record = record
         num_tokens = sum(len(choice.token_ids) for choice, _ in choices)
@@ -43,9 +44,9 @@ class Generation:
         self._place: Place | None = None
         self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox()
-        self.take_now: Callable[[Delta], bool] | None = None
-        """Of a single choice: is given its news as they come while :meth:`step` is waited for, all but the
-        first and the last. Where it returns False :meth:`step` brings them."""
+        self.pass_on: Callable[[tuple[int, ...]], Delta | None] | None = None
+        """Of a single choice: is given tokens, but the last ones, that come while :meth:`step` is waited for.
+        What it returns :meth:`step` brings."""
         self._dispatches: list[Dispatch] = []
         self._unfinished = set(range(len(choices)))
         self._last_token_s = [0.0] * len(choices)
@@ -82,18 +83,12 @@ class Generation:
             self._inbox.put((index, DeadlineError("the request was not finished within its time limit")))
 
     def _start(self, index: int) -> None:
-        def deliver(event: RequestOutput | TwinfangError) -> None:
-            if self.take_now is None or not self._inbox.is_awaited or isinstance(event, TwinfangError):
-                self._inbox.put((index, event))
-            elif (news := self._taken_now(self.take_now, index, event)) is not None:
-                self._inbox.put((index, news))
-
         choice = self._choices[index][0]
         dispatch = Dispatch(
             self._model.servers,
             choice,
             deadline=self._deadline,
-            deliver=deliver,
+            receiver=_ChoiceReceiver(self, index, self._inbox),
             on_retry=self._services.metrics.retried,
             timeline=self._record.choices[index],
         )
@@ -148,18 +143,6 @@ class Generation:
                     deltas[index] = delta
         return sorted(deltas.items())
 
-    def _taken_now(
-        self, take_now: Callable[[Delta], bool], index: int, event: RequestOutput
-    ) -> RequestOutput | Delta | Exception | None:
-        """What is left to do. Called between other requests' outputs: nothing is raised."""
-        if event.finish_reason is not None or not event.token_ids:
-            return event
-        try:
-            delta = self._take(index, event)
-            return None if delta.finish_reason is None and take_now(delta) else delta
-        except Exception as error:
-            return error
-
     def _take(self, index: int, event: RequestOutput | Delta | Exception) -> Delta:
         if isinstance(event, Exception):
             raise event
@@ -169,7 +152,8 @@ class Generation:
             raise CancelledRequestError("the request was cancelled on its decode server")
         answer = self._choices[index][1]
         delta = answer.push(event)
-        self._measure(index, delta)
+        if delta.token_ids:
+            self.measure(index, len(delta.token_ids))
         if answer.finish_reason is not None:
             dispatch = self._dispatches[index]
             dispatch.cancel()  # a stop string: the server does not know yet
@@ -194,16 +178,42 @@ class Generation:
             stats=answer.stats,
         )
 
-    def _measure(self, index: int, delta: Delta) -> None:
-        num_tokens = len(delta.token_ids)
-        if not num_tokens:
-            return
-        metrics, recent, now = self._services.metrics, self._services.recent, time.monotonic()
-        recent.generated_tokens.add(num_tokens, now)
-        if before := self._last_token_s[index]:
-            metrics.tokens.later((now - before) / num_tokens, num_tokens)
-        else:
-            metrics.tokens.first(num_tokens)
-            metrics.time_to_first_token.observe(now - self._started_s)
-            recent.ttft.observe(now - self._started_s, now)
+    def measure(self, index: int, num_tokens: int) -> None:
+        """So many tokens of a choice have come."""
+        now, before = time.monotonic(), self._last_token_s[index]
         self._last_token_s[index] = now
+        if before:
+            self._token_figures.later(num_tokens, now, before)
+            return
+        self._token_figures.first(num_tokens, now)
+        self._services.metrics.time_to_first_token.observe(now - self._started_s)
+        self._services.recent.ttft.observe(now - self._started_s, now)
+
+
+class _ChoiceReceiver:
+    """Puts what comes for one choice into the inbox, or passes it on."""
+
+    __slots__ = ("_generation", "_inbox", "_index")
+
+    def __init__(
+        self, generation: Generation, index: int, inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]]
+    ) -> None:
+        self._generation = generation
+        self._inbox = inbox
+        self._index = index
+
+    def take(self, output: RequestOutput | TwinfangError) -> None:
+        self._inbox.put((self._index, output))
+
+    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+        pass_on = self._generation.pass_on
+        if pass_on is None or not self._inbox.is_awaited:
+            self._inbox.put((self._index, RequestOutput("", token_ids)))
+            return
+        try:
+            left = pass_on(token_ids)
+        except Exception as error:
+            self._inbox.put((self._index, error))
+            return
+        if left is not None:
+            self._inbox.put((self._index, left))

@@ -20,7 +20,6 @@ class RecentFigures:
         self.prompt_tokens = WindowSum()
         self.cached_tokens = WindowSum()
         """Of the prompt tokens, those that some prefix cache held."""
-        self.generated_tokens = WindowSum()
         self.transfer_bytes = WindowSum()
         self.tokens_with_drafts = WindowSum()
         self.accepted_tokens = WindowSum()

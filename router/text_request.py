@@ -96,6 +96,12 @@ class TextRequest:
         return self.params[0].logprobs
 
     @property
+    def tells_just_text(self) -> bool:
+        """Whether events of its stream differ in their text alone, and the text ends nothing."""
+        tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
+        return len(self.prompts) == self.n == 1 and not (self.stop or self.tool_use or tells_more)
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens count once a prompt, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)

@@ -14,12 +14,15 @@ from fastapi.responses import JSONResponse, Response
 from router.answer import Answer, Delta
 from router.choice import Choice
 from router.disconnect import run_until_disconnect
-from router.event_stream import DONE, EventStream, WriteNow, event
+from router.event_stream import DONE, EventStream, event
+from router.event_template import EventTemplate
 from router.generation import Generation
+from router.http_connection import WritePart
 from router.request_record import RequestRecord
 from router.request_trace import begin_trace
 from router.services import Services
 from router.session import session_of
+from router.text_lane import TextLane
 from router.text_request import TextRequest
 
 
@@ -59,11 +62,11 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 
 
 async def _events(
-    request: TextRequest, writer: Writer, services: Services, write_now: WriteNow
+    request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
     """One write a step, with the events of all choices that have news.
 
-    Behind its first token a single choice's news are written when they come; this is woken for the rest.
+    Behind its first token a single choice's text takes a :class:`TextLane`; this is woken for the rest.
     """
     async with _generation(request, services) as generation:
         answers = generation.answers
@@ -91,8 +94,12 @@ async def _events(
             if data:  # a call of a tool is shown when it is complete
                 yield data
             # What could not be written now comes again, but who looks for calls takes a text just once.
-            if len(answers) == 1 and request.tool_use is None:
-                generation.take_now = lambda delta: write_now(written(0, delta))
+            if generation.pass_on is None and request.tells_just_text:
+                template = EventTemplate(lambda text: written(0, Delta(text)))
+                lane = TextLane(
+                    answers[0], template, measure=partial(generation.measure, 0), write_now=write_now
+                )
+                generation.pass_on = lane.write
 
 
 def _generation(request: TextRequest, services: Services) -> Generation:

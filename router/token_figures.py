@@ -14,26 +14,33 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from router.window import WindowSum
+
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 
 class TokenFigures(Collector):
-    """Counts tokens and the time between them, in seconds."""
+    """Counts tokens and the time between them. Times are seconds of the monotonic clock."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
         self._counts = [0] * (len(SHORT_S) + 1)
         self._sum_s = 0.0
+        self.recent = WindowSum()
+        """Tokens of the last minute."""
 
-    def first(self, num_tokens: int) -> None:
+    def first(self, num_tokens: int, now_s: float) -> None:
         """A choice's first tokens, which came together."""
         self._num_tokens += num_tokens
+        self.recent.add(num_tokens, now_s)
 
-    def later(self, gap_s: float, num_tokens: int) -> None:
-        """Further ones; ``gap_s`` is each one's share of the time since the last."""
+    def later(self, num_tokens: int, now_s: float, before_s: float) -> None:
+        """Further ones, which share the time since the last."""
+        gap_s = (now_s - before_s) / num_tokens
         self._num_tokens += num_tokens
         self._counts[bisect_left(SHORT_S, gap_s)] += 1
         self._sum_s += gap_s
+        self.recent.add(num_tokens, now_s)
 
     def collect(self) -> Iterator[Metric]:
         bounds = [*map(str, SHORT_S), "+Inf"]

@@ -5,6 +5,7 @@ Times are seconds of one monotonic clock, told by the caller, who has read it al
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ BOUNDS_MS = tuple(round(10 ** (tenth / 10), 3) for tenth in range(-10, 61))
 """Upper bounds of buckets: ten a decade, from 0.1 ms to 1,000 s."""
 
 
-class _Slots:
+class _Slots(ABC):
     """Which slot is of which second; one that is of another is to be emptied first."""
 
     def __init__(self) -> None:
@@ -33,8 +34,8 @@ class _Slots:
         oldest = int(now_s) - WINDOW_S
         return (index for index, second in enumerate(self._seconds) if second > oldest)
 
-    def _empty(self, index: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _empty(self, index: int) -> None: ...
 
 
 class WindowSum(_Slots):
@@ -43,12 +44,12 @@ class WindowSum(_Slots):
     def __init__(self) -> None:
         super().__init__()
         self._sums = [0.0] * WINDOW_S
-        self._second = -1
+        self._until_s = -1.0
         self._index = 0
 
     def add(self, value: float, now_s: float) -> None:
-        if int(now_s) != self._second:
-            self._second, self._index = int(now_s), self.at(now_s)
+        if now_s >= self._until_s:
+            self._until_s, self._index = int(now_s) + 1.0, self.at(now_s)
         self._sums[self._index] += value
 
     def total(self, now_s: float) -> float:

@@ -1,6 +1,7 @@
 """Messages as frozen dataclasses, bytes as msgpack.
 
-A message travels as ``[protocol version, class name, [field values in order]]``. Field types are
+A message travels as ``[protocol version, class name, [field values in order]]``; the last fields are left out
+as far as they have their default values, which most of most messages' fields have. Field types are
 read from the annotations once, when the class is defined, and every value is checked against them
 on decode, so that code behind the codec never meets a wrong type. Nothing is ever unpickled.
 
@@ -12,6 +13,7 @@ several message classes (``A | B``, ``A | B | None``) travels as ``[class name, 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import reprlib
 import types
 import typing
@@ -22,7 +24,7 @@ import msgpack
 
 from wire.errors import WireError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -92,10 +94,37 @@ def _encoder(cls: type) -> Callable[[Any], list[Any]]:
     if cls not in _encoders:
         hints = typing.get_type_hints(cls)
         parts = [
-            (f.name, _tagged if _alternatives(hints[f.name]) else _plain) for f in dataclasses.fields(cls)
+            (operator.attrgetter(f.name), _tagged if _alternatives(hints[f.name]) else _plain)
+            for f in dataclasses.fields(cls)
         ]
-        _encoders[cls] = lambda msg: [pack(getattr(msg, name)) for name, pack in parts]
+        defaults = _defaults(cls)
+        num_required = len(parts) - len(defaults)
+        optional = [(get, default) for (get, _), default in zip(parts[num_required:], defaults, strict=True)]
+        optional.reverse()
+
+        def pack(msg: Any) -> list[Any]:
+            num_fields = len(parts)
+            for get, default in optional:
+                if get(msg) is not default:
+                    break
+                num_fields -= 1
+            return [pack_field(get(msg)) for get, pack_field in parts[:num_fields]]
+
+        _encoders[cls] = pack
     return _encoders[cls]
+
+
+def _defaults(cls: type) -> list[Any]:
+    """Of the last fields, those that a message need not name.
+
+    What a factory makes belongs to one message: it is no default here, nor are fields before such a one.
+    """
+    defaults: list[Any] = []
+    for f in reversed(dataclasses.fields(cls)):
+        if f.default is dataclasses.MISSING:
+            break
+        defaults.append(f.default)
+    return defaults[::-1]
 
 
 def _alternatives(hint: Any) -> dict[str, type]:
@@ -132,16 +161,18 @@ def _decoder(cls: type) -> _Check:
         ]
 
         make = _maker(cls)
+        defaults = _defaults(cls)
+        num_required = len(parts) - len(defaults)
 
         def build(value: Any, where: str) -> Any:
-            if type(value) is not list or len(value) != len(parts):
-                raise WireError(f"{where}: expected a list of {len(parts)} fields")
-            pairs = zip(value, parts, strict=True)
+            if type(value) is not list or not num_required <= len(value) <= len(parts):
+                raise WireError(f"{where}: expected a list of {num_required} to {len(parts)} fields")
             return make(
                 *[
                     item if type(item) in as_is else check(item, f"{where}.{name}")
-                    for item, (name, as_is, check) in pairs
-                ]
+                    for item, (name, as_is, check) in zip(value, parts, strict=False)
+                ],
+                *defaults[len(value) - num_required :],
             )
 
         _decoders[cls] = build
@@ -290,6 +321,9 @@ def _mapping(hints: tuple[Any, Any]) -> _Check:
     def check(value: Any, where: str) -> Any:
         if type(value) is not dict or any(type(key) is not str for key in value):
             raise _wrong(where, "dict with string keys", value)
-        return {key: item_check(item, f"{where}[{brief(key)}]") for key, item in value.items()}
+        try:
+            return {key: item_check(item, where) for key, item in value.items()}
+        except WireError:  # once more, to say which one
+            return {key: item_check(item, f"{where}[{brief(key)}]") for key, item in value.items()}
 
     return check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import Literal
 
@@ -157,6 +158,19 @@ class RequestOutput:
     """For what is kept of a finished request, if it asked for that: all tokens but the last. One that is let
     go (``moved``) before it has read gives on the ticket that it came with."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it brings tokens and nothing else."""
+        return (
+            self.finish_reason is None
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.error is None
+            and self.stop_token_id is None
+            and self.stats is None
+            and self.ticket is None
+        )
+
 
 @message
 class SetDraining:
@@ -180,9 +194,32 @@ class DrainNews:
 
 @message
 class StepOutputs:
-    """All news of one engine step for the router at the other end of the stream."""
+    """All news of one engine step, or several, for the router at the other end of the stream."""
 
-    outputs: tuple[RequestOutput, ...]
+    token_ids: dict[str, tuple[int, ...]]
+    """By request, of those that first have plain outputs: their tokens, which come before ``outputs``."""
+    outputs: tuple[RequestOutput, ...] = ()
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> StepOutputs:
+        """A request's outputs stay in their order; plain ones that follow one another become one."""
+        token_ids: dict[str, tuple[int, ...]] = {}
+        others: list[RequestOutput] = []
+        others_of: set[str] = set()
+        for output in outputs:
+            request_id = output.request_id
+            if output.is_plain and request_id not in others_of:
+                token_ids[request_id] = token_ids.get(request_id, ()) + output.token_ids
+            else:
+                others.append(output)
+                others_of.add(request_id)
+        return cls(token_ids, tuple(others))
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        """All news as outputs, in an order in which they may be taken."""
+        for request_id, token_ids in self.token_ids.items():
+            yield RequestOutput(request_id, token_ids)
+        yield from self.outputs
 
 
 @message

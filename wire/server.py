@@ -28,6 +28,9 @@ from wire.rpc import (
 
 log = logging.getLogger(__name__)
 
+DRAIN_S = 8.0
+"""What requests under way get, once a process is told to stop, to be read or taken over by other servers."""
+DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 """What calls in progress get to end after SIGTERM before they are cut."""
 

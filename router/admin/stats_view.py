@@ -71,7 +71,7 @@ class StatsView(BaseModel):
             throughput=Throughput(
                 requests_per_s=rate(recent.requests),
                 prompt_tokens_per_s=rate(recent.prompt_tokens),
-                generated_tokens_per_s=rate(recent.generated_tokens),
+                generated_tokens_per_s=rate(services.metrics.tokens.recent),
             ),
             ttft_ms=Latency.of(recent.ttft, now_s),
             tpot_ms=Latency.of(recent.tpot, now_s),

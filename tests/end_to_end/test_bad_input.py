@@ -64,7 +64,7 @@ async def test_a_request_that_a_decode_server_can_t_read_is_answered_and_the_nex
         while set(outputs) != {"cut-short", "good"}:
             reply = decode_stream_reply(await stream.read())
             if isinstance(reply, StepOutputs):
-                outputs |= {output.request_id: output for output in reply.outputs}
+                outputs |= {output.request_id: output for output in reply}
         stream.cancel()
     assert outputs["cut-short"].error.code == "malformed_message"
     assert (outputs["good"].finish_reason, len(outputs["good"].token_ids)) == ("length", 1)

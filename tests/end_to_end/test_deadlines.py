@@ -40,7 +40,7 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
         outputs = []
         while not outputs or outputs[-1].finish_reason is None:
             news = decode_stream_reply(await asyncio.wait_for(stream.read(), 60))
-            outputs += news.outputs if isinstance(news, StepOutputs) else ()
+            outputs += news if isinstance(news, StepOutputs) else ()
         assert (outputs[-1].finish_reason, outputs[-1].error.code) == ("error", "deadline_exceeded")
         stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")  # the call is open
         stream.cancel()

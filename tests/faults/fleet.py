@@ -13,6 +13,7 @@ one holds a read up in its midst. One router for each way of pairing them stands
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +24,9 @@ from typing import Any
 import grpc
 import httpx
 
-from benchmarks.fleet import PROMPT_S, make_processes, running, wait_until
+from benchmarks.fleet import PROMPT_S, START_DEADLINE_S, make_processes, running, wait_until
 from benchmarks.fleet import Fleet as ServerFleet
-from tests.faults.injected import FOLDER_VARIABLE
+from tests.faults.injected import FOLDER_VARIABLE, WAITS
 from tests.faults.network import Host, Network
 from wire.generation import ServerStats
 
@@ -91,6 +92,22 @@ class Fleet(ServerFleet):
         switch.touch()
         yield
         switch.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def spare(self, name: str) -> Iterator[None]:
+        """The process ``name``, which is killed inside the block, has a next life soon after it."""
+        successor = dataclasses.replace(self[name])
+        num_waits = successor.log.count(WAITS)
+        with self.fault("late-start"):
+            successor.start(self.lifeline[0])
+            wait_until(
+                lambda: successor.log.count(WAITS) > num_waits,
+                f"another {name} has been imported",
+                START_DEADLINE_S,
+            )
+            yield
+        self.servers[name] = successor
+        wait_until(lambda: self.serves(successor), f"{name} serves again", START_DEADLINE_S)
 
     def stats(self, name: str) -> ServerStats:
         """Asks twice if need be: on a loaded machine a connection may take longer than gRPC gives it."""

@@ -8,6 +8,7 @@ none there the process is what ``python -m twinfang`` would be.
 | ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
 | ``late-done`` | sends the notification that ends a lease only before the next one |
 | ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
+| ``late-start`` | waits, with everything imported, before it takes its port |
 | ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
 | ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
@@ -31,11 +32,14 @@ from kv_transfer.agent import TransferAgent
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.transfer import Transfer
 from twinfang.cli import main
+from wire.server import GrpcServer
 
 FOLDER_VARIABLE = "FAULTS"
 REST_S = 0.02
 SMALL_CHUNK = 32
 REST_AFTER_CHUNK_S = 0.05
+WAITS = "waits for its start"
+"""Printed by a process that starts late once it has nothing left to do before."""
 
 
 def inject(folder: Path) -> None:
@@ -58,6 +62,7 @@ def inject(folder: Path) -> None:
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
     replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
+    replace(GrpcServer, "__init__", "late-start", _start_late(folder / "late-start"))
 
 
 def _do_nothing(_sound: Callable[..., Any], *_arguments: Any, **_fields: Any) -> None:
@@ -73,6 +78,16 @@ def _late_notify() -> Callable[..., Any]:
         held[:] = [arguments]
 
     return notify_of_the_last
+
+
+def _start_late(switch: Path) -> Callable[..., Any]:
+    def wait(sound: Callable[..., Any], *arguments: Any) -> None:
+        print(WAITS, flush=True)
+        while switch.exists():
+            time.sleep(REST_S)
+        sound(*arguments)
+
+    return wait
 
 
 def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:

@@ -77,7 +77,7 @@ async def _answers(fleet: Fleet, bodies: list[dict[str, Any]]) -> list[list[int]
             await stream.write(encode(await submit))
         while len(ended) < len(bodies):
             reply = decode_stream_reply(await stream.read())
-            for output in reply.outputs if isinstance(reply, StepOutputs) else ():
+            for output in reply if isinstance(reply, StepOutputs) else ():
                 tokens[output.request_id] += output.token_ids
                 if output.finish_reason is not None:
                     ended[output.request_id] = None if output.error is None else output.error.code

@@ -5,26 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from engine.caches import CacheSpec
 from kv_transfer.handshake import check_regions, check_same_model
-from tests.kv_transfer.pools import with_rank
+from tests.kv_transfer.pools import SPEC, with_rank
 from wire.errors import HandshakeError
 from wire.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region
-
-SPEC = CacheSpec(
-    attn_layers=2,
-    kv_heads=4,
-    head_dim=16,
-    kv_dtype=torch.float32,
-    mamba_layers=3,
-    conv_channels=12,
-    conv_width=4,
-    mamba_heads=2,
-    mamba_head_dim=8,
-    state_size=16,
-    conv_dtype=torch.float32,
-    ssm_dtype=torch.float32,
-)
 
 
 def introduction(spec=SPEC, block_size=8, num_blocks=5, num_slots=3, **changes):

@@ -215,7 +215,7 @@ class ScriptedDecode(Scripted):
         tasks: list[asyncio.Task[None]] = []
 
         def send(*outputs: RequestOutput) -> None:
-            outgoing.put_nowait(encode(StepOutputs(outputs)))
+            outgoing.put_nowait(encode(StepOutputs.of(outputs)))
 
         self.send = send
 

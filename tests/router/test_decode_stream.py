@@ -4,12 +4,26 @@ from router.decode_stream import DecodeStream
 from tests.router.conftest import until
 from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, hanging, saying, server_info
 from wire.errors import UnavailableError
-from wire.generation import Submit
+from wire.generation import RequestOutput, Submit
 from wire.sampling_params import SamplingParams
 
 
 def unexpected(error: BaseException) -> None:
     raise AssertionError(f"a background task died: {error}")
+
+
+class Received(list):
+    """All that a request was told, as outputs."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self._request_id = request_id
+
+    def take(self, output) -> None:
+        self.append(output)
+
+    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+        self.append(RequestOutput(self._request_id, token_ids))
 
 
 def submit(request_id: str) -> Submit:
@@ -27,9 +41,9 @@ async def test_outputs_reach_whom_they_are_for():
     server = ScriptedDecode(server_info("decode"), script=saying([5, 6, 7]))
     await server.start()
     stream = await connected(server)
-    received: dict[str, list] = {name: [] for name in "abc"}
+    received = {name: Received(name) for name in "abc"}
     for name, outputs in received.items():
-        stream.submit(submit(name), outputs.append)
+        stream.submit(submit(name), outputs)
     await until(lambda: all(outputs and outputs[-1].finish_reason for outputs in received.values()))
     for name, outputs in received.items():
         assert {output.request_id for output in outputs} == {name}
@@ -43,8 +57,8 @@ async def test_a_cancelled_request_gets_nothing_more():
     server = ScriptedDecode(server_info("decode"), script=hanging)
     await server.start()
     stream = await connected(server)
-    outputs: list = []
-    stream.submit(submit("a"), outputs.append)
+    outputs = Received("a")
+    stream.submit(submit("a"), outputs)
     await until(lambda: outputs)
     stream.cancel("a")
     stream.cancel("a")
@@ -58,8 +72,8 @@ async def test_closing_ends_what_is_in_flight_with_an_error():
     server = ScriptedDecode(server_info("decode"), script=hanging)
     await server.start()
     stream = await connected(server)
-    outputs: list = []
-    stream.submit(submit("a"), outputs.append)
+    outputs = Received("a")
+    stream.submit(submit("a"), outputs)
     await stream.close()
     assert isinstance(outputs[-1], UnavailableError)
     await server.stop()
@@ -70,8 +84,8 @@ async def test_it_connects_again_to_a_server_that_comes_back_as_another_one():
     await server.start()
     stream = await connected(server)
     for i in range(3):
-        outputs: list = []
-        stream.submit(submit("a"), outputs.append)
+        outputs = Received("a")
+        stream.submit(submit("a"), outputs)
         await server.stop()
         await until(lambda outputs=outputs: outputs and isinstance(outputs[-1], UnavailableError))
         server.info = server_info("decode", incarnation=f"life {i}")
@@ -94,8 +108,8 @@ async def test_a_server_that_answers_nonsense_is_left_and_tried_again():
     await server.stop()
     await server.start()
     stream = await connected(server)
-    outputs: list = []
-    stream.submit(submit("a"), outputs.append)
+    outputs = Received("a")
+    stream.submit(submit("a"), outputs)
     await until(lambda: outputs and isinstance(outputs[-1], UnavailableError))
     assert "can't be read" in stream.problem
     await server.stop()
@@ -104,7 +118,7 @@ async def test_a_server_that_answers_nonsense_is_left_and_tried_again():
     await server.start()
     await until(lambda: stream.info is not None)
     outputs.clear()
-    stream.submit(submit("b"), outputs.append)
+    stream.submit(submit("b"), outputs)
     await until(lambda: outputs and outputs[-1].token_ids == (5,))
     await stream.close()
     await server.stop()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from router import write_limit
-from router.event_stream import DONE, EventStream, WriteNow
+from router.event_stream import DONE, EventStream
+from router.http_connection import WRITE_PART, WritePart
 from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError
 
-SCOPE = {"type": "http"}
+SCOPE: dict[str, Any] = {"type": "http"}
 
 
 async def stays():
@@ -20,9 +22,8 @@ async def stays():
 
 
 async def test_what_a_slow_client_does_not_take_at_once_is_left_to_the_task():
-    """``is_slow`` stands for uvicorn, which waits before it takes a part if the socket's buffer is full."""
     sent: list[bytes] = []
-    is_slow, drained = False, asyncio.Event()
+    is_slow, drained = False, asyncio.Event()  # the socket's buffer is full
     outcomes: list[bool] = []
 
     async def send(message):
@@ -30,7 +31,12 @@ async def test_what_a_slow_client_does_not_take_at_once_is_left_to_the_task():
             await drained.wait()
         sent.append(message.get("body", b"start"))
 
-    async def writes(write_now: WriteNow) -> AsyncGenerator[bytes, None]:
+    def write_part(data: bytes) -> bool:
+        if not is_slow:
+            sent.append(data)
+        return not is_slow
+
+    async def writes(write_now: WritePart) -> AsyncGenerator[bytes, None]:
         nonlocal is_slow
         outcomes.append(write_now(b"too early"))
         yield b"1"
@@ -41,7 +47,7 @@ async def test_what_a_slow_client_does_not_take_at_once_is_left_to_the_task():
         yield b"3"
         yield DONE
 
-    await EventStream(writes)(SCOPE, stays, send)
+    await EventStream(writes)(SCOPE | {WRITE_PART: write_part}, stays, send)
     assert outcomes == [False, True, False]
     assert sent == [b"start", b"1", b"2", b"3", DONE]
 

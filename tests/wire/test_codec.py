@@ -1,5 +1,7 @@
 """The codec gives back what it was given, and refuses everything else with a clear error."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -59,9 +61,39 @@ def test_a_submitted_request_survives_the_wire(message):
     assert decode(encode(message), Submit) == message
 
 
-@given(st.lists(outputs, max_size=4).map(lambda o: StepOutputs(tuple(o))))
+@given(st.lists(outputs, max_size=4).map(StepOutputs.of))
 def test_step_outputs_survive_the_wire(message):
     assert decode(encode(message), StepOutputs) == message
+
+
+outputs_of_three = st.builds(
+    lambda output, name: replace(output, request_id=name), outputs, st.sampled_from("abc")
+)
+
+
+@given(st.lists(outputs_of_three))
+def test_a_request_s_outputs_keep_their_order(given_outputs):
+    """Its tokens are the same; of several plain outputs in a row there may be one."""
+
+    def told(all_outputs, request_id):
+        news = []
+        for output in all_outputs:
+            if output.request_id == request_id:
+                rest = replace(output, token_ids=())
+                news += [*output.token_ids, *([] if output.is_plain else [rest])]
+        return news
+
+    for request_id in "abc":
+        assert told(StepOutputs.of(given_outputs), request_id) == told(given_outputs, request_id)
+
+
+def test_fields_with_their_default_values_do_not_travel():
+    assert len(encode(RequestOutput("name", (1,)))) < len("RequestOutput") + 16
+    empty = msgpack.packb([PROTOCOL_VERSION, "RequestOutput", ["name", [1]]])
+    assert decode(empty, RequestOutput) == RequestOutput("name", (1,))
+    for fields in ([], ["name"], ["name", [1], *[None] * 8]):
+        with pytest.raises(WireError, match="2 to 9 fields"):
+            decode(msgpack.packb([PROTOCOL_VERSION, "RequestOutput", fields]), RequestOutput)
 
 
 @given(st.binary(max_size=200))

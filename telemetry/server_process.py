@@ -1,0 +1,80 @@
+"""A prefill or decode server's process, from its ports to its last span."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+from telemetry.measures import Measures
+from telemetry.server_telemetry import ServerTelemetry
+from telemetry.tracing import start_tracing
+from wire.generation import ServerInfo, ServerStats
+from wire.server import GrpcServer
+
+if TYPE_CHECKING:
+    from telemetry.otel import Tracing
+
+log = logging.getLogger(__name__)
+
+
+class ServerConfig(Protocol):
+    """What a process must know of the server that it is."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def metrics_port(self) -> int | None: ...
+    @property
+    def otlp_endpoint(self) -> str: ...
+
+
+class Service(Protocol):
+    """What a server does. Made before it is started; it adds its calls to the gRPC server by itself."""
+
+    @property
+    def measures(self) -> Measures: ...
+    def start(self) -> None: ...
+    def describe(self) -> ServerInfo: ...
+    async def stats(self) -> ServerStats: ...
+    async def drain(self) -> None:
+        """Hands on what is under way; awaited when the process is told to stop."""
+
+    async def close(self) -> None: ...
+
+
+class MakeService(Protocol):
+    """Makes the service that answers ``server``'s calls."""
+
+    def __call__(self, server: GrpcServer, *, incarnation: str, tracing: Tracing | None) -> Service: ...
+
+
+def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
+    """Serves until SIGTERM or SIGINT. Raises what made it unable to start or to go on."""
+    asyncio.run(_serve(config, role, make_service))
+
+
+async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> None:
+    server = GrpcServer(config.host, config.port)
+    incarnation = secrets.token_hex(8)
+    telemetry = ServerTelemetry(server, host=config.host, port=config.port, metrics_port=config.metrics_port)
+    try:
+        endpoint = config.otlp_endpoint
+        tracing = start_tracing(f"twinfang-{role}", incarnation, endpoint=endpoint, environment=os.environ)
+        service = make_service(server, incarnation=incarnation, tracing=tracing)
+        service.start()
+        try:
+            await server.start()
+            telemetry.show(service.describe(), service.stats, service.measures)
+            log.info("%s server ready on %s:%d", role, config.host, server.port)
+            await server.wait_until_stopped(service.drain)
+        finally:
+            await service.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+    finally:
+        await telemetry.close()
