@@ -6,15 +6,14 @@ all on the event loop, so they are counted in plain numbers here and put into th
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from router.window import WindowSum
+from telemetry.tally import Tally
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
@@ -24,8 +23,7 @@ class TokenFigures(Collector):
 
     def __init__(self) -> None:
         self._num_tokens = 0
-        self._counts = [0] * (len(SHORT_S) + 1)
-        self._sum_s = 0.0
+        self._gaps = Tally(SHORT_S)
         self.recent = WindowSum()
         """Tokens of the last minute."""
 
@@ -36,20 +34,17 @@ class TokenFigures(Collector):
 
     def later(self, num_tokens: int, now_s: float, before_s: float) -> None:
         """Further ones, which share the time since the last."""
-        gap_s = (now_s - before_s) / num_tokens
         self._num_tokens += num_tokens
-        self._counts[bisect_left(SHORT_S, gap_s)] += 1
-        self._sum_s += gap_s
+        self._gaps.add((now_s - before_s) / num_tokens, num_tokens)
         self.recent.add(num_tokens, now_s)
 
     def collect(self) -> Iterator[Metric]:
-        bounds = [*map(str, SHORT_S), "+Inf"]
         yield CounterMetricFamily(
             "twinfang_generation_tokens", "Tokens generated, over all choices.", value=self._num_tokens
         )
-        yield HistogramMetricFamily(
+        gaps = HistogramMetricFamily(
             "twinfang_inter_token_latency_seconds",
             "Time between two tokens of a choice; tokens that come together share it.",
-            buckets=list(zip(bounds, accumulate(self._counts), strict=True)),
-            sum_value=self._sum_s,
         )
+        self._gaps.put_into(gaps)
+        yield gaps
