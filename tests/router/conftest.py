@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -73,6 +74,20 @@ async def until(condition: Callable[[], Any], *, timeout_s: float = 10.0) -> Non
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.005)
+
+
+async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: Any) -> list[dict[str, Any]]:
+    """The data of a streamed completion's events, in order; ``started`` is set at the first."""
+    request = {"model": MODEL, "prompt": "hello", "stream": True} | body
+    async with stack.client.stream("POST", "/v1/completions", json=request) as response:
+        assert response.status_code == 200, await response.aread()
+        lines = []
+        async for line in response.aiter_lines():
+            lines += [line] if line else []
+            if started is not None:
+                started.set()
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 @asynccontextmanager

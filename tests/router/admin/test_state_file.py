@@ -1,0 +1,65 @@
+"""What the admin API changed, kept for the router's next start."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from router.admin.state_file import StateFile
+from tests.router.admin.conftest import get, ids, patch, post
+from wire.errors import ConfigError
+
+
+async def test_changes_survive_a_restart(make_admin_stack, tmp_path):
+    state_file = tmp_path / "state.db"
+    first = await make_admin_stack(num_decode=3, state_file=state_file)
+    kept, drained, removed = await ids(first)
+    addresses = {worker["id"]: worker["address"] for worker in (await get(first, "/workers"))["workers"]}
+    await post(first, f"/workers/{drained}/drain")
+    await first.client.delete(f"/admin/v1/workers/{removed}")
+    added = await post(first, "/workers", 201, address="127.0.0.1:9", role="prefill")
+    await patch(first, max_choices=7, decode_policy="least_loaded")
+    flags = tuple(addresses[one] for one in (kept, drained, removed))
+    second = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
+    workers = {worker["id"]: worker for worker in (await get(second, "/workers"))["workers"]}
+    assert removed not in workers
+    assert (workers[drained]["draining"], workers[kept]["draining"]) == (True, False)
+    assert (workers[added["id"]]["added_by"], workers[kept]["added_by"]) == ("api", "flag")
+    config = await get(second, "/config")
+    assert (config["max_choices"], config["decode_policy"], config["prefill_policy"]) == (
+        7,
+        "least_loaded",
+        "round_robin",
+    )
+    await post(second, f"/workers/{drained}/undrain")
+    await post(second, "/workers", 201, address=addresses[removed], role="decode")
+    third = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
+    assert set(await ids(third)) == {kept, drained, removed}
+    assert not any(worker["draining"] for worker in (await get(third, "/workers"))["workers"])
+    await post(third, f"/workers/{kept}/drain")
+    fewer = (addresses[drained],)
+    fourth = await make_admin_stack(num_decode=0, decode_addresses=fewer, state_file=state_file, ready=False)
+    assert kept not in await ids(fourth), "what a flag no longer names does not come back"
+    assert removed in await ids(fourth), "what was added through the API does"
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but long enough to be one" * 40, b"another"])
+async def test_a_state_file_that_is_none_is_refused_at_the_start(tmp_path, content):
+    path = tmp_path / "state.db"
+    if content == b"another":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE things (name TEXT)")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(path)):
+        StateFile(path).load()
+
+
+async def test_a_change_that_can_not_be_saved_says_so_and_holds(make_admin_stack, tmp_path):
+    state_file = tmp_path / "state.db"
+    stack = await make_admin_stack(state_file=state_file)
+    state_file.unlink()
+    state_file.mkdir()
+    failed = await patch(stack, 500, max_choices=3)
+    assert str(state_file) in failed["error"]["message"]
+    assert (await get(stack, "/config"))["max_choices"] == 3

@@ -1,0 +1,63 @@
+"""Where a completion ends: stop strings and stop tokens, in text, token ids and stream."""
+
+import pytest
+
+from tests.router.conftest import events_of, until
+from tests.router.scripted_servers import saying
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 100])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_ends_text_tokens_and_request(make_stack, words, stream, per_step):
+    stack = await make_stack()
+    tokens = words.encode_now("hello wor-END-ld this goes on for ever")
+    stack.decode[0].script = saying(tokens, per_step=per_step)
+    body = {"stop": ["-END-", "never"], "max_tokens": 200, "return_token_ids": True}
+    if stream:
+        choices = [chunk["choices"][0] for chunk in await events_of(stack, **body)]
+    else:
+        choices = (await stack.complete(**body)).json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "hello wor"
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "-END-")
+    kept = [token_id for choice in choices for token_id in choice["token_ids"]]
+    assert words.decode(kept) == "hello wor-END-"
+    if per_step == 1:
+        await until(lambda: stack.decode[0].cancelled == [stack.decode[0].submitted[0].request_id])
+
+
+async def test_text_that_may_become_a_stop_string_is_not_streamed_yet(make_stack, words):
+    stack = await make_stack()
+    stack.decode[0].script = saying([*words.encode_now("a-E"), *words.encode_now("N!")])
+    texts = [chunk["choices"][0]["text"] for chunk in await events_of(stack, stop="-END")]
+    assert "".join(texts) == "a-EN!"
+    assert "-" not in "".join(texts[:3])
+
+
+async def test_the_stop_string_is_kept_if_asked_for(make_stack, words):
+    stack = await make_stack()
+    stack.decode[0].script = saying(words.encode_now("one\n\ntwo"))
+    body = {"stop": "\n\n", "max_tokens": 50}
+    assert (await stack.complete(**body)).json()["choices"][0]["text"] == "one"
+    kept = await stack.complete(**body, include_stop_str_in_output=True)
+    assert kept.json()["choices"][0]["text"] == "one\n\n"
+
+
+async def test_stop_strings_within_min_tokens_do_not_count(make_stack, words):
+    stack = await make_stack()
+    tokens = words.encode_now("x;y;z")
+    stack.decode[0].script = saying(tokens)
+    answer = await stack.complete(stop=";", min_tokens=2, max_tokens=50)
+    assert answer.json()["choices"][0]["text"] == "x;y"
+    assert stack.decode[0].submitted[0].params.min_tokens == 2
+
+
+async def test_a_stop_token_is_reported_and_its_text_left_out(make_stack, words):
+    stack = await make_stack()
+    (comma,) = words.encode_now(",")
+    stack.decode[0].script = saying([*words.encode_now("hello"), comma], ends=True)
+    body = {"stop_token_ids": [comma], "return_token_ids": True}
+    choice = (await stack.complete(**body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("hello", "stop", comma)
+    assert choice["token_ids"][-1] == comma
+    kept = await stack.complete(**body, include_stop_str_in_output=True)
+    assert kept.json()["choices"][0]["text"] == "hello,"
