@@ -1,15 +1,12 @@
 """The race against its reference, its distribution, and its noise against SplitMix64."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from kernels import exponential_race as module
 from kernels.exponential_race import exponential_race, exponential_race_reference, noise
+from tests.kernels.compiled import output_of
 
 
 def race(target, weights, least=None, last=None, *, seeds, index):
@@ -222,14 +219,4 @@ for ones in ((), ("num_positions",)):
 
 
 def test_the_kernel_compiles_for_sm_90_without_spills():
-    pytest.importorskip("triton")
-    result = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.count("compiled") == 2
+    assert output_of(COMPILE).count("compiled") == 2
