@@ -34,7 +34,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.machine import machine
-from kernels.causal_conv1d import _convolve_token, _transpose, causal_conv1d_update
+from kernels.causal_conv1d import causal_conv1d_update
+from kernels.causal_conv1d_cpu import _convolve_token, _transpose
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.selective_state_update import selective_state_update
 from kernels.ssm_recurrence import _advance, _softplus

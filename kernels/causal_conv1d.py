@@ -8,19 +8,17 @@ before the first token of a prompt are zero.
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba, silu in torch |
+| CPU | numba, silu in torch (kernels/causal_conv1d_cpu.py) |
 | float64 anywhere | reference |
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kernels.boundaries import Boundaries, stores_by_row
-from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
-from kernels.staged_slots import StagedSlots
+from kernels.causal_conv1d_cpu import causal_conv1d_cpu, causal_conv1d_update_cpu
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -325,148 +323,6 @@ def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
     return y
 
 
-# CPU path. numba convolves a range of channels token by token, its inner loops over adjacent channels; torch
-# then applies silu. Input j of a row is ``x[first + j * token_stride :]``; the inputs before it are ``past``.
-
-
-@cpu_jit
-def _transpose(source, channel_stride, begin, end, num_rows):
-    """``source[c, k]`` as ``[k, c - begin]``."""
-    out = np.empty((num_rows, end - begin), np.float32)
-    for k in range(num_rows):
-        for c in range(begin, end):
-            out[k, c - begin] = source[c * channel_stride + k]
-    return out
-
-
-@cpu_jit
-def _convolve_token(x, first, token_stride, past, taps, bias, t, out):
-    num_past, num_channels = past.shape
-    for c in range(num_channels):
-        out[c] = bias[c]
-    for k in range(num_past + 1):
-        j = t - num_past + k
-        o = first + j * token_stride
-        source = past[num_past + j] if j < 0 else x[o : o + num_channels]
-        tap = taps[k]
-        for c in range(num_channels):
-            out[c] += tap[c] * source[c]
-
-
-@cpu_jit
-def _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride, begin):
-    """Leave the newest inputs after ``num_tokens`` tokens in a slot."""
-    num_past, num_channels = past.shape
-    for k in range(num_past):
-        j = num_tokens - num_past + k
-        o = first + j * token_stride
-        source = past[num_past + j] if j < 0 else x[o : o + num_channels]
-        for c in range(num_channels):
-            slot[(begin + c) * channel_stride + k] = source[c]
-
-
-@cpu_jit
-def _convolve_channels(
-    x, token_stride, weight, bias, state, slot_stride, channel_stride,
-    bounds, read_slots, write_slots, has_initial, y, begin, end,
-):  # fmt: skip
-    """Items are channels: a whole prefill batch of them, row by row, so that a row may read an earlier's."""
-    num_taps = weight.shape[0] // y.shape[1]
-    taps = _transpose(weight, num_taps, begin, end, num_taps)
-    for s in range(read_slots.shape[0]):
-        if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
-            continue
-        past = np.zeros((num_taps - 1, end - begin), np.float32)
-        if has_initial[s]:
-            past = _transpose(state[read_slots[s] * slot_stride :], channel_stride, begin, end, num_taps - 1)
-        first, num_tokens = bounds[s] * token_stride + begin, bounds[s + 1] - bounds[s]
-        for t in range(num_tokens):
-            out = y[bounds[s] + t, begin:end]
-            _convolve_token(x, first, token_stride, past, taps, bias[begin:end], t, out)
-        slot = state[write_slots[s] * slot_stride :]
-        _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride, begin)
-
-
-@cpu_jit
-def _convolve_rows(
-    x, row_stride, token_stride, weight, bias, state, slot_stride, channel_stride,
-    read_slots, write_slots, y, begin, end,
-):  # fmt: skip
-    """Items are decode rows: all channels of them."""
-    _, num_positions, num_channels = y.shape
-    num_taps = weight.shape[0] // num_channels
-    taps = _transpose(weight, num_taps, 0, num_channels, num_taps)
-    for r in range(begin, end):
-        if read_slots[r] == 0:
-            continue
-        past = _transpose(state[read_slots[r] * slot_stride :], channel_stride, 0, num_channels, num_taps - 1)
-        for i in range(num_positions):
-            _convolve_token(x, r * row_stride, token_stride, past, taps, bias, i, y[r, i])
-            if write_slots[r, i] != 0:
-                slot = state[write_slots[r, i] * slot_stride :]
-                _store_state(x, r * row_stride, token_stride, past, i + 1, slot, channel_stride, 0)
-
-
-def _causal_conv1d_cpu(x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial):
-    if conv_state.dtype != torch.float32:
-        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
-        staged = StagedSlots.gather(conv_state, read_slots, write_slots)
-        slots = staged.read_slots, staged.write_slots
-        y = _causal_conv1d_cpu(x, weight, bias, staged.pool, cu_seqlens, *slots, has_initial)
-        staged.scatter(conv_state, write_slots)
-        return y
-    inputs = x.float()
-    y = torch.zeros(x.shape)
-    _convolve_channels.parallel_for(
-        x.shape[1],
-        1 + _GRAIN_ELEMENTS // (1 + x.shape[0]),
-        as_flat_array(inputs),
-        inputs.stride(0),
-        *_filter(weight, bias),
-        as_flat_array(conv_state),
-        *conv_state.stride()[:2],
-        as_array(cu_seqlens.contiguous()),
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(has_initial.contiguous()),
-        as_array(y),
-    )
-    return F.silu(y, inplace=True).to(x.dtype)
-
-
-def _causal_conv1d_update_cpu(x, weight, bias, conv_state, read_slots, write_slots):
-    if conv_state.dtype != torch.float32:
-        write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
-        staged = StagedSlots.gather(conv_state, read_slots, write_slots)
-        y = _causal_conv1d_update_cpu(x, weight, bias, staged.pool, staged.read_slots, staged.write_slots)
-        staged.scatter(conv_state, write_slots)
-        return y
-    inputs = x.float()
-    y = torch.zeros(x.shape)
-    _convolve_rows.parallel_for(
-        x.shape[0],
-        1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
-        as_flat_array(inputs),
-        *inputs.stride()[:2],
-        *_filter(weight, bias),
-        as_flat_array(conv_state),
-        *conv_state.stride()[:2],
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(y),
-    )
-    return F.silu(y, inplace=True).to(x.dtype)
-
-
-def _filter(weight, bias):
-    bias = torch.zeros(weight.shape[0]) if bias is None else bias
-    return as_array(weight.float().reshape(-1)), as_array(bias.float())
-
-
-_GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
-
-
 def causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -495,7 +351,7 @@ def causal_conv1d(
         return _launch_prefill(*operands, *rows, max_seq_len, boundaries)
     if boundaries is not None:
         rows = boundaries.segments.as_rows()
-    return _causal_conv1d_cpu(*operands, *rows)
+    return causal_conv1d_cpu(*operands, *rows)
 
 
 def causal_conv1d_update(
@@ -517,4 +373,4 @@ def causal_conv1d_update(
         return causal_conv1d_update_reference(x, weight, bias, conv_state, read_slots, write_slots)
     if x.is_cuda:
         return _launch_decode(x, weight, bias, conv_state, read_slots, write_slots)
-    return _causal_conv1d_update_cpu(x, weight, bias, conv_state, read_slots, write_slots)
+    return causal_conv1d_update_cpu(x, weight, bias, conv_state, read_slots, write_slots)
