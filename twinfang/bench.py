@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.transfer import HEADER, Row, measure, prompt_case
+from benchmarks.transfer import measure
+from benchmarks.transfer_case import prompt_case
+from benchmarks.transfer_row import HEADER, Row
 from engine.model_config import ModelConfig
 
 PROMPT_LENS = (16, 256, 1024, 4096, 16384)

@@ -1,0 +1,128 @@
+"""The prefill side of the handoff benchmark, a process of its own that does what it is asked to."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from benchmarks.transfer_case import Case
+from kv_transfer.agent import TransferAgent, region_of
+from kv_transfer.source import TransferSource
+from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
+
+RAW_POLL_S = 20e-6
+
+Ask = Callable[..., Any]
+
+
+@contextmanager
+def prefill_side() -> Iterator[Ask]:
+    """The other process; what is yielded runs a command there."""
+    pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
+    process.start()
+    theirs.close()  # else this process would wait for ever for the answer of one that has died
+
+    def ask(command: str, *arguments: Any) -> Any:
+        pipe.send((command, arguments))
+        return pipe.recv()
+
+    try:
+        yield ask
+        ask("close")
+    finally:
+        pipe.close()
+        process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    server = _Source()
+    while True:
+        command, arguments = pipe.recv()
+        if command == "poll_raw":
+            pipe.send(None)
+            server.poll_raw(pipe)
+            continue
+        pipe.send(getattr(server, command)(*arguments))
+        if command == "close":
+            return
+
+
+class _Source:
+    """Answers the commands of :func:`prefill_side`; one case at a time."""
+
+    def __init__(self) -> None:
+        self._source: TransferSource | None = None
+        self._raw: TransferAgent | None = None
+
+    def open(self, case: Case) -> None:
+        self.close()
+        self._caches = case.caches()
+        self._source = TransferSource(
+            self._caches,
+            address="127.0.0.1:1",
+            incarnation=f"source-{time.monotonic_ns()}",
+            fingerprint="fp",
+            lease_ttl_s=3600.0,
+            max_leases=8,
+            on_lease_ended=lambda _lease: None,
+            on_fatal=fail,
+        )
+
+    def handshake(self, request: HandshakeRequest) -> HandshakeReply:
+        assert self._source is not None
+        return self._source.handshake(request)
+
+    def grant(self, block_ids: list[int]) -> Ticket:
+        assert self._source is not None
+        return self._source.grant("bench", num_tokens=1, block_ids=block_ids, state_slot=1)
+
+    def end(self, ticket: Ticket) -> None:
+        assert self._source is not None
+        self._source.end(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
+
+    def open_raw(self, num_bytes: int) -> tuple[bytes, Region]:
+        self._memory = torch.ones(num_bytes, dtype=torch.uint8)
+        self._raw = TransferAgent(f"raw-{time.monotonic_ns()}", [self._memory])
+        return self._raw.metadata, region_of(self._memory)
+
+    def poll_raw(self, pipe: Connection) -> None:
+        """Until the next command comes."""
+        assert self._raw is not None
+        for turn in itertools.count():
+            self._raw.poll()
+            time.sleep(RAW_POLL_S)
+            if turn % 16 == 0 and pipe.poll():
+                return
+
+    def cpu_share(self, wall_s: float) -> float:
+        return cpu_share(wall_s)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        if self._raw is not None:
+            self._raw.close()
+        self._source, self._raw = None, None
+
+
+def cpu_share(wall_s: float) -> float:
+    """What this process takes of a core while it does nothing for so long."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    time.sleep(wall_s)
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+def fail(error: BaseException) -> None:
+    """Ends a transfer thread with its error."""
+    raise error
