@@ -22,10 +22,10 @@ from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
 from decode_server.stream import RouterStream
 from engine.capacity import blocks_for
-from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.rank_processes import work
 from engine.request import Request
+from engine.step_result import StepResult
 from kv_transfer.exchange import StateExchange
 from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import serve_rank

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
@@ -18,7 +17,6 @@ from engine.cache_modes import make_cache_mode
 from engine.caches import Caches
 from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
-from engine.draft_counts import DraftCounts
 from engine.fingerprint import fingerprint
 from engine.grammar import Grammars
 from engine.host_store import HostStore
@@ -30,8 +28,10 @@ from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.sanitizer import Sanitizer
 from engine.scheduler import Scheduler, StepPlan
+from engine.step_result import StepResult
 from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
+from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
@@ -42,24 +42,6 @@ from wire.sampling_params import SamplingParams
 log = logging.getLogger(__name__)
 
 DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor-parallel rank"
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step brought. ``did_nothing``: only a new event (a request, a transfer) can change that."""
-
-    outputs: list[RequestOutput] = field(default_factory=list)
-    prefilled: list[Request] = field(default_factory=list)
-    """Requests whose h(N-1) and blocks are now held until :meth:`Engine.release`."""
-    progressed: list[Request] = field(default_factory=list)
-    """Requests that are only prefilled and have computed a further chunk, but not the last."""
-    to_transfer: list[Request] = field(default_factory=list)
-    """Admitted requests to read from another server; answer with :meth:`Engine.transferred`."""
-    kept: list[Request] = field(default_factory=list)
-    """Answered requests whose blocks and state are held, as they asked, until :meth:`Engine.release`."""
-    to_give_up: list[str] = field(default_factory=list)
-    """Kept requests whose memory others wait for: end their leases, then release them."""
-    did_nothing: bool = False
 
 
 class Engine:
@@ -111,10 +93,7 @@ class Engine:
         self._landed_chunks: list[Request] = []
         self._landed_kept: list[Request] = []
         self._kept: dict[str, Request] = {}
-        self._num_steps = 0
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
-        self._drafts = DraftCounts(config.num_positions - 1)
+        self._counts = WorkCounts(config.num_positions - 1)
         self.measures = Measures()
         self._read_s = 0.0
         """When the last step was read back."""
@@ -140,8 +119,7 @@ class Engine:
                 pass
             self.release("warm-up")
         self.scheduler.owned.cache.clear()
-        self._num_steps = self._prefill_tokens = self._decode_tokens = 0
-        self._drafts = DraftCounts(self.config.num_positions - 1)
+        self._counts = WorkCounts(self.config.num_positions - 1)
         self.measures = Measures()
 
     def before_free(self, tell: Callable[[Request], None]) -> None:
@@ -269,7 +247,7 @@ class Engine:
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan))
             self.scheduler.launched(plan)
-            self._num_steps += 1
+            self._counts.num_steps += 1
         did_nothing = not (
             self._in_flight or self._landed or plan.admitted or plan.swap_out or plan.prefilled
         )
@@ -365,7 +343,7 @@ class Engine:
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request
-        self._count(row, result)
+        self._counts.count(row, result)
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
             self._landed.append(self._failed(request, fault))
@@ -389,15 +367,6 @@ class Engine:
         for name in names:
             del self._kept[name]
         return names
-
-    def _count(self, row: PlannedRow, result: RowResult) -> None:
-        if row.num_before < row.request.num_given:
-            self._prefill_tokens += row.num_new
-        if row.samples:
-            self._decode_tokens += result.accepted
-            self._drafts.count(result.num_tried, result.accepted - 1)
-            row.request.num_drafted += result.num_tried
-            row.request.num_accepted += result.accepted - 1
 
     def _accept(self, request: Request, result: RowResult) -> RequestOutput:
         params = request.params
@@ -462,7 +431,7 @@ class Engine:
 
     def stats(self) -> ServerStats:
         """Load and memory now; the transfer layer adds what it knows."""
-        scheduler, owned = self.scheduler, self.scheduler.owned
+        scheduler, owned, counts = self.scheduler, self.scheduler.owned, self._counts
         quarantined = scheduler.quarantined.values()
         return ServerStats(
             num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
@@ -474,11 +443,11 @@ class Engine:
             free_slots=owned.cache.num_available_slots,
             cached_states=owned.cache.num_cached_states,
             preemptions=scheduler.num_preemptions,
-            num_steps=self._num_steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            drafted_by_position=tuple(self._drafts.drafted),
-            accepted_by_position=tuple(self._drafts.accepted),
+            num_steps=counts.num_steps,
+            prefill_tokens=counts.prefill_tokens,
+            decode_tokens=counts.decode_tokens,
+            drafted_by_position=tuple(counts.drafts.drafted),
+            accepted_by_position=tuple(counts.drafts.accepted),
             quarantined_blocks=sum(len(one.block_ids) - len(one.nodes) for one in quarantined),
             quarantined_slots=sum(len(one.slots) for one in quarantined),
             queued_tokens=scheduler.num_queued_tokens,

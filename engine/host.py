@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.config import EngineConfig
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
 from engine.lead_engine import LeadEngine
 from engine.loop import EngineLoop
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.rank_processes import RankMain, RankProcesses, work
+from engine.step_result import StepResult
 from wire.generation import ServerInfo
 
 T = TypeVar("T")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
 from engine.request import Request
+from engine.step_result import StepResult
 from engine.tensor_parallel import TensorParallel
 from wire.errors import TwinfangError
 from wire.generation import ErrorReply, RequestOutput

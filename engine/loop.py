@@ -7,7 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
+from engine.step_result import StepResult
 
 log = logging.getLogger(__name__)
 

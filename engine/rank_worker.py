@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
 from engine.rank_link import RankLink
 from engine.request import Request
+from engine.step_result import StepResult
 from wire.errors import TwinfangError, error_from_code
 from wire.ranks import (
     AddRequest,

@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.capacity import blocks_for
-from engine.engine import StepResult
 from engine.host import EngineHost
 from engine.request import Request
+from engine.step_result import StepResult
 from kv_transfer.exchange import StateExchange
 from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import serve_rank

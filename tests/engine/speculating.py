@@ -260,7 +260,7 @@ def texts_of(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[list[int]]:
 
 def gained_counts(engine: Engine) -> list[int]:
     """How many rows with drafts gained 1, 2, … 1 + k tokens."""
-    counts = [engine._drafts.drafted[0], *engine._drafts.accepted, 0]
+    counts = [engine.stats().drafted_by_position[0], *engine.stats().accepted_by_position, 0]
     return [at_least - more for at_least, more in pairwise(counts)]
 
 

@@ -111,10 +111,10 @@ def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
     engine = make_engine(bundled_model, mode)
     prompt = prompts_with_shared_prefixes(1, seed=9)[0] * 10
     run(engine, [prompt[:num_tokens]], 1)
-    before = engine._prefill_tokens
+    before = engine.stats().prefill_tokens
     (again,) = run(engine, [prompt[:num_tokens]], 1)
     assert again.num_cached == cached
-    assert engine._prefill_tokens - before == num_tokens - cached
+    assert engine.stats().prefill_tokens - before == num_tokens - cached
 
 
 @pytest.mark.parametrize("mode", ["align", "all"])

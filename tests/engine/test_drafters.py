@@ -121,7 +121,7 @@ def test_ngram_drafts_are_what_followed_the_same_tokens_before(models, mode, ahe
         assert drafts == looked_up(text, budget), (name, known)
     assert sum(len(drafts) == K for drafts in recorder.drafts.values()) > 5
     assert sum(not drafts for drafts in recorder.drafts.values()) > 5
-    assert sum(engine._drafts.accepted) > 5
+    assert sum(engine.stats().accepted_by_position) > 5
 
 
 def looked_up(text, budget):
@@ -201,10 +201,10 @@ def test_the_bundled_models_layer_drafts_what_the_model_says(bundled_model):
     asks = [Ask(tuple(token_ids[start : start + 90]), params) for start in range(0, 900, 150)]
     engine = make_engine(bundled_model, "none", K, "mtp", 0)
     serve(engine, asks)
-    drafted, accepted = engine._drafts.drafted, engine._drafts.accepted
+    drafted, accepted = engine.stats().drafted_by_position, engine.stats().accepted_by_position
     assert accepted[0] > 0.5 * drafted[0], (drafted, accepted)
     assert accepted[1] > 0.5 * accepted[0], (drafted, accepted)
     sampled = [replace(ask, params=replace(params, temperature=0.8), seed=i) for i, ask in enumerate(asks)]
-    before = sum(engine._drafts.accepted)
+    before = sum(engine.stats().accepted_by_position)
     serve(engine, sampled)
-    assert sum(engine._drafts.accepted) - before > 20
+    assert sum(engine.stats().accepted_by_position) - before > 20

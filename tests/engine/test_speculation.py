@@ -72,10 +72,10 @@ def test_every_number_of_accepted_drafts_leaves_the_answers_as_they_are(engines,
             assert_same(serve(engine, asks, per_step=per_step), expected)
     gained = [now - then for now, then in zip(gained_counts(engine), before, strict=True)]
     assert min(gained) >= 5, gained
-    accepted = sum(engine._drafts.accepted)
+    accepted = sum(engine.stats().accepted_by_position)
     with scripted(engine, texts, "wrong"):
         assert_same(serve(engine, asks, concurrency=4), expected)
-    assert sum(engine._drafts.accepted) == accepted
+    assert sum(engine.stats().accepted_by_position) == accepted
     with scripted(engine, texts, "right"):
         answers = serve(engine, asks, per_step=2)
     assert_same(answers, expected)
