@@ -1,5 +1,7 @@
 """Entries of lists are in bounds and copy exactly the units that were named."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +117,17 @@ def test_a_bad_id_is_found_wherever_it_stands(bad, place):
     ids.insert(place, bad)
     with pytest.raises(TransferError):
         unit_indices(pool(8), [1, 2, 3, 4, 5], pool(8), ids, 1)
+
+
+def test_ids_far_apart_cost_no_more_than_others():
+    """A hostile peer may say that it has millions of blocks, and name the first and the last one."""
+    own, huge = pool(8), pool(1 << 24)
+    tracemalloc.start()
+    made = unit_indices(own, [1, 2], huge, [1, huge.num_units - 1], 1)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (made.remote.tolist(), made.num_runs) == ([1, huge.num_units - 1], 2)
+    assert peak_bytes < 1 << 20
 
 
 def test_lists_of_different_length_are_refused():
