@@ -96,7 +96,7 @@ def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, b
     """
     last = layout.num_units - 1
     # The length first: a peer may name the first unit of a pool and the last one of millions.
-    spans = bool(ids) and 1 <= ids[0] and ids[-1] <= last and ids[-1] - ids[0] == len(ids) - 1
+    spans = bool(ids) and ids[0] >= 1 and ids[-1] <= last and ids[-1] - ids[0] == len(ids) - 1
     if spans and list(ids) == list(range(ids[0], ids[-1] + 1)):
         return np.arange(ids[0], ids[-1] + 1, dtype=np.int64), True
     try:
