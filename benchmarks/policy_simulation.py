@@ -7,16 +7,14 @@ of prefixes, if they are given room for it, that can start from every block's en
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from itertools import count
 
+from benchmarks.simulated_time import SimulatedRouter, SimulatedTime
 from engine.prefix_journal import PrefixJournal
-from router.assignments import Assignments
-from router.policies.policy import Candidate, Demand, Policy
+from router.policies.policy import Demand, Policy
 from wire.generation import ServerInfo, ServerStats
 from wire.prefixes import block_keys
 
@@ -74,13 +72,7 @@ class SimulatedServer:
         return num_hits * BLOCK_SIZE
 
 
-@dataclass
-class SimulatedRouter:
-    policy: Policy
-    known: dict[str, Assignments] = field(default_factory=dict)
-
-
-class Simulation:
+class Simulation(SimulatedTime):
     """``figures_every_s``: how often routers hear of the servers' load; None: never."""
 
     def __init__(
@@ -93,17 +85,17 @@ class Simulation:
         figures_every_s: float | None = 0.25,
         seed: int = 0,
     ) -> None:
-        self.now = 0.0
+        super().__init__()
         self.rng = random.Random(seed)
         self.servers: dict[str, SimulatedServer] = {}
-        self.routers = [SimulatedRouter(make_policy(random.Random(seed + i + 1))) for i in range(num_routers)]
+        self.routers = [
+            SimulatedRouter(make_policy(random.Random(seed + i + 1)), self) for i in range(num_routers)
+        ]
         self.waits_s: list[float] = []
         self.ttfts_s: list[float] = []
         """Wait and prefill of each request, in the order of their arrival."""
         self.fullest = 0
         """Most tokens that were queued at one server."""
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
         self._figures_every_s = figures_every_s
         for i in range(num_servers):
             self.join(SimulatedServer(f"server-{i}:1", cache_blocks=cache_blocks))
@@ -111,14 +103,10 @@ class Simulation:
             for router in self.routers:  # not all at one moment
                 self.at(self.rng.uniform(0, figures_every_s), lambda router=router: self._tell(router))
 
-    def at(self, time_s: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._order), do))
-
     def join(self, server: SimulatedServer) -> None:
         self.servers[server.address] = server
         for router in self.routers:
-            assignments = router.known[server.address] = Assignments(lambda: self.now)
-            assignments.appeared(INFO)
+            router.join(server.address, INFO)
 
     def leave(self, address: str) -> SimulatedServer:
         """As a server that drains: nothing more is sent there, what it has is computed."""
@@ -133,11 +121,6 @@ class Simulation:
         while (at := at + self.rng.expovariate(per_s)) < self.now + seconds:
             self.request(at, demand(self.rng))
 
-    def run(self, until_s: float) -> None:
-        while self._events and self._events[0][0] <= until_s:
-            self.now, _, do = heapq.heappop(self._events)
-            do()
-
     @property
     def hit_rate(self) -> float:
         """Share of all prompt tokens that a cache had."""
@@ -148,12 +131,7 @@ class Simulation:
         return Counter({server.address: server.num_prompts for server in self.servers.values()})
 
     def _send(self, router: SimulatedRouter, demand: Demand) -> None:
-        candidates = [
-            Candidate(address, known.load(), known.prefixes.cached_tokens(demand))
-            for address, known in router.known.items()
-            if address in self.servers
-        ]
-        address = router.policy.choose(candidates, demand).candidate.address
+        address = router.choose(self.servers, demand)
         server = self.servers[address]
         self.waits_s.append(max(0.0, server.busy_until - self.now))
         known = router.known[address]
