@@ -292,6 +292,26 @@ GPU_MEMORY = Flag(
     *("--gpu-memory", "GIB", positive("GiB"), "memory of the server's GPU"),
     default_text="none: a server on a CPU",
 )
+GPU_TFLOPS = Flag(
+    *("--gpu-tflops", "TFLOP/S", positive("TFLOP/s"), "what matrix products reach on the GPU in --dtype")
+)
+GPU_BANDWIDTH = Flag(
+    *("--gpu-bandwidth", "GB/S", positive("GB/s"), "what copies in the GPU's memory reach, read and written")
+)
+LINK_BANDWIDTH = Flag(
+    *("--link-bandwidth", "GB/S", positive("GB/s"), "what reads from another server's memory reach"),
+    default=20.0,
+)
+PROMPT_TOKENS = Flag(*("--prompt-tokens", "TOKENS", _at_least_one, "mean prompt"), default=1000)
+ANSWER_TOKENS = Flag(*("--answer-tokens", "TOKENS", _at_least_one, "mean answer"), default=200)
+TTFT = Flag(*("--ttft", "SECONDS", _seconds, "first token's objective, for 90% of all requests"), default=0.5)
+TPOT = Flag(
+    *("--tpot", "SECONDS", _seconds, "objective of the time between two tokens, for 90% of all requests"),
+    default=0.025,
+)
+SERVERS = Flag(
+    *("--servers", "N", integer(2, 1024), "prefill and decode servers together, to be divided"), default=8
+)
 JSON = Flag(
     *("--json", "", yes_or_no, "print JSON, in bytes, instead of a table"),
     is_switch=True,
@@ -416,6 +436,10 @@ LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 CHECKS = FlagGroup("checks", (SANITIZE,))
 
 PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *SPECULATION))
+PLAN_SPEED = FlagGroup(
+    "speed, computed if both of the GPU's rates are given",
+    (GPU_TFLOPS, GPU_BANDWIDTH, LINK_BANDWIDTH, PROMPT_TOKENS, ANSWER_TOKENS, TTFT, TPOT, SERVERS),
+)
 
 VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
 """Environment variables that stand for a flag."""

@@ -1,4 +1,7 @@
-"""``twinfang plan``: what a server would do with a GPU's memory, from ``config.json``; nothing is loaded."""
+"""``twinfang plan``: what a server would do with a GPU's memory, from ``config.json``; nothing is loaded.
+
+:mod:`twinfang.plan_speed` adds how many requests servers take.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from engine.model_shard import check_divides
 from engine.tensor_parallel import TensorParallel
 from engine.weight_size import weight_bytes
 from engine.weights import weight_paths
+from twinfang.plan_speed import SpeedPlan, SpeedQuestion
 from wire.errors import CapacityError, ModelLoadError
 
 GIB = 1 << 30
@@ -43,8 +47,10 @@ class Memory:
         return f"--gpu-memory {gib_at_least(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
 
 
-def run(config: EngineConfig, *, gpu_bytes: int | None, as_json: bool) -> None:
-    """Prints the plan, as a table or as JSON.
+def run(
+    config: EngineConfig, *, gpu_bytes: int | None, as_json: bool, question: SpeedQuestion | None = None
+) -> None:
+    """Prints the plan, as a table or as JSON; with ``question`` its answer too.
 
     Raises :class:`CapacityError` if it does not fit, after the table has been printed.
     """
@@ -57,10 +63,14 @@ def run(config: EngineConfig, *, gpu_bytes: int | None, as_json: bool) -> None:
         plan = demand.within(memory.cache_budget, memory.flag_for)
     except CapacityError as error:
         refusal = error
+    speed = None
+    if question is not None and plan is not None:
+        speed = question.answer(config, model, memory.cache_budget)
     if as_json:
-        print(json.dumps(_figures(config, model, demand, memory, plan), indent=2))
+        figures = _figures(config, model, demand, memory, plan)
+        print(json.dumps({**figures, "speed": speed and speed.figures()}, indent=2))
     else:
-        print(_table(config, model, demand, memory, plan))
+        print(_table(config, model, demand, memory, plan, speed))
     if refusal is not None:
         raise refusal
 
@@ -68,7 +78,8 @@ def run(config: EngineConfig, *, gpu_bytes: int | None, as_json: bool) -> None:
 def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], None]:
     """What ``twinfang plan`` runs."""
     gpu_bytes = None if values.gpu_memory is None else int(values.gpu_memory * GIB)
-    return partial(run, config, gpu_bytes=gpu_bytes, as_json=bool(values.json))
+    question = SpeedQuestion.from_flags(values)
+    return partial(run, config, gpu_bytes=gpu_bytes, as_json=bool(values.json), question=question)
 
 
 def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
@@ -150,7 +161,12 @@ Row = tuple[str, str, str]
 
 
 def _table(
-    config: EngineConfig, model: ModelConfig, demand: Demand, memory: Memory, plan: CapacityPlan | None
+    config: EngineConfig,
+    model: ModelConfig,
+    demand: Demand,
+    memory: Memory,
+    plan: CapacityPlan | None,
+    speed: SpeedPlan | None,
 ) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
     title = f"{config.model_dir.name}, {dtype}, role {demand.role}, cache mode {demand.cache_mode}"
@@ -162,6 +178,8 @@ def _table(
         ("Mamba states", list(_slot_rows(demand))),
         ("KV", list(_block_rows(demand, memory, plan))),
     ]
+    if speed is not None:
+        sections.append(("speed, computed from the GPU's rates and not measured", list(speed.rows())))
     rows = [row for _, section in sections for row in section]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [title]

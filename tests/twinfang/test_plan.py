@@ -180,6 +180,23 @@ def test_the_table_has_the_figures_of_the_json(moe_30b: str):
     assert f"sequences of full length {found['plan']['num_full_seqs']}" in lines
 
 
+def test_a_gpus_rates_give_step_costs_and_prefill_to_decode(dense_8b: str):
+    arguments = (dense_8b, "--gpu-memory", "80", "--gpu-tflops", "600", "--gpu-bandwidth", "2800")
+    speed = figures(*arguments)["speed"]
+    assert "not measured" in speed["source"]
+    assert speed["prompt_s"] == pytest.approx(1000 * 2 * 7e9 / 600e12, rel=0.02)
+    split = speed["best_split"]
+    assert split["num_prefill"] + split["num_decode"] == 8
+    rates = speed["prefill_server_requests_per_s"], speed["decode_server"]["requests_per_s"]
+    assert split["requests_per_s"] == min(split["num_prefill"] * rates[0], split["num_decode"] * rates[1])
+    table = plan(*arguments).stdout
+    assert "speed, computed from the GPU's rates and not measured" in table
+    assert f"prefill : decode = {split['num_prefill']} : {split['num_decode']}" in table
+    long_answers = figures(*arguments, "--answer-tokens", "1000", "--servers", "9")["speed"]["best_split"]
+    assert long_answers["num_decode"] > split["num_decode"] + 1
+    assert figures(dense_8b, "--gpu-memory", "80")["speed"] is None
+
+
 def test_what_does_not_fit_is_shown_and_refused_with_values_that_fit(moe_30b: str):
     arguments = (moe_30b, "--gpu-memory", "80", "--speculative", "3")
     ran = plan(*arguments)
@@ -229,6 +246,10 @@ def test_cache_memory_is_the_budget_also_on_a_gpu(dense_8b: str):
         (["--gpu-memory", "80", "--max-model-len", "9000"], ["--max-model-len 9000", "8192"]),
         (["--gpu-memory", "80", "--max-num-seqs", "2048"], ["2048 sequences", "--max-num-seqs"]),
         (["--speculative", "1", "--drafter", "mtp"], ["has no MTP layers", "use --drafter ngram"]),
+        (
+            ["--gpu-memory", "80", "--gpu-tflops", "1", "--gpu-bandwidth", "1", "--prompt-tokens", "8000"],
+            ["--prompt-tokens 8000", "8192", "--max-model-len"],
+        ),
     ],
     ids=" ".join,
 )
@@ -244,6 +265,8 @@ def test_what_can_not_be_is_one_line_and_exit_code_1(dense_8b: str, arguments, n
     ("arguments", "named"),
     [
         (["--gpu-memory", "none"], ["--gpu-memory", "GiB"]),
+        (["--gpu-tflops", "600"], ["--gpu-memory and --gpu-bandwidth", "missing"]),
+        (["--servers", "1"], ["--servers", "2"]),
         (["--speculative", "-1"], ["--speculative", "from 0 to 15"]),
         (["--speculative", "16"], ["--speculative", "from 0 to 15"]),
         (["--drafter", "eagle"], ["--drafter 'eagle'", "mtp or ngram"]),
