@@ -30,9 +30,8 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY)  ## throughput and latency of `twinfang up` and of `twinfang serve`
-	@$(BIN)/python -m benchmarks.serving --start up
-	@$(BIN)/python -m benchmarks.serving --start serve
+bench: $(READY)  ## `up` and `serve` beside vLLM and transformers, 25 minutes; VLLM=environment that has vLLM
+	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
 gpu:  ## tests of kernels and engine with the $(PYTHON) at hand, which must bring torch with CUDA; installs nothing
 	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'

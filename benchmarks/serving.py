@@ -81,9 +81,12 @@ async def measure(
     print(HEADER, flush=True)
     for concurrency in options.concurrency:
         num_requests = options.requests or max(8, 4 * concurrency)
-        warm_up = dataclasses.replace(workload, seed=workload.seed + 1)
+        prompts, warm_up = (
+            dataclasses.replace(workload, seed=2 * (1000 * workload.seed + concurrency) + part)
+            for part in (0, 1)  # no two concurrencies share prompts: the second would find them cached
+        )
         await run_load(url, model, warm_up, concurrency=concurrency, num_requests=concurrency)
-        run = await run_load(url, model, workload, concurrency=concurrency, num_requests=num_requests)
+        run = await run_load(url, model, prompts, concurrency=concurrency, num_requests=num_requests)
         results.append(summary(run))
         print(row(results[-1]), flush=True)
     return results

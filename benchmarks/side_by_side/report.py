@@ -1,0 +1,146 @@
+"""What the rounds come to: medians, ratios to the yardstick, the README's table and the plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+YARDSTICK = "vllm"
+
+FIGURES = {
+    "output_tokens_per_s": ("output tokens/s", 1),
+    "ttft_ms": ("TTFT, ms", 1),
+    "tpot_ms": ("TPOT, ms", 2),
+}
+"""Title and digits after the point."""
+
+Report = Mapping[str, Any]
+
+
+def figures_of(measurement: Mapping[str, Any]) -> dict[str, float]:
+    """A measurement's three figures; of times the median over its requests."""
+    return {
+        "output_tokens_per_s": measurement["output_tokens_per_s"],
+        "ttft_ms": measurement["ttft_ms"]["p50"],
+        "tpot_ms": measurement["tpot_ms"]["p50"],
+    }
+
+
+def medians(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each model, concurrency and arrangement, in the order in which they first came.
+
+    A ratio is the median of the rounds' own ratios: what a machine does to one round it does to both sides.
+    """
+    groups: dict[tuple[str, int, str], dict[int, dict[str, float]]] = {}
+    for one in measurements:
+        key = (one["model"], one["concurrency"], one["arrangement"])
+        groups.setdefault(key, {})[one["round"]] = figures_of(one)
+    rows = []
+    for (model, concurrency, arrangement), rounds in groups.items():
+        yardstick = groups.get((model, concurrency, YARDSTICK), {})
+        row: dict[str, Any] = {"model": model, "concurrency": concurrency, "arrangement": arrangement}
+        for name in FIGURES:
+            values = [figures[name] for figures in rounds.values()]
+            ratios = [rounds[n][name] / yardstick[n][name] for n in rounds if n in yardstick]
+            row[name] = {
+                "median": round(statistics.median(values), 3),
+                "min": min(values),
+                "max": max(values),
+                "rounds": len(values),
+                f"ratio_to_{YARDSTICK}": round(statistics.median(ratios), 3) if ratios else None,
+            }
+        rows.append(row)
+    return rows
+
+
+# --- table ----------------------------------------------------------------------------------------
+
+
+def table(report: Report) -> str:
+    """Markdown: a line for each model, concurrency and figure, a column for each arrangement."""
+    titles = {name: settings["title"] for name, settings in report["arrangements"].items()}
+    rows = {(row["model"], row["concurrency"], row["arrangement"]): row for row in report["medians"]}
+    lines = [
+        " | ".join(["| model", "in flight", "", *titles.values()]) + " |",
+        "|---|---|---|" + "---|" * len(titles),
+    ]
+    for model, about in report["models"].items():
+        for concurrency in sorted({c for m, c, _ in rows if m == model}):
+            for figure, (title, digits) in FIGURES.items():
+                is_first = figure == next(iter(FIGURES))
+                head = [about["title"], str(concurrency)] if is_first else ["", ""]
+                cells = [cell(rows.get((model, concurrency, name)), figure, digits) for name in titles]
+                lines.append("| " + " | ".join([*head, title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def cell(row: Mapping[str, Any] | None, figure: str, digits: int) -> str:
+    """The median, and the ratio where it tells anything."""
+    if row is None:
+        return "–"
+    ratio = row[figure][f"ratio_to_{YARDSTICK}"]
+    text = f"{row[figure]['median']:,.{digits}f}"
+    return text if ratio is None or row["arrangement"] == YARDSTICK else f"{text} ({ratio:.2f} ×)"
+
+
+def section(report: Report) -> str:
+    """The README's: the table, and what it was measured on."""
+    settings, machine = report["settings"], report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
+    others = statistics.median(one["cores"]["other_cores"] for one in report["measurements"])
+    return (
+        f"{table(report)}\n\n"
+        f"Medians of {settings['rounds']} rounds in which all took turns, on {settings['cores']} cores of "
+        f"{machine['processor']} that servers and client share; random prompts of {settings['input_len']} "
+        f"tokens, answers of {settings['output_len']}, float32, the same checkpoints (random weights). In "
+        f"brackets: times vLLM's figure, the median of the rounds' ratios; of times, less is better. Others "
+        f"took {others:.2f} cores meanwhile. {versions}.\n\n"
+        "![Output tokens/s, TTFT and TPOT of all arrangements](docs/serving.png)"
+    )
+
+
+def summary_line(measurement: Mapping[str, Any]) -> str:
+    """For the terminal, as soon as it is measured."""
+    figures, cores = figures_of(measurement), measurement["cores"]
+    return (
+        f"  {measurement['concurrency']:>3} in flight: {figures['output_tokens_per_s']:>8.1f} tokens/s   "
+        f"TTFT {figures['ttft_ms']:>8.1f} ms   TPOT {figures['tpot_ms']:>7.2f} ms   "
+        f"cores: server {cores['server_cores']:.2f}, others {cores['other_cores']:.2f}"
+    )
+
+
+# --- plot -----------------------------------------------------------------------------------------
+
+
+def plot(report: Report, path: Path) -> None:
+    """Bars of medians with the rounds' range, a panel for each figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows: Sequence[Mapping[str, Any]] = report["medians"]
+    titles = {name: settings["title"] for name, settings in report["arrangements"].items()}
+    places = list(dict.fromkeys((row["model"], row["concurrency"]) for row in rows))
+    places.sort(key=lambda place: (list(report["models"]).index(place[0]), place[1]))
+    labels = [f"{report['models'][m]['title'].split(' param')[0]}\n× {c}" for m, c in places]
+    width = 0.8 / len(titles)
+    figure, panels = plt.subplots(1, len(FIGURES), figsize=(13, 4), layout="constrained")
+    for panel, (name, (title, _)) in zip(panels, FIGURES.items(), strict=True):
+        for number, (arrangement, label) in enumerate(titles.items()):
+            own = [row for row in rows if row["arrangement"] == arrangement]
+            xs = [
+                places.index((row["model"], row["concurrency"])) + (number + 0.5) * width - 0.4 for row in own
+            ]
+            middles = [row[name]["median"] for row in own]
+            below = [row[name]["median"] - row[name]["min"] for row in own]
+            above = [row[name]["max"] - row[name]["median"] for row in own]
+            panel.bar(xs, middles, width, yerr=(below, above), label=label, error_kw={"elinewidth": 0.8})
+        panel.set(yscale="log", title=title)
+        panel.set_xticks(range(len(places)), labels)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_xlabel("model × requests in flight")
+    panels[0].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
