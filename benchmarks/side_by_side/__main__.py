@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     options = parse(__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or what it has started would outlive it
     if options.source is None:
         report = measured(options)
     else:

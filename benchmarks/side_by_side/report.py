@@ -46,8 +46,8 @@ def medians(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             ratios = [rounds[n][name] / yardstick[n][name] for n in rounds if n in yardstick]
             row[name] = {
                 "median": round(statistics.median(values), 3),
-                "min": min(values),
-                "max": max(values),
+                "min": round(min(values), 3),
+                "max": round(max(values), 3),
                 "rounds": len(values),
                 f"ratio_to_{YARDSTICK}": round(statistics.median(ratios), 3) if ratios else None,
             }
@@ -115,32 +115,35 @@ def summary_line(measurement: Mapping[str, Any]) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Bars of medians with the rounds' range, a panel for each figure."""
+    """Medians with the rounds' range, a panel for each figure. Ratios show as distances: the axis is log."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     rows: Sequence[Mapping[str, Any]] = report["medians"]
-    titles = {name: settings["title"] for name, settings in report["arrangements"].items()}
-    places = list(dict.fromkeys((row["model"], row["concurrency"]) for row in rows))
-    places.sort(key=lambda place: (list(report["models"]).index(place[0]), place[1]))
-    labels = [f"{report['models'][m]['title'].split(' param')[0]}\n× {c}" for m, c in places]
-    width = 0.8 / len(titles)
+    models = {name: about["title"].partition(" par")[0] for name, about in report["models"].items()}
+    places = sorted(
+        {(row["model"], row["concurrency"]) for row in rows},
+        key=lambda place: (list(models).index(place[0]), place[1]),
+    )
     figure, panels = plt.subplots(1, len(FIGURES), figsize=(13, 4), layout="constrained")
     for panel, (name, (title, _)) in zip(panels, FIGURES.items(), strict=True):
-        for number, (arrangement, label) in enumerate(titles.items()):
+        for number, (arrangement, settings) in enumerate(report["arrangements"].items()):
             own = [row for row in rows if row["arrangement"] == arrangement]
-            xs = [
-                places.index((row["model"], row["concurrency"])) + (number + 0.5) * width - 0.4 for row in own
-            ]
+            beside = 0.15 * (number - (len(report["arrangements"]) - 1) / 2)
+            xs = [places.index((row["model"], row["concurrency"])) + beside for row in own]
             middles = [row[name]["median"] for row in own]
             below = [row[name]["median"] - row[name]["min"] for row in own]
             above = [row[name]["max"] - row[name]["median"] for row in own]
-            panel.bar(xs, middles, width, yerr=(below, above), label=label, error_kw={"elinewidth": 0.8})
-        panel.set(yscale="log", title=title)
-        panel.set_xticks(range(len(places)), labels)
+            style = {"marker": "osD^"[number % 4], "linestyle": "none", "capsize": 3}
+            panel.errorbar(xs, middles, (below, above), label=settings["title"], **style)
+        panel.set(yscale="log", title=title, xlabel="model × requests in flight")
+        panel.set_xticks(range(len(places)), [f"{models[model]}\n× {number}" for model, number in places])
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.minorticks_off()
         panel.grid(axis="y", alpha=0.3)
-    panels[0].set_xlabel("model × requests in flight")
-    panels[0].legend(fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=110)
