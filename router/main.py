@@ -12,8 +12,9 @@ from router.listening import sockets_of
 
 log = logging.getLogger(__name__)
 
-NEW_OBJECTS_PER_COLLECTION = 50_000
-"""Python's own 700 would have every step message of some hundred requests start a collection."""
+NEW_OBJECTS_PER_COLLECTION = 10_000
+"""Python's own 700 would have every step message of some hundred requests start a collection. What waits for
+one are cycles of requests that have ended, a kilobyte each: many times more would look like a leak."""
 
 
 def run(config: RouterConfig) -> None:
@@ -39,4 +40,4 @@ def _calm_the_collector() -> None:
     """What is there at the start stays, so collections need not look at it each time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, 20, 20)
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, 5, 5)
