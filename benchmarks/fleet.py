@@ -25,7 +25,7 @@ import psutil
 from twinfang.ports import LOOPBACK, free_ports
 from wire.codec import decode, encode
 from wire.generation import GetStats, ServerStats
-from wire.rpc import CHANNEL_OPTIONS, GET_STATS, RECONNECT_OPTIONS
+from wire.rpc import CLIENT_OPTIONS, GET_STATS
 
 START_DEADLINE_S = 200.0
 """The first start on a machine compiles kernels."""
@@ -198,8 +198,7 @@ class Fleet:
 
     def stats(self, name: str) -> ServerStats:
         """Its load and memory; :class:`grpc.RpcError` if it does not answer."""
-        options = [*CHANNEL_OPTIONS, *RECONNECT_OPTIONS]
-        with grpc.insecure_channel(self[name].address, options=options) as channel:
+        with grpc.insecure_channel(self[name].address, options=CLIENT_OPTIONS) as channel:
             answer = channel.unary_unary(GET_STATS.path)(encode(GetStats()), timeout=CALL_TIMEOUT_S)
         return decode(answer, ServerStats)
 

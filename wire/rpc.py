@@ -61,9 +61,13 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
-"""For servers and channels alike: message limits and dead-peer detection."""
+"""For servers and clients alike: message limits and dead-peer detection."""
 
-RECONNECT_OPTIONS: list[tuple[str, int]] = [
+CLIENT_OPTIONS: list[tuple[str, int]] = [
+    *CHANNEL_OPTIONS,
+    # Little is on its way to a client that is busy: what waits at the server leaves it as one message.
+    ("grpc.http2.lookahead_bytes", 32 << 10),
+    ("grpc.http2.bdp_probe", 0),
     # gRPC's own backoff grows to two minutes: a server that comes back would be overlooked as long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
@@ -203,7 +207,7 @@ def service(
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """A channel to ``host:port``; it connects when first used and again whenever it broke."""
-    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *RECONNECT_OPTIONS])
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
 
 async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeout_s: float) -> Any:
