@@ -76,12 +76,13 @@ class Bench:
             print(summary_line(figures), flush=True)
 
         started = time.monotonic()
-        with self.arrangements[visit.arrangement].running(self.checkpoints[model.name]) as server:
+        arrangement = self.arrangements[visit.arrangement]
+        with arrangement.running(self.checkpoints[model.name]) as server:
             self.report["starts_s"].append(about(visit) | {"seconds": round(time.monotonic() - started, 1)})
             answers = self.report["answers"][model.name]
             if visit.arrangement not in answers:
                 answers[visit.arrangement] = answer(server, model.name, load.prompt(0))
-            measure(server, visit, load, options.scale, done)
+            measure(server, visit, load, options.scale * arrangement.share, done)
 
 
 def about(visit: Visit) -> dict[str, Any]:
@@ -96,6 +97,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     before = machine()
     print(f"{before['processor']}, {len(cores)} cores, load {before['load_average']:.1f}")
     arrangements, models = chosen(options), [MODELS[name] for name in options.models]
+    if not arrangements:
+        raise SystemExit("nothing is left to measure")
     expected = expected_s(models, options.rounds, options.scale)
     print(
         f"{', '.join(arrangements)}; rounds: {options.rounds}; about {expected / 60:.0f} minutes", flush=True

@@ -56,6 +56,10 @@ class Arrangement(Protocol):
     def title(self) -> str:
         """In tables and plots."""
 
+    @property
+    def share(self) -> float:
+        """Of the usual number of requests: what is slow and does the same for each batch needs fewer."""
+
     def running(self, model: Path) -> AbstractContextManager[Server]:
         """It answers within the block.
 
@@ -74,6 +78,7 @@ class Stack:
     title: str
     flags: str = ""
     """Further ones, as a shell would read them."""
+    share: float = 1.0
 
     def settings(self) -> dict[str, object]:
         command = shlex.join(["twinfang", self.name, *self._flags(ANY_MODEL)])
@@ -106,6 +111,7 @@ class Process:
     """Of the model's directory and the port."""
     environment: dict[str, str]
     """Over what is inherited; an empty value takes a variable away."""
+    share: float = 1.0
 
     def settings(self) -> dict[str, object]:
         program, *flags = self.command(ANY_MODEL, 0)

@@ -57,7 +57,7 @@ def transformers_server() -> Process:
         module = "benchmarks.side_by_side.generate_server"
         return [sys.executable, "-m", module, f"--model={model}", f"--port={port}", f"--threads={threads}"]
 
-    return Process("transformers", "transformers", command, {"HF_HUB_OFFLINE": "1"})
+    return Process("transformers", "transformers", command, {"HF_HUB_OFFLINE": "1"}, share=0.5)
 
 
 def vllm(program: Path, flags: str, cache: Path) -> Process:

@@ -51,8 +51,8 @@ SMALL = BenchmarkModel(
         max_position_embeddings=MAX_MODEL_LEN,
     ),
     requests={1: 8, 8: 32, 32: 64},
-    starts_s=60.0,
-    load_s=70.0,
+    starts_s=65.0,
+    load_s=60.0,
 )
 
 LARGE = BenchmarkModel(
@@ -73,9 +73,9 @@ LARGE = BenchmarkModel(
         chunk_size=128,
         max_position_embeddings=MAX_MODEL_LEN,
     ),
-    requests={1: 3, 8: 16},
-    starts_s=75.0,
-    load_s=235.0,
+    requests={1: 2, 8: 16},
+    starts_s=95.0,
+    load_s=285.0,
 )
 
 MODELS = {model.name.rpartition("-")[2]: model for model in (SMALL, LARGE)}
