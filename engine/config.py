@@ -14,6 +14,7 @@ from engine.capacity import Demand
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
 from engine.tensor_parallel import ALONE, TensorParallel
+from engine.weights import LoadFormat
 from wire.errors import ConfigError
 from wire.handoff import Role
 
@@ -41,6 +42,8 @@ class EngineConfig:
 
     model_dir: Path
     role: Role
+    load_format: LoadFormat = "auto"
+    """``dummy``: random weights, which need ``config.json`` alone; to measure speed and try a set-up."""
     dtype: DType = "auto"
     device: str = "auto"
     max_model_len: int | None = None

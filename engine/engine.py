@@ -59,6 +59,7 @@ class Engine:
             device=self.device,
             mtp=config.loads_mtp(model_config),
             tp=tp,
+            load_format=config.load_format,
         )
         demand = config.demand(model_config, tp)
         self.max_model_len = demand.max_model_len
@@ -70,7 +71,7 @@ class Engine:
             block_size=config.block_size,
             device=self.device,
         )
-        self.fingerprint = fingerprint(config.model_dir, model_config.dtype)
+        self.fingerprint = fingerprint(config.model_dir, model_config.dtype, config.load_format)
         self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
         self.scheduler = Scheduler(
             self.capacity,

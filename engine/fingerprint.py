@@ -13,18 +13,21 @@ from pathlib import Path
 
 import torch
 
-from engine.weights import weight_paths
+from engine.weights import LoadFormat, weight_paths
 from wire.errors import ModelLoadError
 
 SAMPLES = 4
 SAMPLE_BYTES = 64
+DUMMY_WEIGHTS = b"dummy weights 1"
+"""The number goes up when :mod:`engine.dummy_weights` makes other values."""
 _UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
 
 
-def fingerprint(model_dir: str | Path, dtype: torch.dtype | str) -> str:
+def fingerprint(model_dir: str | Path, dtype: torch.dtype | str, load_format: LoadFormat = "auto") -> str:
     """64 hex digits. Equal for copies of a checkpoint loaded in one dtype, wherever they lie.
 
-    A retrained tensor shows unless all its sampled bytes stayed the same.
+    A retrained tensor shows unless all its sampled bytes stayed the same. Dummy weights follow from the
+    configuration alone, and are never taken for a checkpoint's.
     """
     directory = Path(model_dir)
     digest = hashlib.sha256()
@@ -35,6 +38,9 @@ def fingerprint(model_dir: str | Path, dtype: torch.dtype | str) -> str:
     kept = {name: value for name, value in config.items() if name not in _UNRELATED_FIELDS}
     digest.update(json.dumps(kept, sort_keys=True).encode())
     digest.update(str(dtype).removeprefix("torch.").encode())
+    if load_format == "dummy":
+        digest.update(DUMMY_WEIGHTS)
+        return digest.hexdigest()
     for path in weight_paths(directory):
         _add_weights(digest, path)
     return digest.hexdigest()

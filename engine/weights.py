@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,9 @@ from wire.errors import ModelLoadError
 from wire.layout import Ranges
 
 INDEX_NAME = "model.safetensors.index.json"
+
+LoadFormat = Literal["auto", "dummy"]
+"""``auto``: the checkpoint's safetensors; ``dummy``: random weights (:mod:`engine.dummy_weights`)."""
 
 
 def weight_paths(directory: str | Path) -> list[Path]:
@@ -78,8 +81,34 @@ def of_inputs(*ranges: tuple[int, int]) -> Part:
     return Part(1, ranges)
 
 
+class Weights(Protocol):
+    """Where a model takes its tensors from, by their published names."""
+
+    directory: Path
+    device: torch.device
+    bytes_taken: int
+    """What all tensors taken so far hold, as they are stored."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given)."""
+        ...
+
+    def unused(self) -> list[str]:
+        """Names of tensors that nobody took, sorted."""
+        ...
+
+
 class WeightFiles:
-    """All tensors of a checkpoint by name. Tensors taken are counted; :meth:`unused` names the rest."""
+    """All tensors of a checkpoint by name."""
 
     def __init__(
         self,
@@ -91,6 +120,7 @@ class WeightFiles:
         self.directory = Path(directory)
         self.dtype = dtype
         self.device = torch.device(device)
+        self.bytes_taken = 0
         self._taken: set[str] = set()
         self._files: dict[Path, Any] = {}  # safe_open is untyped
         self._path_of: dict[str, Path] = {}
@@ -112,7 +142,7 @@ class WeightFiles:
         dtype: torch.dtype | None = None,
         part: Part = WHOLE,
     ) -> Tensor:
-        """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given).
+        """See :meth:`Weights.take`.
 
         On CPU the whole of a tensor may be a view of the mapped file: read it, never write it. Of a part only
         its own bytes are read.
@@ -133,8 +163,8 @@ class WeightFiles:
             )
         self._taken.add(name)
         tensor: Tensor = self._files[path].get_tensor(name) if part.is_all_of(shape) else part.of(stored)
+        self.bytes_taken += tensor.nbytes
         return tensor.to(self.device, dtype or self.dtype)
 
     def unused(self) -> list[str]:
-        """Names of tensors that nobody took, sorted."""
         return sorted(self._path_of.keys() - self._taken)

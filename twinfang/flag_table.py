@@ -67,6 +67,12 @@ ALIASES = Flag(
     ),
     repeatable=True,
 )
+LOAD_FORMAT = Flag(
+    *("--load-format", "auto|dummy", one_of("auto", "dummy")),
+    "auto: the directory's safetensors; dummy: random weights, made on the device by config.json alone, to "
+    "measure speed",
+    default="auto",
+)
 DTYPE = Flag(
     *("--dtype", "auto|float32|bfloat16", one_of("auto", "float32", "bfloat16")),
     "what weights and KV are kept in; auto: float32 on a CPU, the checkpoint's on a GPU",
@@ -396,7 +402,7 @@ def threads(default_text: str) -> Flag:
 THREADS_ALL_CORES = threads("all cores this process may use")
 THREADS_SHARED = threads("the cores this process may use, divided among the servers, at least 1")
 
-MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, DTYPE, DEVICE, MAX_MODEL_LEN))
+MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))
 CAPACITY = (
     TENSOR_PARALLEL,
     MAX_NUM_SEQS,

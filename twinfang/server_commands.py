@@ -125,7 +125,13 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
 def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.plan import prepare
 
-    unasked = {"device": "auto", "steps_ahead": None, "sanitize": False, "threads": None}
+    unasked = {
+        "load_format": "auto",
+        "device": "auto",
+        "steps_ahead": None,
+        "sanitize": False,
+        "threads": None,
+    }
     made_for_any = argparse.Namespace(**vars(values), **unasked)
     return prepare(values, _engine_config(made_for_any, values.role))
 
@@ -150,6 +156,7 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
     return EngineConfig(
         model_dir=values.model,
         role=role,
+        load_format=values.load_format,
         dtype=values.dtype,
         device=values.device,
         max_model_len=values.max_model_len,

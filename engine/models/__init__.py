@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
+from engine.dummy_weights import DummyWeights
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.models.nemotron_h import NemotronH
 from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import WeightFiles
+from engine.weights import LoadFormat, WeightFiles, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ def load_model(
     device: torch.device | str = "cpu",
     mtp: bool = False,
     tp: TensorParallel = ALONE,
+    load_format: LoadFormat = "auto",
 ) -> NemotronH:
     """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
 
@@ -37,7 +39,7 @@ def load_model(
     """
     config = ModelConfig.from_directory(model_dir, dtype, device)
     check_divides(config, tp.size)
-    weights = WeightFiles(model_dir, dtype=config.dtype, device=device)
+    weights = _weights(model_dir, config, device, load_format)
     model = MODELS[config.architecture](config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if unused:
@@ -48,3 +50,11 @@ def load_model(
             ", ".join(unused[:NAMES_SHOWN]),
         )
     return model
+
+
+def _weights(
+    model_dir: str | Path, config: ModelConfig, device: torch.device | str, load_format: LoadFormat
+) -> Weights:
+    if load_format == "dummy":
+        return DummyWeights(model_dir, config, device=device)
+    return WeightFiles(model_dir, dtype=config.dtype, device=device)

@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.model_config import AttentionConfig
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles, of_inputs, of_outputs
+from engine.weights import Weights, of_inputs, of_outputs
 from kernels.kv_cache import store_kv
 from kernels.paged_attention_decode import paged_attention_decode
 from kernels.paged_attention_prefill import paged_attention_prefill
@@ -25,7 +25,7 @@ class Attention:
         self,
         config: AttentionConfig,
         hidden_size: int,
-        weights: WeightFiles,
+        weights: Weights,
         prefix: str,
         tp: TensorParallel,
     ) -> None:

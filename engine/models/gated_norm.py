@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.model_config import MambaConfig
 from engine.model_shard import MambaShard
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles, of_outputs
+from engine.weights import Weights, of_outputs
 from kernels.gated_rms_norm import gated_group_rms_norm
 
 
@@ -21,7 +21,7 @@ class GatedNorm:
     """One layer's weight; ``[n, d]`` twice to ``[n, d]`` with the rank's ``d`` channels."""
 
     def __init__(
-        self, config: MambaConfig, eps: float, weights: WeightFiles, prefix: str, tp: TensorParallel
+        self, config: MambaConfig, eps: float, weights: Weights, prefix: str, tp: TensorParallel
     ) -> None:
         shard = MambaShard.of(config, tp)
         self.tp = tp

@@ -18,7 +18,7 @@ from engine.models.mamba_mixer import MambaMixer
 from engine.models.mlp import Mlp
 from engine.models.moe import Moe
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles
+from engine.weights import Weights
 from kernels.rms_norm import add_rms_norm, rms_norm
 
 Mixer = MambaMixer | Attention | Mlp | Moe
@@ -31,7 +31,7 @@ class LayerStack:
         self,
         layer_types: Sequence[LayerType],
         config: ModelConfig,
-        weights: WeightFiles,
+        weights: Weights,
         prefix: str,
         last_norm: str,
         tp: TensorParallel,
@@ -66,7 +66,7 @@ class LayerStack:
 
 
 def _load_mixer(
-    layer_type: LayerType, config: ModelConfig, weights: WeightFiles, prefix: str, tp: TensorParallel
+    layer_type: LayerType, config: ModelConfig, weights: Weights, prefix: str, tp: TensorParallel
 ) -> Mixer:
     hidden = config.hidden_size
     if layer_type == "mamba":

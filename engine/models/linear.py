@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.weights import WHOLE, Part, WeightFiles
+from engine.weights import WHOLE, Part, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Linear:
     @classmethod
     def take(
         cls,
-        weights: WeightFiles,
+        weights: Weights,
         name: str,
         out_features: int,
         in_features: int,

@@ -21,7 +21,7 @@ from engine.model_shard import MambaShard
 from engine.models.gated_norm import GatedNorm
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles, of_inputs, of_outputs
+from engine.weights import Weights, of_inputs, of_outputs
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan
@@ -36,7 +36,7 @@ class MambaMixer:
         config: MambaConfig,
         hidden_size: int,
         norm_eps: float,
-        weights: WeightFiles,
+        weights: Weights,
         prefix: str,
         tp: TensorParallel,
     ) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles, of_inputs, of_outputs
+from engine.weights import Weights, of_inputs, of_outputs
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ class Mlp:
         hidden_size: int,
         intermediate_size: int,
         bias: bool,
-        weights: WeightFiles,
+        weights: Weights,
         prefix: str,
         tp: TensorParallel,
     ) -> None:

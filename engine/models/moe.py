@@ -19,7 +19,7 @@ from engine.model_config import MoeConfig
 from engine.models.linear import Linear
 from engine.models.mlp import Mlp, relu_squared
 from engine.tensor_parallel import TensorParallel
-from engine.weights import Part, WeightFiles, of_inputs, of_outputs
+from engine.weights import Part, Weights, of_inputs, of_outputs
 
 
 class Moe:
@@ -29,7 +29,7 @@ class Moe:
     """
 
     def __init__(
-        self, config: MoeConfig, hidden_size: int, weights: WeightFiles, prefix: str, tp: TensorParallel
+        self, config: MoeConfig, hidden_size: int, weights: Weights, prefix: str, tp: TensorParallel
     ) -> None:
         self.config = config
         self.tp = tp
@@ -90,7 +90,7 @@ class Moe:
 
 
 def load_experts(
-    config: MoeConfig, size: int, weights: WeightFiles, prefix: str, tp: TensorParallel
+    config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The rank's share of each expert's up ``[intermediate, size]`` and down ``[size, intermediate]``."""
     up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)

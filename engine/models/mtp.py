@@ -21,7 +21,7 @@ from engine.model_config import ModelConfig
 from engine.models.layer_stack import LayerStack
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
-from engine.weights import WeightFiles
+from engine.weights import Weights
 from kernels.rms_norm import rms_norm
 from wire.errors import ModelLoadError
 
@@ -31,9 +31,7 @@ PREFIX = "mtp."
 class Mtp:
     """Weights and forward pass. Its attention keeps KV of its own, in the last KV caches of the pool."""
 
-    def __init__(
-        self, config: ModelConfig, weights: WeightFiles, embeddings: Tensor, tp: TensorParallel
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, embeddings: Tensor, tp: TensorParallel) -> None:
         mtp = config.require_mtp()
         _refuse_further_sets(mtp.num_predictions, len(mtp.layer_types), weights)
         hidden, last = config.hidden_size, len(mtp.layer_types) - 1
@@ -63,7 +61,7 @@ class Mtp:
         return LayerCaches(k=caches.k[first:], v=caches.v[first:], conv=[], ssm=[])
 
 
-def _refuse_further_sets(num_predictions: int, num_layers: int, weights: WeightFiles) -> None:
+def _refuse_further_sets(num_predictions: int, num_layers: int, weights: Weights) -> None:
     """One set of layers is looped. Where each prediction has its own, looping the first is another model."""
     further = f"{PREFIX}layers.{num_layers}.enorm.weight"
     if num_predictions > 1 and further in weights:

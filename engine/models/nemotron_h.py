@@ -21,7 +21,7 @@ from engine.models.layer_stack import LayerStack
 from engine.models.linear import Linear
 from engine.models.mtp import Mtp
 from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import WeightFiles
+from engine.weights import Weights
 
 PREFIXES = ("backbone.", "model.")
 """As published, and as transformers 5 may save it."""
@@ -33,7 +33,7 @@ class NemotronH:
     def __init__(
         self,
         config: ModelConfig,
-        weights: WeightFiles,
+        weights: Weights,
         *,
         mtp: bool = False,
         tp: TensorParallel = ALONE,

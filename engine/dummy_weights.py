@@ -1,0 +1,130 @@
+"""Random weights made on the device, for a directory that holds a ``config.json`` and no weights.
+
+For measuring a model's speed without its checkpoint, and for trying a set-up before a download. Every value
+is a function of the tensor's name, its shape and the value's place alone, in arithmetic that is exact or
+rounded once: all devices, ranks and releases of torch make the same model, in whatever order tensors are
+asked for. A rank has its part of what one rank alone would have.
+
+    bits  = mix(place ^ key)            32 bits; key = BLAKE2b(name, shape, chunk)
+    value = middle + half_width * u     u in (-1, 1), even: from the upper 24 bits
+
+``mix`` is lowbias32 (https://nullprogram.com/blog/2018/07/31/). Widths are such that each layer's output is
+about as large as its input and logits lie a few units apart, whatever the depth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.model_config import ModelConfig
+from engine.weights import WHOLE, Part
+
+CHUNK = 1 << 20
+"""Values that share a key. 4 MB of them stay in a GPU's cache while they are mixed."""
+_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
+"""Shift and factor; torch's integers have a sign."""
+_LAST_SHIFT = 16
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values lie evenly within ``half_width`` of ``middle``."""
+
+    half_width: float
+    middle: float = 0.0
+
+    @classmethod
+    def deviating(cls, deviation: float, middle: float = 0.0) -> Spread:
+        """With that standard deviation."""
+        return cls(math.sqrt(3) * deviation, middle)
+
+    @classmethod
+    def of(cls, name: str, shape: Sequence[int]) -> Spread:
+        """By what the published names say of a tensor's part in the model."""
+        kind = name.rsplit(".", 1)[-1]
+        if kind == "A_log":  # decays from almost none to almost all
+            return cls(1.5, 0.5)
+        if kind == "dt_bias":
+            return cls.deviating(1.0, -2.0)
+        if kind in ("D", "bias", "e_score_correction_bias"):
+            return cls.deviating(0.2)
+        if "norm" in name:
+            return cls.deviating(0.2, 1.0)
+        if "embeddings" in name:
+            return cls.deviating(1.0)
+        if "conv1d" in name:
+            return cls.deviating(0.5)
+        if name.startswith("lm_head"):
+            return cls.deviating(4.0 / math.sqrt(shape[-1]))
+        # Projections: unit gain, twice that where relu^2 or softmax flattens.
+        gain = 2.0 if any(part in name for part in ("down_proj", "q_proj", "k_proj")) else 1.0
+        return cls.deviating(gain / math.sqrt(shape[-1]))
+
+
+class DummyWeights:
+    """Makes whatever tensor the model takes; see :class:`engine.weights.Weights`."""
+
+    def __init__(
+        self, directory: str | Path, config: ModelConfig, *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.directory = Path(directory)
+        self.dtype = config.dtype
+        self.device = torch.device(device)
+        self.bytes_taken = 0
+        self._optional = {"backbone.embeddings.weight"}
+        if not config.tie_word_embeddings:
+            self._optional.add("lm_head.weight")
+        self._places = torch.arange(CHUNK, dtype=torch.int32, device=self.device)
+
+    def __contains__(self, name: str) -> bool:
+        """Of the tensors that not every checkpoint has: those that a published one would have."""
+        return name in self._optional
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """A new tensor. Of a part the whole is made first: a rank may need memory for one tensor more."""
+        whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        spread = Spread.of(name, shape)
+        values = whole.view(-1)
+        for start in range(0, len(values), CHUNK):
+            chunk = values[start : start + CHUNK]
+            chunk.copy_(self._values(_key(name, shape, start // CHUNK), len(chunk), spread))
+        tensor = whole if part.is_all_of(shape) else part.of(whole)
+        self.bytes_taken += tensor.nbytes
+        return tensor
+
+    def unused(self) -> list[str]:
+        return []
+
+    def _values(self, key: int, num: int, spread: Spread) -> Tensor:
+        """``[num]`` float32"""
+        bits = self._places[:num] ^ key
+        for shift, factor in _ROUNDS:
+            bits.bitwise_xor_(_shifted(bits, shift)).mul_(factor)
+        bits.bitwise_xor_(_shifted(bits, _LAST_SHIFT))
+        values = (bits >> 8).to(torch.float32)  # 24 bits with their sign: exact, and with the half as well
+        return values.add_(0.5).mul_(spread.half_width / (1 << 23)).add_(spread.middle)
+
+
+def _key(name: str, shape: Sequence[int], chunk: int) -> int:
+    """32 bits with their sign."""
+    digest = hashlib.blake2b(f"{name} {list(shape)} {chunk}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, zeros from the left: the shift of a signed integer would drag the sign along."""
+    return (bits >> by).bitwise_and_((1 << (32 - by)) - 1)
