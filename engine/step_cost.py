@@ -30,7 +30,7 @@ class WeightCost:
     """How many of them a token uses; which ones is taken to be even and independent."""
 
     def seconds(self, num_tokens: int) -> float:
-        return self.always_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** num_tokens)
+        return self.always_s + self.experts_s * share_used(self.expert_share, num_tokens)
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ class StepCosts:
 def pairs_of(start: int, num_tokens: int) -> float:
     """Pairs of a query and a key, itself included, of ``num_tokens`` behind ``start`` others."""
     return num_tokens * start + num_tokens * (num_tokens + 1) / 2
+
+
+def share_used(share: float, num_tokens: int) -> float:
+    """Of all experts, those that at least one token uses, where each token uses ``share`` of them."""
+    return 1.0 - (1.0 - share) ** num_tokens
 
 
 def _chunks(num_tokens: int, chunk_tokens: int) -> Iterator[tuple[int, float]]:
