@@ -1,11 +1,12 @@
-"""What the machine at hand reaches: bytes a second of its memory, FLOP a second of matrix products.
+"""What the machine at hand reaches: bytes a second of its memory, and FLOP a second of its matrix products.
 
 | rate | on a GPU | on a CPU |
 |---|---|---|
 | bytes | a copy within the memory, read and written | a sum, read: what weights are, and what a copy hides |
 | FLOP | a product of two matrices of ``SIDE`` rows and columns | the same, with torch's own library |
 
-Medians of several runs, on as many threads as torch has. Buffers are far larger than any cache.
+Medians of several runs, on as many threads as torch has. Buffers are far larger than any cache; they are
+given back.
 """
 
 from __future__ import annotations
@@ -13,24 +14,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-BUFFER_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
+BUFFER_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
 SIDE = {"cuda": 8192, "cpu": 1536}
 RUNS = 7
 WARM_UP_RUNS = 2
-
-
-@dataclass(frozen=True)
-class MachineRates:
-    bytes_per_s: float
-    flops_per_s: float
-
-    @classmethod
-    def measure(cls, device: torch.device, dtype: torch.dtype) -> MachineRates:
-        return cls(measured_bytes_per_s(device), measured_flops_per_s(device, dtype))
 
 
 def measured_bytes_per_s(device: torch.device) -> float:
@@ -51,8 +41,13 @@ def measured_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * side**3 / median_s(lambda: torch.mm(a, b, out=out), device)
 
 
+def cpu_clock() -> Callable[[], float]:
+    """Of one thread its CPU time, which others' load moves least; of several the clock on the wall."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
 def median_s(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one ``run``: between events of the GPU, else by the clock on the wall."""
+    """Seconds of one ``run``: between events of the GPU, else by :func:`cpu_clock`."""
     for _ in range(WARM_UP_RUNS):
         run()
     return statistics.median(_seconds(run, device) for _ in range(RUNS))
@@ -60,9 +55,10 @@ def median_s(run: Callable[[], object], device: torch.device) -> float:
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cpu":
-        began = time.perf_counter()
+        clock = cpu_clock()
+        began = clock()
         run()
-        return time.perf_counter() - began
+        return clock() - began
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     run()

@@ -32,6 +32,7 @@ from kv_transfer.rank_exchange import serve_rank
 from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
 from telemetry.server_spans import DecodeSpans
+from telemetry.start_up import StartUp
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import (
     Cancel,
@@ -64,6 +65,7 @@ class DecodeService:
         *,
         incarnation: str,
         tracing: Tracing | None = None,
+        start_up: StartUp,
     ) -> None:
         self._config = config
         self._incarnation = incarnation
@@ -74,6 +76,7 @@ class DecodeService:
             on_fatal=server.fail,
             rank_main=work if config.engine.role == "both" else partial(serve_rank, incarnation=incarnation),
             reports=REPORTS,
+            start_up=start_up,
         )
         self._engine = self._host.engine
         self._exchange: StateExchange | None = None
@@ -88,6 +91,7 @@ class DecodeService:
                 handshake_timeout_s=config.handshake_timeout_s,
                 on_read=self._on_read,
             )
+            start_up.ended("transfer")
         self._handover = None if self._exchange is None else Handover(self._host, self._exchange)
         self._is_draining = False
         self._is_stopping = False

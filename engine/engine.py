@@ -33,6 +33,7 @@ from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
+from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
@@ -47,12 +48,16 @@ DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor
 class Engine:
     """Model, caches and scheduler of one server, or of one of its tensor-parallel ranks."""
 
-    def __init__(self, config: EngineConfig, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self, config: EngineConfig, tp: TensorParallel = ALONE, *, start_up: StartUp | None = None
+    ) -> None:
+        self.start_up = start_up or StartUp()
         config.apply_threads()
         self.config = config
         self.tp = tp
         self.device = config.resolve_device(tp.rank)
         model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
+        self.start_up.ended("config")
         self.model = load_model(
             config.model_dir,
             dtype=config.dtype,
@@ -60,6 +65,7 @@ class Engine:
             mtp=config.loads_mtp(model_config),
             tp=tp,
             load_format=config.load_format,
+            start_up=self.start_up,
         )
         demand = config.demand(model_config, tp)
         self.max_model_len = demand.max_model_len
@@ -98,8 +104,11 @@ class Engine:
         self.measures = Measures()
         self._read_s = 0.0
         """When the last step was read back."""
+        self.start_up.ended("pools")
         self.warm_up()
+        self.start_up.ended("warm_up")
         self._runner.capture()
+        self.start_up.ended("graphs")
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
             config.role,

@@ -14,6 +14,7 @@ from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.rank_processes import RankMain, RankProcesses, work
 from engine.step_result import StepResult
+from telemetry.start_up import StartUp
 from wire.generation import ServerInfo
 
 T = TypeVar("T")
@@ -30,15 +31,19 @@ class EngineHost:
         on_fatal: Callable[[BaseException], None],
         rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
+        start_up: StartUp | None = None,
     ) -> None:
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
         if config.tensor_parallel == 1:
-            self.engine = Engine(config)
+            self.engine = Engine(config, start_up=start_up)
         else:
             check_divides(ModelConfig.from_directory(config.model_dir, config.dtype), config.tensor_parallel)
             self.ranks = RankProcesses(config, rank_main, reports=reports, on_fatal=on_fatal)
-            self.engine = LeadEngine(config, self.ranks.join(), self.ranks.tell)
+            tp = self.ranks.join()
+            if start_up is not None:
+                start_up.ended("ranks")
+            self.engine = LeadEngine(config, tp, self.ranks.tell, start_up=start_up)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
         self._event_loop = asyncio.get_running_loop()
 

@@ -9,6 +9,7 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.step_result import StepResult
 from engine.tensor_parallel import TensorParallel
+from telemetry.start_up import StartUp
 from wire.errors import TwinfangError
 from wire.generation import ErrorReply, RequestOutput
 from wire.handoff import Digests, Ticket
@@ -31,9 +32,16 @@ class LeadEngine(Engine):
     the event: by then its lease's epoch has moved.
     """
 
-    def __init__(self, config: EngineConfig, tp: TensorParallel, tell: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tp: TensorParallel,
+        tell: Callable[[object], None],
+        *,
+        start_up: StartUp | None = None,
+    ) -> None:
         self._tell: Callable[[object], None] = lambda _: None  # every rank warms up unasked
-        super().__init__(config, tp)
+        super().__init__(config, tp, start_up=start_up)
         self._tell = tell
 
     def add(self, request: Request) -> None:

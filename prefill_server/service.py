@@ -28,6 +28,7 @@ from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
 from telemetry.measures import Measures
 from telemetry.server_spans import PrefillSpans
+from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import (
     Empty,
@@ -62,6 +63,7 @@ class PrefillService:
         *,
         incarnation: str,
         tracing: Tracing | None = None,
+        start_up: StartUp,
     ) -> None:
         self._config = config
         self._incarnation = incarnation
@@ -72,6 +74,7 @@ class PrefillService:
             on_fatal=server.fail,
             rank_main=partial(serve_rank, incarnation=incarnation),
             reports=REPORTS,
+            start_up=start_up,
         )
         self._engine = self._host.engine
         self._exchange = StateExchange(
@@ -85,6 +88,7 @@ class PrefillService:
             on_read=self._on_read,
             on_lease_ended=_warn_of_expiry,
         )
+        start_up.ended("transfer")
         self._is_draining = False
         self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
         server.add_service(

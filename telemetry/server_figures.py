@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from telemetry.handoff_families import handoff_families
 from telemetry.measures import Measures
 from telemetry.speculation_families import speculation_families
+from telemetry.start_up import StartUp
 from wire.generation import ServerInfo, ServerStats
 
 GAUGES = (
@@ -52,12 +53,18 @@ class ServerFigures(Collector):
     """``stats`` is called at each scrape, on the scrape's own thread; ``measures`` are read as they are."""
 
     def __init__(
-        self, info: ServerInfo, version: str, stats: Callable[[], StatsThen | None], measures: Measures
+        self,
+        info: ServerInfo,
+        version: str,
+        stats: Callable[[], StatsThen | None],
+        measures: Measures,
+        start_up: StartUp,
     ) -> None:
         self._info = info
         self._version = version
         self._stats = stats
         self._measures = measures
+        self._start_up = start_up
 
     def describe(self) -> list[Metric]:
         """Nothing: else a registry would collect to learn the names, before there is anything to ask."""
@@ -65,6 +72,7 @@ class ServerFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._identity()
+        yield from _of_start_up(self._start_up)
         then = self._stats()
         if then is not None:
             yield GaugeMetricFamily(
@@ -83,6 +91,20 @@ class ServerFigures(Collector):
             "version": self._version,
         }
         return InfoMetricFamily("twinfang_server", "Who this server is.", labels)
+
+
+def _of_start_up(start_up: StartUp) -> Iterator[Metric]:
+    seconds = GaugeMetricFamily(
+        "twinfang_start_up_seconds",
+        "What the start of this process took, by phase; together from its start until it was ready.",
+        labels=["phase"],
+    )
+    for phase, spent_s in start_up.seconds.items():
+        seconds.add_metric([phase], spent_s)
+    yield seconds
+    yield GaugeMetricFamily(
+        "twinfang_loaded_weight_bytes", "Weights, as they are stored.", start_up.weight_bytes
+    )
 
 
 def _of_stats(stats: ServerStats) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from telemetry.measures import Measures
 from telemetry.server_telemetry import ServerTelemetry
+from telemetry.start_up import StartUp
 from telemetry.tracing import start_tracing
 from wire.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
@@ -50,7 +51,9 @@ class Service(Protocol):
 class MakeService(Protocol):
     """Makes the service that answers ``server``'s calls."""
 
-    def __call__(self, server: GrpcServer, *, incarnation: str, tracing: Tracing | None) -> Service: ...
+    def __call__(
+        self, server: GrpcServer, *, incarnation: str, tracing: Tracing | None, start_up: StartUp
+    ) -> Service: ...
 
 
 def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
@@ -59,18 +62,21 @@ def run_server(config: ServerConfig, role: str, make_service: MakeService) -> No
 
 
 async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> None:
+    start_up = StartUp.of_process()
+    start_up.ended("imports")
     server = GrpcServer(config.host, config.port)
     incarnation = secrets.token_hex(8)
     telemetry = ServerTelemetry(server, host=config.host, port=config.port, metrics_port=config.metrics_port)
     try:
         endpoint = config.otlp_endpoint
         tracing = start_tracing(f"twinfang-{role}", incarnation, endpoint=endpoint, environment=os.environ)
-        service = make_service(server, incarnation=incarnation, tracing=tracing)
+        service = make_service(server, incarnation=incarnation, tracing=tracing, start_up=start_up)
         service.start()
         try:
             await server.start()
-            telemetry.show(service.describe(), service.stats, service.measures)
-            log.info("%s server ready on %s:%d", role, config.host, server.port)
+            start_up.ended("server")
+            telemetry.show(service.describe(), service.stats, service.measures, start_up)
+            log.info("%s server ready on %s:%d after %s", role, config.host, server.port, start_up)
             await server.wait_until_stopped(service.drain)
         finally:
             await service.close()

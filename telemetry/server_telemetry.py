@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from telemetry.measures import Measures
 from telemetry.probe_port import ProbePort
 from telemetry.server_figures import ServerFigures
+from telemetry.start_up import StartUp
 from telemetry.stats_reader import StatsReader
 from wire.errors import ConfigError
 from wire.generation import ServerInfo, ServerStats
@@ -41,12 +42,16 @@ class ServerTelemetry:
             log.info("metrics and probes on http://%s:%d/metrics", host, self._port.port)
 
     def show(
-        self, info: ServerInfo, stats: Callable[[], Coroutine[Any, Any, ServerStats]], measures: Measures
+        self,
+        info: ServerInfo,
+        stats: Callable[[], Coroutine[Any, Any, ServerStats]],
+        measures: Measures,
+        start_up: StartUp,
     ) -> None:
         """Figures are shown from now on. ``stats`` is awaited on the running event loop."""
         reader = StatsReader(stats, asyncio.get_running_loop())
         version = importlib.metadata.version("twinfang")
-        self._registry.register(ServerFigures(info, version, reader, measures))
+        self._registry.register(ServerFigures(info, version, reader, measures, start_up))
 
     async def close(self) -> None:
         if self._port is not None:

@@ -14,6 +14,7 @@ from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.models.nemotron_h import NemotronH
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat, WeightFiles, Weights
+from telemetry.start_up import StartUp
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,12 @@ def load_model(
     mtp: bool = False,
     tp: TensorParallel = ALONE,
     load_format: LoadFormat = "auto",
+    start_up: StartUp | None = None,
 ) -> NemotronH:
     """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
 
-    Of the weights only what ``tp`` says is this rank's.
+    Of the weights only what ``tp`` says is this rank's. ``start_up`` is told how many they are and that they
+    are there.
 
     Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen, and
     :class:`wire.errors.ConfigError` for a number of ranks that can't share the model.
@@ -49,6 +52,9 @@ def load_model(
             len(unused),
             ", ".join(unused[:NAMES_SHOWN]),
         )
+    if start_up is not None:
+        start_up.weight_bytes = weights.bytes_taken
+        start_up.ended("weights")
     return model
 
 
