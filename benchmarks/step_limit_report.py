@@ -21,8 +21,8 @@ BEGIN = "<!-- written by: python -m benchmarks.step_limit --publish -->"
 END = "<!-- end of what step_limit writes -->"
 NOT_RUN = "not run on a GPU"
 DECODE_HEAD = (
-    "| model | batch | k | context | weights | states | KV | logits | limit | device | step |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "| model | batch | k | context | weights | states | KV | logits | together | limit | device | step |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 PREFILL_HEAD = (
     "| model | prompt | chunk | TFLOP | limit | prompt takes | of the product's rate |\n"
@@ -75,7 +75,7 @@ def _where(report: dict[str, Any]) -> str:
 
 def _decode(row: dict[str, Any]) -> str:
     moved = row["bytes"]
-    shown = [_size(moved[name]) for name in ("weights", "states", "kv", "logits")]
+    shown = [_size(moved[name]) for name in ("weights", "states", "kv", "logits", "total")]
     limit = NOT_RUN if row["limit_ms"] is None else f"{row['limit_ms']:.2f} ms"
     cells = [row["model"], row["batch"], row["num_drafts"], f"{row['context']:,}", *shown, limit]
     cells += [_beside(row[name], row["limit_ms"]) for name in ("device_ms", "step_ms")]
@@ -122,11 +122,17 @@ def _unmeasured() -> dict[str, Any]:
         directory = write_configuration("8b", Path(folder), max_model_len=16384)
         size = StepSize.of(ModelConfig.from_directory(directory, device="cuda"))
     decodes = [
-        _without_times("decode", batch=batch, num_drafts=k, context=context, bytes=moved)
+        _without_times(
+            "decode",
+            batch=batch,
+            num_drafts=k,
+            context=context,
+            bytes={**asdict(moved), "total": moved.total},
+        )
         for k in (0, 3)
         for context in (1024, 8192)
         for batch in (1, 8, 64)
-        for moved in [asdict(size.decode_bytes(batch, batch * context, 1 + k))]
+        for moved in [size.decode_bytes(batch, batch * context, 1 + k)]
     ]
     flops = size.prefill_flops(8192, pairs_of(0, 8192), 1)
     prefills = [_without_times("prefill", tokens=8192, chunk=chunk, flops=flops) for chunk in (2048, 8192)]
