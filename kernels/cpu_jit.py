@@ -59,6 +59,23 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().as_strided((span,), (1,)).numpy()
 
 
+class CpuIntrinsic:
+    """Instructions that numba's Python can't say, for kernels to call; see :func:`cpu_intrinsic`."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        functools.update_wrapper(self, make)
+        self.make = make
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """What numba compiles in place of a call."""
+        return self.make()
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        return zlib.crc32(Path(self.make.__code__.co_filename).read_bytes())
+
+
 class CpuKernel:
     """A function that numba compiles when it is first called; see :func:`cpu_jit`."""
 
@@ -84,9 +101,9 @@ class CpuKernel:
             return numba.njit(fastmath=_FASTMATH, nogil=True)(fn)
 
     @functools.cached_property
-    def _callees(self) -> dict[str, CpuKernel]:
+    def _callees(self) -> dict[str, CpuKernel | CpuIntrinsic]:
         named = {name: self.fn.__globals__.get(name) for name in self.fn.__code__.co_names}
-        return {name: value for name, value in named.items() if isinstance(value, CpuKernel)}
+        return {name: value for name, value in named.items() if isinstance(value, (CpuKernel, CpuIntrinsic))}
 
     @functools.cached_property
     def _digest(self) -> int:
@@ -137,3 +154,8 @@ def _threads() -> ThreadPoolExecutor:
 def cpu_jit(fn: Callable[..., None]) -> CpuKernel:
     """Compile the decorated function with numba at its first call."""
     return CpuKernel(fn)
+
+
+def cpu_intrinsic(make: Callable[[], Any]) -> CpuIntrinsic:
+    """``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a kernel compiles."""
+    return CpuIntrinsic(make)

@@ -39,16 +39,28 @@ class Attention:
         kv_size = config.num_kv_heads * config.head_dim
         q_part = heads.start * config.head_dim, heads.stop * config.head_dim
         kv_part = of_outputs((kv_heads.start * config.head_dim, kv_heads.stop * config.head_dim))
-        self.q_proj = Linear.take(weights, f"{prefix}q_proj", q_size, hidden_size, part=of_outputs(q_part))
-        self.k_proj = Linear.take(weights, f"{prefix}k_proj", kv_size, hidden_size, part=kv_part)
-        self.v_proj = Linear.take(weights, f"{prefix}v_proj", kv_size, hidden_size, part=kv_part)
+        self.qkv_split = [
+            len(heads) * config.head_dim,
+            len(kv_heads) * config.head_dim,
+            len(kv_heads) * config.head_dim,
+        ]
+        self.qkv_proj = Linear.take_joined(
+            weights,
+            [
+                (f"{prefix}q_proj", q_size, of_outputs(q_part)),
+                (f"{prefix}k_proj", kv_size, kv_part),
+                (f"{prefix}v_proj", kv_size, kv_part),
+            ],
+            hidden_size,
+        )
         self.o_proj = Linear.take(weights, f"{prefix}o_proj", hidden_size, q_size, part=of_inputs(q_part))
 
     def forward(self, x: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``"""
-        q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
-        k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).view(-1, self.num_kv_heads, self.head_dim)
+        q, k, v = torch.split(self.qkv_proj(x), self.qkv_split, dim=-1)
+        q = q.view(-1, self.num_heads, self.head_dim)
+        k = k.view(-1, self.num_kv_heads, self.head_dim)
+        v = v.view(-1, self.num_kv_heads, self.head_dim)
         store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
         outputs = []
         split = batch.num_decode_tokens

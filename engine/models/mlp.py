@@ -9,11 +9,6 @@ from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights, of_inputs, of_outputs
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """``max(x, 0)^2``, in place."""
-    return x.relu_().square_()
-
-
 class Mlp:
     """``down(relu(up(x))^2)``; a rank has a share of the intermediate channels."""
 
@@ -47,4 +42,4 @@ class Mlp:
 
     def summand(self, x: Tensor) -> Tensor:
         """The same before the ranks' summands are added up."""
-        return self.down_proj(relu_squared(self.up_proj(x)))
+        return self.down_proj(self.up_proj.relu_squared(x))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.model_config import MoeConfig
 from engine.models.linear import Linear
-from engine.models.mlp import Mlp, relu_squared
+from engine.models.mlp import Mlp
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Part, Weights, of_inputs, of_outputs
 
@@ -131,7 +131,7 @@ class LoopedExperts:
         return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
 
     def _expert(self, index: int, x: Tensor) -> Tensor:
-        return self.down[index](relu_squared(self.up[index](x)))
+        return self.down[index](self.up[index].relu_squared(x))
 
 
 class StackedExperts:
@@ -149,7 +149,7 @@ class StackedExperts:
         order = flat_ids.argsort()
         experts = torch.arange(1, self.up.shape[0] + 1, device=x.device)
         ends = torch.searchsorted(flat_ids[order], experts).to(torch.int32)
-        hidden = relu_squared(F.grouped_mm(x[order // k], self.up.transpose(1, 2), offs=ends))
+        hidden = F.grouped_mm(x[order // k], self.up.transpose(1, 2), offs=ends).relu_().square_()
         results = F.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
         outputs = torch.empty_like(results)
         outputs[order] = results

@@ -1,43 +1,58 @@
-"""Both GEMMs of a linear layer, on either side of the threshold between them."""
+"""Linear layers, packed and as loaded."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engine.models.linear import ONEDNN_MIN_WORK, Linear, _padded
+from engine.models.linear import Linear
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_features", "in_features"), [(7, 5), (160, 96), (1024, 512)])
-@pytest.mark.parametrize("num_rows", [1, 2, 32, 33, 100, 1000])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 32, 33, 1000])
 def test_equals_float64(num_rows, out_features, in_features, bias):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(out_features, in_features, generator=generator)
     offset = torch.randn(out_features, generator=generator) if bias else None
     wide = torch.randn(num_rows, in_features + 3, generator=generator)
     x = wide[:, :in_features]  # rows further apart than they are long
+    layer = Linear(weight, offset)
     with torch.inference_mode():
-        y = Linear(weight, offset)(x)
+        y, activated = layer(x), layer.relu_squared(x)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(activated, y.relu().square(), rtol=0, atol=0)
 
 
-def test_a_weight_is_kept_once_where_onednn_always_takes_it():
-    assert Linear(torch.zeros(ONEDNN_MIN_WORK // 64, 64)).weight is None
-    assert Linear(torch.zeros(64, 64)).weight is not None
+def test_a_row_is_the_same_bits_in_every_batch():
+    generator = torch.Generator().manual_seed(0)
+    layer = Linear(torch.randn(200, 300, generator=generator))
+    x = torch.randn(3000, 300, generator=generator)  # several blocks of rows
+    alone = torch.cat([layer(x[i : i + 1]) for i in range(0, 3000, 7)])
+    for num_rows in (2, 5, 9, 13, 3000):
+        expected = alone[: 1 + (num_rows - 1) // 7]
+        assert torch.equal(layer(x[:num_rows])[::7], expected)
+
+
+def test_nan_and_infinity_come_out_behind_the_activation():
+    x = torch.ones(1, 4)
+    weight = torch.tensor([[float("nan")] * 4, [float("inf")] * 4, [-float("inf")] * 4])
+    y = Linear(weight).relu_squared(x)[0].tolist()
+    assert str(y) == "[nan, inf, 0.0]"
+
+
+def test_joined_layers_stand_one_behind_the_other(tmp_path):
+    class Files:
+        def take(self, name, shape, *, part):
+            return torch.full(shape, float(len(name)))
+
+    joined = Linear.take_joined(Files(), [("a", 2, None), ("bcd", 1, None)], 4)
+    assert joined(torch.ones(1, 4)).tolist() == [[32.0, 32.0, 40.0]]
 
 
 def test_bfloat16_stays_with_torch():
     layer = Linear(torch.ones(1024, 1024, dtype=torch.bfloat16))
     assert layer.packed is None
-    assert torch.equal(
-        layer(torch.ones(2, 1024, dtype=torch.bfloat16)).float(), torch.full((2, 1024), 1024.0)
-    )
-
-
-def test_rows_are_rounded_up_a_little_to_few_sizes():
-    sizes = {_padded(num_rows) for num_rows in range(1, 8193)}
-    assert len(sizes) < 120
-    assert all(num_rows <= _padded(num_rows) <= num_rows * 1.25 for num_rows in range(1, 64))
-    assert all(num_rows <= _padded(num_rows) <= num_rows * 1.125 for num_rows in range(64, 8193))
+    x = torch.ones(2, 1024, dtype=torch.bfloat16)
+    assert torch.equal(layer(x).float(), torch.full((2, 1024), 1024.0))
