@@ -9,7 +9,7 @@ Head h uses B and C of group ``h // (H // G)``.
 | device | form |
 |---|---|
 | CUDA | chunks of ``chunk_size`` tokens, their work as GEMMs (Triton) |
-| CPU | the recurrence itself, in registers: faster there (kernels/ssm_recurrence.py) |
+| CPU | the recurrence itself, in registers: faster there (kernels/ssd_scan_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array
-from kernels.ssm_recurrence import scan_heads
+from kernels.ssd_scan_cpu import scan_heads
 from kernels.staged_slots import StagedSlots
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -387,7 +387,7 @@ def _ssd_chunk_scan_cpu(
         return y
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    step = F.softplus(dt.float() + dt_bias.float()).clamp_(*dt_limit)
+    step = F.softplus(dt.float() + dt_bias.float()).clamp_(*dt_limit).T.contiguous()
     y = torch.zeros(x.shape)
     strided = [(as_flat_array(t), *t.stride()[:2]) for t in (x.float(), B.float(), C.float())]
     scan_heads.parallel_for(
@@ -395,7 +395,7 @@ def _ssd_chunk_scan_cpu(
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * head_dim * state_dim),
         *itertools.chain.from_iterable(strided),
         as_array(step),
-        as_array(torch.exp(step * A.float())),
+        as_array(torch.exp(step * A.float()[:, None])),
         as_array(D.float()),
         num_groups,
         head_dim,

@@ -1,0 +1,77 @@
+"""One vector register in CPU kernels: 16 float32 with AVX-512, 8 without.
+
+LLVM vectorizes a plain loop, but it neither keeps a block of a product in registers across another loop nor
+takes the widest registers on its own. Here a kernel says so itself:
+
+    acc = load(out, 0)
+    for k in range(depth):
+        acc = multiply_add(splat(a[k]), load(b, k * lanes()), acc)
+    store(out, 0, acc)
+
+Arrays are flat float32; an index counts elements, and whatever it reaches must lie within the array.
+
+| operator | is |
+|---|---|
+| `lanes()` | numbers in a vector, constant |
+| `load(array, index)`, `store(array, index, vector)` | its elements, at any alignment |
+| `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
+| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
+| `maximum(a, b)` | by lane; b where one is NaN |
+| `exponential(vector)` | `exp_f32` by lane |
+| `sum_of(vector)`, `largest_of(vector)` | one number, in a fixed order |
+| `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu_jit import CpuIntrinsic, cpu_jit
+
+
+class VectorOperator(CpuIntrinsic):
+    """The function of that name in vector_ir.py, which is imported when the first kernel compiles."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        return getattr(importlib.import_module("kernels.vector_ir"), self.name)
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        return zlib.crc32(Path(__file__).with_name("vector_ir.py").read_bytes())
+
+
+lanes = VectorOperator("lanes")
+load = VectorOperator("load")
+store = VectorOperator("store")
+broadcast = VectorOperator("broadcast")
+splat = VectorOperator("splat")
+add = VectorOperator("add")
+subtract = VectorOperator("subtract")
+multiply = VectorOperator("multiply")
+divide = VectorOperator("divide")
+multiply_add = VectorOperator("multiply_add")
+maximum = VectorOperator("maximum")
+exponential = VectorOperator("exponential")
+sum_of = VectorOperator("sum_of")
+largest_of = VectorOperator("largest_of")
+transpose = VectorOperator("transpose")
+
+_LINE_FLOATS = 16
+
+
+@cpu_jit
+def aligned(count):
+    """Uninitialized floats that start at a cache line: a wide load across two lines takes twice as long."""
+    floats = np.empty(count + _LINE_FLOATS, np.float32)
+    first = (-floats.ctypes.data // 4) % _LINE_FLOATS
+    return floats[first : first + count]

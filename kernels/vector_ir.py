@@ -1,0 +1,267 @@
+"""What :mod:`kernels.cpu_vector` offers, as LLVM instructions on one vector register.
+
+Imported when the first kernel is compiled, since it needs numba. Products and sums may be contracted into
+FMA and nothing else: NaN and infinity keep their meaning, and sums their order.
+"""
+
+from __future__ import annotations
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
+
+_FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+_CONTRACT = ("contract",)
+
+
+class VectorType(types.Type):
+    """LANES float32 in a register: local to a kernel, never its argument."""
+
+    def __init__(self):
+        super().__init__(name=f"float32x{LANES}")
+
+
+@register_model(VectorType)
+class VectorModel(models.PrimitiveModel):
+    """A vector is its LLVM value."""
+
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, _FLOATS)
+
+
+VECTOR = VectorType()
+
+
+def _indices(numbers):
+    return ir.Constant(_INTS, numbers)
+
+
+def _constant(number):
+    return ir.Constant(_FLOATS, [number] * LANES)
+
+
+def _place(context, builder, numba_types, values):
+    """Pointer to a vector's place: an array and an index into it."""
+    array = cgutils.create_struct_proxy(numba_types[0])(context, builder, value=values[0])
+    index = context.cast(builder, values[1], numba_types[1], types.intp)
+    return builder.bitcast(builder.gep(array.data, [index]), _FLOATS.as_pointer())
+
+
+def _read(builder, place):
+    value = builder.load(place)
+    value.align = 4
+    return value
+
+
+def _write(builder, value, place):
+    builder.store(value, place).align = 4
+
+
+@intrinsic
+def lanes(typing_context):
+    def generate(context, builder, signature, values):
+        return ir.Constant(ir.IntType(64), LANES)
+
+    return types.intp(), generate
+
+
+@intrinsic
+def load(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        return _read(builder, _place(context, builder, signature.args, values))
+
+    return VECTOR(array, index), generate
+
+
+@intrinsic
+def store(typing_context, array, index, vector):
+    def generate(context, builder, signature, values):
+        _write(builder, values[2], _place(context, builder, signature.args, values))
+        return context.get_dummy_value()
+
+    return types.none(array, index, vector), generate
+
+
+@intrinsic
+def splat(typing_context, number):
+    def generate(context, builder, signature, values):
+        return _splat(builder, context.cast(builder, values[0], signature.args[0], types.float32))
+
+    return VECTOR(number), generate
+
+
+@intrinsic
+def broadcast(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        place = _place(context, builder, signature.args, values)
+        return _splat(builder, builder.load(builder.bitcast(place, ir.FloatType().as_pointer())))
+
+    return VECTOR(array, index), generate
+
+
+def _splat(builder, number):
+    vector = builder.insert_element(
+        ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
+    )
+    return builder.shuffle_vector(vector, vector, _indices([0] * LANES))
+
+
+@intrinsic
+def multiply_add(typing_context, a, b, c):
+    def generate(context, builder, signature, values):
+        return _multiply_add(builder, *values)
+
+    return VECTOR(a, b, c), generate
+
+
+def _multiply_add(builder, a, b, c):
+    return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
+
+
+@intrinsic
+def multiply(typing_context, a, b):
+    def generate(context, builder, signature, values):
+        return builder.fmul(*values, flags=_CONTRACT)
+
+    return VECTOR(a, b), generate
+
+
+@intrinsic
+def add(typing_context, a, b):
+    def generate(context, builder, signature, values):
+        return builder.fadd(*values, flags=_CONTRACT)
+
+    return VECTOR(a, b), generate
+
+
+@intrinsic
+def subtract(typing_context, a, b):
+    def generate(context, builder, signature, values):
+        return builder.fsub(*values, flags=_CONTRACT)
+
+    return VECTOR(a, b), generate
+
+
+@intrinsic
+def divide(typing_context, a, b):
+    def generate(context, builder, signature, values):
+        return builder.fdiv(*values)
+
+    return VECTOR(a, b), generate
+
+
+@intrinsic
+def maximum(typing_context, a, b):
+    def generate(context, builder, signature, values):
+        return _larger(builder, *values)
+
+    return VECTOR(a, b), generate
+
+
+def _larger(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _folded(builder, vector, join):
+    """Joins the halves, then their halves, down to the one number that is left."""
+    width = LANES // 2
+    while width:
+        moved = [(lane + width) % LANES for lane in range(LANES)]
+        vector = join(vector, builder.shuffle_vector(vector, vector, _indices(moved)))
+        width //= 2
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def sum_of(typing_context, vector):
+    def generate(context, builder, signature, values):
+        return _folded(builder, values[0], builder.fadd)
+
+    return types.float32(vector), generate
+
+
+@intrinsic
+def largest_of(typing_context, vector):
+    def generate(context, builder, signature, values):
+        return _folded(builder, values[0], lambda a, b: _larger(builder, a, b))
+
+    return types.float32(vector), generate
+
+
+@intrinsic
+def exponential(typing_context, vector):
+    def generate(context, builder, signature, values):
+        return _exponential(builder, values[0])
+
+    return VECTOR(vector), generate
+
+
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+
+
+def _exponential(builder, x):
+    """The formula of :func:`kernels.cpu_exp.exp_f32`."""
+    smallest, largest = _constant(-87.33), _constant(88.0)
+    inside = builder.select(builder.fcmp_ordered("<", x, smallest), smallest, x)
+    inside = builder.select(builder.fcmp_ordered(">", inside, largest), largest, inside)
+    signature = ir.FunctionType(_FLOATS, [_FLOATS])
+    floor = cgutils.get_or_insert_function(builder.module, signature, f"llvm.floor.v{LANES}f32")
+
+    def multiply_add(a, b, c):
+        return _multiply_add(builder, a, b, c)
+
+    n = builder.call(floor, [multiply_add(inside, _constant(1.44269504), _constant(0.5))])
+    r = multiply_add(n, _constant(-0.69314718), inside)
+    p = _constant(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        p = multiply_add(p, r, _constant(coefficient))
+    p = multiply_add(multiply_add(p, r, _constant(1.0)), r, _constant(1.0))
+    exponent = builder.add(builder.fptosi(n, _INTS), _indices([127] * LANES))
+    two_to_n = builder.bitcast(builder.shl(exponent, _indices([23] * LANES)), _FLOATS)
+    return builder.select(
+        builder.fcmp_ordered("<", x, smallest), _constant(0.0), builder.fmul(p, two_to_n, flags=_CONTRACT)
+    )
+
+
+@intrinsic
+def transpose(typing_context, source, index, row_stride, target, target_index, target_stride):
+    def generate(context, builder, signature, values):
+        _transpose(context, builder, signature.args, values)
+        return context.get_dummy_value()
+
+    arguments = (source, index, row_stride, target, target_index, target_stride)
+    return types.none(*arguments), generate
+
+
+def _transpose(context, builder, numba_types, values):
+    """Exchanges the off-diagonal blocks of 1, 2, 4 … lanes of each pair of rows."""
+    rows = [_read(builder, place) for place in _row_places(context, builder, numba_types[:3], values[:3])]
+    width = 1
+    while width < LANES:
+        low = [lane if not lane & width else LANES + (lane ^ width) for lane in range(LANES)]
+        high = [lane | width if not lane & width else LANES + lane for lane in range(LANES)]
+        for r in range(LANES):
+            if not r & width:
+                pair = rows[r], rows[r | width]
+                rows[r] = builder.shuffle_vector(*pair, _indices(low))
+                rows[r | width] = builder.shuffle_vector(*pair, _indices(high))
+        width *= 2
+    places = _row_places(context, builder, numba_types[3:], values[3:])
+    for row, place in zip(rows, places, strict=True):
+        _write(builder, row, place)
+
+
+def _row_places(context, builder, numba_types, values):
+    """Pointers to LANES rows, from an array, the first row's index and the stride between rows."""
+    array, index, stride = values
+    index = context.cast(builder, index, numba_types[1], types.intp)
+    stride = context.cast(builder, stride, numba_types[2], types.intp)
+    places = []
+    for _ in range(LANES):
+        places.append(_place(context, builder, (numba_types[0], types.intp), (array, index)))
+        index = builder.add(index, stride)
+    return places
