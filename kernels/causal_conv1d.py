@@ -95,9 +95,9 @@ def _last_inputs(
     return state, live
 
 
-# Prefill: one program a (row, BLOCK_T tokens, BLOCK_C channels) tile. It reads the tile once for each tap,
-# K - 1 of them from cache, rather than stage it: shifted views need no exchange between threads. The first
-# tile of a row also leaves the row's state, since it alone has read the old one.
+# Prefill: one program a (row, BLOCK_T tokens, BLOCK_C channels) tile, neighbours side by side in a token's
+# channels. It reads the tile once for each tap, K - 1 of them from cache, rather than stage it: shifted views
+# need no exchange between threads. The first tile of a row also leaves its state: it alone has read the old.
 @triton_jit
 def _convolve_tokens_kernel(
     x_ptr,
@@ -119,17 +119,22 @@ def _convolve_tokens_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    row = tl.program_id(2)
     target = tl.load(write_slots_ptr + row).to(tl.int64)
     start = tl.load(cu_seqlens_ptr + row).to(tl.int64)
     length = tl.load(cu_seqlens_ptr + row + 1).to(tl.int64) - start
-    first = tl.program_id(1) * BLOCK_T
-    if (target == 0) | (first >= length):
+    first = tl.program_id(1).to(tl.int64) * BLOCK_T
+    if first >= length:
         return
-    from_state = (first == 0) & (tl.load(has_initial_ptr + row) != 0)
-    channels = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live_channels = channels < num_channels
     tokens = first + tl.arange(0, BLOCK_T)
+    y_tile = y_ptr + (start + tokens)[:, None] * num_channels + channels[None, :]
+    live_y = (tokens < length)[:, None] & live_channels[None, :]
+    if target == 0:  # padding: y is zero
+        tl.store(y_tile, tl.zeros((BLOCK_T, BLOCK_C), y_ptr.dtype.element_ty), mask=live_y)
+        return
+    from_state = (first == 0) & (tl.load(has_initial_ptr + row) != 0)
     x_row = x_ptr + start * x_stride + channels
     source = tl.load(read_slots_ptr + row).to(tl.int64)
     state_row = state_ptr + source * slot_stride + channels * channel_stride
@@ -148,8 +153,7 @@ def _convolve_tokens_kernel(
             x += tl.load(past, mask=live, other=0.0).to(tl.float32)
         y += tap[None, :] * x
     y = y * tl.sigmoid(y)
-    y_tile = y_ptr + (start + tokens)[:, None] * num_channels + channels[None, :]
-    tl.store(y_tile, y.to(y_ptr.dtype.element_ty), mask=(tokens < length)[:, None] & live_channels[None, :])
+    tl.store(y_tile, y.to(y_ptr.dtype.element_ty), mask=live_y)
 
     if first == 0:
         columns = tl.arange(0, TAPS)
@@ -221,12 +225,16 @@ def _convolve_positions_kernel(
     TAPS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
     slot = tl.load(read_slots_ptr + row).to(tl.int64)
-    if slot == 0:
-        return
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live_channels = channels < num_channels
+    y_row = y_ptr + row * NUM_POSITIONS * num_channels + channels
+    if slot == 0:  # padding: y is zero
+        for i in tl.static_range(NUM_POSITIONS):
+            zeros = tl.zeros((BLOCK_C,), y_ptr.dtype.element_ty)
+            tl.store(y_row + i * num_channels, zeros, mask=live_channels)
+        return
     taps = tl.arange(0, TAPS)
     live = live_channels[:, None] & (taps < NUM_TAPS)[None, :]
     weight_tile = weight_ptr + channels[:, None] * NUM_TAPS + taps[None, :]
@@ -248,8 +256,7 @@ def _convolve_positions_kernel(
         window = tl.where((taps == NUM_TAPS - 1)[None, :], newest[:, None], window)
         y = tl.sum(window * weight, axis=1) + bias
         y = y * tl.sigmoid(y)
-        y_i = y_ptr + (row * NUM_POSITIONS + i) * num_channels + channels
-        tl.store(y_i, y.to(y_ptr.dtype.element_ty), mask=live_channels)
+        tl.store(y_row + i * num_channels, y.to(y_ptr.dtype.element_ty), mask=live_channels)
         target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
         if target != 0:
             stored = window.to(state_ptr.dtype.element_ty)
@@ -260,15 +267,15 @@ def _launch_prefill(
     x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len, boundaries
 ):
     num_channels, num_taps = weight.shape
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block_t, block_c = 32, 64
-    grid = (len(write_slots), triton.cdiv(max_seq_len, block_t), triton.cdiv(num_channels, block_c))
+    grid = (triton.cdiv(num_channels, block_c), triton.cdiv(max_seq_len, block_t), len(write_slots))
     if 0 in grid:
         return y
     taps = {"NUM_TAPS": num_taps, "TAPS": triton.next_power_of_2(num_taps)}
     strides = x.stride(0), conv_state.stride(0), conv_state.stride(1)
     if boundaries is not None:
-        _store_boundaries_kernel[(len(boundaries.rows), grid[2])](
+        _store_boundaries_kernel[(len(boundaries.rows), grid[0])](
             x, conv_state, cu_seqlens, read_slots, has_initial.view(torch.uint8),
             boundaries.rows, boundaries.offsets, boundaries.slots, *strides, num_channels,
             BLOCK_C=block_c, **taps,
@@ -296,9 +303,9 @@ def _launch_prefill(
 def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
     num_rows, num_positions, num_channels = x.shape
     num_taps = weight.shape[1]
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block_c = 128
-    grid = (num_rows, triton.cdiv(num_channels, block_c))
+    grid = (triton.cdiv(num_channels, block_c), num_rows)
     if num_rows == 0:
         return y
     _convolve_positions_kernel[grid](

@@ -94,7 +94,7 @@ def _prefill_kernel(
     row_start = tl.load(cu_seqlens_ptr + row)
     query_len = tl.load(cu_seqlens_ptr + row + 1) - row_start
     seq_len = tl.load(seq_lens_ptr + row)
-    if (first_token >= query_len) | (seq_len == 0):
+    if first_token >= query_len:
         return
 
     lanes = tl.arange(0, BLOCK_M)
@@ -104,6 +104,11 @@ def _prefill_kernel(
     live = (lanes < TOKENS * HEADS_PER_KV) & (tokens < query_len)
     live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
     rows = (row_start + tokens).to(tl.int64)
+    out_offsets = rows * out_token_stride + heads * out_head_stride
+    out_tile = out_ptr + out_offsets[:, None] + dims[None, :]
+    if seq_len == 0:  # padding
+        tl.store(out_tile, tl.zeros([BLOCK_M, BLOCK_D], out_ptr.dtype.element_ty), mask=live_dims)
+        return
     q_offsets = rows * q_token_stride + heads * q_head_stride
     q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=live_dims, other=0.0)
 
@@ -128,8 +133,7 @@ def _prefill_kernel(
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
     )  # fmt: skip
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_offsets = rows * out_token_stride + heads * out_head_stride
-    tl.store(out_ptr + out_offsets[:, None] + dims[None, :], out.to(q.dtype), mask=live_dims)
+    tl.store(out_tile, out.to(q.dtype), mask=live_dims)
 
 
 @triton_jit
@@ -203,7 +207,7 @@ def _launch(
     num_heads, head_dim = q.shape[1:]
     _, kv_heads, block_size, _ = k_cache.shape
     heads_per_kv = num_heads // kv_heads
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     # float32 tiles are twice as large, and their products run on FMA units, not tensor cores.
     exact, wide = q.dtype == torch.float32, block_d > 128
@@ -256,8 +260,8 @@ def paged_attention_prefill(
     block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32; seq_lens counts cached
     prefix and new tokens, whose K and V are stored already. Block table entries beyond a row's length are
     never followed, and K and V beyond it inside its last block may be NaN. A row of length 0 is padding.
-    max_query_len fixes the launch grid; max_seq_len bounds the lengths. Returns ``[num_tokens, QH, D]``,
-    zero where no row is.
+    max_query_len fixes the launch grid; max_seq_len bounds the lengths. Every token is of some row. Returns
+    ``[num_tokens, QH, D]``, zero in padding rows.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     if q.is_cuda and q.dtype != torch.float64:

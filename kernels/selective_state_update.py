@@ -63,7 +63,8 @@ def selective_state_update_reference(
 
 # One program a (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
 # positions, so that the state is read once, and written once a position. The step is bound by that traffic:
-# 2,048 elements a tile keep 16 in flight a thread, and enough programs for every SM at small batches.
+# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are on their way
+# before the one ahead of it is computed, the first of them before the slot is known.
 @triton_jit
 def _update_tiles_kernel(
     x_ptr,
@@ -101,33 +102,43 @@ def _update_tiles_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, blocks_p = tl.program_id(1).to(tl.int64), tl.cdiv(head_dim, BLOCK_P)
+    head = tl.program_id(0) // blocks_p
     slot = tl.load(read_slots_ptr + row).to(tl.int64)
-    if slot == 0:
-        return
-    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+    p = tl.program_id(0) % blocks_p * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     live_p, live_n = p < head_dim, n < state_dim
     live = live_p[:, None] & live_n[None, :]
-    A = tl.load(A_ptr + head).to(tl.float32)
-    D = tl.load(D_ptr + head).to(tl.float32)
-    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
-    state_tile = state_ptr + head * head_stride + p[:, None] * state_row_stride + n[None, :]
-    h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
     x_row = x_ptr + row * x_row_stride + head * x_head_stride + p
     dt_row = dt_ptr + row * dt_row_stride + head
     B_row = B_ptr + row * B_row_stride + head // HEADS_PER_GROUP * B_group_stride + n
     C_row = C_ptr + row * C_row_stride + head // HEADS_PER_GROUP * C_group_stride + n
-    for i in range(NUM_POSITIONS):
-        step = tl.load(dt_row + i * dt_position_stride).to(tl.float32) + dt_bias
-        step = time_step(step, dt_min, dt_max)
-        x = tl.load(x_row + i * x_position_stride, mask=live_p, other=0.0).to(tl.float32)
-        B = tl.load(B_row + i * B_position_stride, mask=live_n, other=0.0).to(tl.float32)
-        C = tl.load(C_row + i * C_position_stride, mask=live_n, other=0.0).to(tl.float32)
-        h = h * tl.exp(A * step) + (step * x)[:, None] * B[None, :]
-        y = tl.sum(h * C[None, :], axis=1) + D * x
-        y_i = y_ptr + ((row * NUM_POSITIONS + i) * num_heads + head) * head_dim + p
-        tl.store(y_i, y.to(y_ptr.dtype.element_ty), mask=live_p)
+    y_row = y_ptr + (row * NUM_POSITIONS * num_heads + head) * head_dim + p
+    dt = tl.load(dt_row)
+    x = tl.load(x_row, mask=live_p, other=0.0)
+    B = tl.load(B_row, mask=live_n, other=0.0)
+    C = tl.load(C_row, mask=live_n, other=0.0)
+    A = tl.load(A_ptr + head).to(tl.float32)
+    D = tl.load(D_ptr + head).to(tl.float32)
+    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+    if slot == 0:  # padding: y is zero
+        for i in tl.static_range(NUM_POSITIONS):
+            zeros = tl.zeros((BLOCK_P,), y_ptr.dtype.element_ty)
+            tl.store(y_row + i * num_heads * head_dim, zeros, mask=live_p)
+        return
+    state_tile = state_ptr + head * head_stride + p[:, None] * state_row_stride + n[None, :]
+    h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
+    for i in tl.static_range(NUM_POSITIONS):
+        dt_i, x_i, B_i, C_i = dt.to(tl.float32), x.to(tl.float32), B.to(tl.float32), C.to(tl.float32)
+        if i + 1 < NUM_POSITIONS:
+            dt = tl.load(dt_row + (i + 1) * dt_position_stride)
+            x = tl.load(x_row + (i + 1) * x_position_stride, mask=live_p, other=0.0)
+            B = tl.load(B_row + (i + 1) * B_position_stride, mask=live_n, other=0.0)
+            C = tl.load(C_row + (i + 1) * C_position_stride, mask=live_n, other=0.0)
+        step = time_step(dt_i + dt_bias, dt_min, dt_max)
+        h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
+        y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
+        tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
         target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
         if target != 0:
             tl.store(state_tile + target * slot_stride, h.to(state_ptr.dtype.element_ty), mask=live)
@@ -136,12 +147,12 @@ def _update_tiles_kernel(
 def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[2:]
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
     block_n = triton.next_power_of_2(state_dim)
     block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // block_n))
-    _update_tiles_kernel[(num_rows, num_heads, triton.cdiv(head_dim, block_p))](
+    _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, block_p), num_rows)](
         x,
         dt,
         A,
