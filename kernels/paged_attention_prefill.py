@@ -162,14 +162,19 @@ def attend_tokens(
 
     Without MASKED, all queries must see all tokens and their number be a multiple of BLOCK_N. With it,
     what lies from ``end`` on is neither looked up nor loaded: zeros stand for it, so that 0 * NaN cannot be.
+
+    Block ids are looked up one round ahead. Where a round loads from addresses that it loads first, Triton
+    gives K and V one buffer each: nothing would be on its way while the products are computed.
     """
     dims = tl.arange(0, BLOCK_D)
     columns = tl.arange(0, BLOCK_N)
+    block_ids = tl.load(table_ptr + (first + columns) // BLOCK_SIZE, mask=first + columns < end, other=0)
     for start in range(first, end, BLOCK_N):
         tokens = start + columns
         live = tokens < end if MASKED else tokens >= 0
-        block_ids = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        offsets = block_ids * cache_block_stride + (tokens % BLOCK_SIZE) * cache_token_stride
+        offsets = block_ids.to(tl.int64) * cache_block_stride + (tokens % BLOCK_SIZE) * cache_token_stride
+        following = tokens + BLOCK_N
+        block_ids = tl.load(table_ptr + following // BLOCK_SIZE, mask=following < end, other=0)
         mask = live[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(k_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
