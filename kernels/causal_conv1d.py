@@ -14,11 +14,14 @@ before the first token of a prompt are zero.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 from kernels.boundaries import Boundaries, stores_by_row
 from kernels.causal_conv1d_cpu import causal_conv1d_cpu, causal_conv1d_update_cpu
+from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -263,22 +266,41 @@ def _convolve_positions_kernel(
             tl.store(state_tile + target * slot_stride, stored, mask=live_state)
 
 
+@functools.cache
+def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
+    """A line of 128 bytes a token and program, or more."""
+    return TileRequest.of(
+        "causal_conv1d", {"BLOCK_T": 32, "BLOCK_C": 64, "num_warps": 4}, dtype=dtype, taps=taps
+    )
+
+
+@functools.cache
+def decode_tile_request(dtype: torch.dtype, taps: int, positions: int) -> TileRequest:
+    """A channel a thread: at batch 1 latency is all there is."""
+    tiles = {"BLOCK_C": 128, "num_warps": 4}
+    return TileRequest.of("causal_conv1d_update", tiles, dtype=dtype, taps=taps, positions=positions)
+
+
 def _launch_prefill(
     x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len, boundaries
 ):
     num_channels, num_taps = weight.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block_t, block_c = 32, 64
-    grid = (triton.cdiv(num_channels, block_c), triton.cdiv(max_seq_len, block_t), len(write_slots))
+    tiles = choose(prefill_tile_request(x.dtype, num_taps), x.device)
+    blocks_c, blocks_t = (
+        triton.cdiv(num_channels, tiles["BLOCK_C"]),
+        triton.cdiv(max_seq_len, tiles["BLOCK_T"]),
+    )
+    grid = (blocks_c, blocks_t, len(write_slots))
     if 0 in grid:
         return y
     taps = {"NUM_TAPS": num_taps, "TAPS": triton.next_power_of_2(num_taps)}
     strides = x.stride(0), conv_state.stride(0), conv_state.stride(1)
     if boundaries is not None:
-        _store_boundaries_kernel[(len(boundaries.rows), grid[0])](
+        _store_boundaries_kernel[(len(boundaries.rows), blocks_c)](
             x, conv_state, cu_seqlens, read_slots, has_initial.view(torch.uint8),
             boundaries.rows, boundaries.offsets, boundaries.slots, *strides, num_channels,
-            BLOCK_C=block_c, **taps,
+            BLOCK_C=tiles["BLOCK_C"], **taps,
         )  # fmt: skip
     _convolve_tokens_kernel[grid](
         x,
@@ -293,9 +315,8 @@ def _launch_prefill(
         *strides,
         num_channels,
         HAS_BIAS=bias is not None,
-        BLOCK_T=block_t,
-        BLOCK_C=block_c,
         **taps,
+        **tiles,
     )
     return y
 
@@ -304,8 +325,8 @@ def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
     num_rows, num_positions, num_channels = x.shape
     num_taps = weight.shape[1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block_c = 128
-    grid = (triton.cdiv(num_channels, block_c), num_rows)
+    tiles = choose(decode_tile_request(x.dtype, num_taps, num_positions), x.device)
+    grid = (triton.cdiv(num_channels, tiles["BLOCK_C"]), num_rows)
     if num_rows == 0:
         return y
     _convolve_positions_kernel[grid](
@@ -325,7 +346,7 @@ def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
         NUM_POSITIONS=num_positions,
         NUM_TAPS=num_taps,
         TAPS=triton.next_power_of_2(num_taps),
-        BLOCK_C=block_c,
+        **tiles,
     )
     return y
 

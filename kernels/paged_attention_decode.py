@@ -8,6 +8,9 @@ K and V of token t of row r lie in block ``block_table[r, t // block_size]``. Qu
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 
 from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
@@ -17,6 +20,7 @@ from kernels.paged_attention_prefill import (
     dot_precision,
     paged_attention_prefill_reference,
 )
+from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -35,6 +39,9 @@ def paged_attention_decode_reference(
     return paged_attention_prefill_reference(
         q.flatten(0, 1), k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale=scale
     ).view(q.shape)
+
+
+MAX_SPLITS = 128
 
 
 # One program a (row, KV head, split): its T positions times the query heads of the KV head make one
@@ -143,10 +150,40 @@ def _split_len(seq_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr):
     return tl.cdiv(tl.cdiv(seq_len, NUM_SPLITS), MIN_SPLIT) * MIN_SPLIT
 
 
-def choose_num_splits(num_programs: int, max_seq_len: int, num_processors: int, min_split: int) -> int:
-    """Splits of a row: enough to fill the GPU twice, none shorter than ``min_split`` at max_seq_len."""
-    wanted = -(-2 * num_processors // max(1, num_programs))
-    return max(1, min(wanted, -(-max_seq_len // min_split), 128))
+def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
+    """Splits of a row, none shorter than ``min_split`` at max_seq_len.
+
+    ``num_places`` programs run at once. A last wave that fills few of them costs as much as a full one, so
+    this is the least number whose waves are full to 9 tenths of what the best number reaches.
+    """
+    most = max(1, min(-(-max_seq_len // min_split), MAX_SPLITS))
+    waves = [num_programs * splits / num_places for splits in range(1, most + 1)]
+    full = [wave / math.ceil(wave) for wave in waves]
+    return next(i for i, share in enumerate(full, start=1) if share >= 0.9 * max(full))
+
+
+@functools.cache
+def tile_request(
+    dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int, positions: int
+) -> TileRequest:
+    """72 KiB of K and V a program in bfloat16, half of them on their way: 2 programs an SM, room for 3."""
+    exact = dtype == torch.float32
+    wide = exact or head_dim > 128
+    tiles = {
+        "BLOCK_N": 32 if wide else 64,
+        "PROGRAMS_PER_SM": 2,
+        "num_warps": 8 if exact else 4,
+        "num_stages": 2 if wide else 3,
+    }
+    return TileRequest.of(
+        "paged_attention_decode",
+        tiles,
+        dtype=dtype,
+        heads_per_kv=heads_per_kv,
+        head_dim=head_dim,
+        block_size=block_size,
+        positions=positions,
+    )
 
 
 def _launch(
@@ -167,12 +204,11 @@ def _launch(
         return out
     block_m = max(16, triton.next_power_of_2(num_positions * heads_per_kv))
     block_d = max(16, triton.next_power_of_2(head_dim))
-    wide = q.dtype == torch.float32 or block_d > 128
-    block_n = 32 if wide else 64
-    min_split = 4 * block_n
+    tiles = dict(choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size, num_positions), q.device))
+    programs_per_sm, min_split = tiles.pop("PROGRAMS_PER_SM"), 4 * tiles["BLOCK_N"]
     if num_splits is None:
-        num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-        num_splits = choose_num_splits(num_rows * kv_heads, max_seq_len, num_processors, min_split)
+        num_places = programs_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
+        num_splits = choose_num_splits(num_rows * kv_heads, max_seq_len, num_places, min_split)
     if num_splits == 1:
         partial, lse = out, out  # lse is not touched
     else:
@@ -199,11 +235,9 @@ def _launch(
         NUM_SPLITS=num_splits,
         MIN_SPLIT=min_split,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
         BLOCK_D=block_d,
         PRECISION=dot_precision(q.dtype),
-        num_warps=4,
-        num_stages=2 if wide else 3,
+        **tiles,
     )
     if num_splits > 1:
         _merge_splits_kernel[(num_rows * num_positions * num_heads,)](

@@ -14,9 +14,12 @@ in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
+from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -199,6 +202,26 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
+@functools.cache
+def tile_request(dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int) -> TileRequest:
+    """float32 tiles are twice as large, and their products run on FMA units, not tensor cores."""
+    exact, wide = dtype == torch.float32, head_dim > 128
+    tiles = {
+        "BLOCK_M": max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv)),
+        "BLOCK_N": 32 if exact or wide else 64,
+        "num_warps": 4 if wide and not exact else 8,
+        "num_stages": 1 if exact else 2 if wide else 3,
+    }
+    return TileRequest.of(
+        "paged_attention_prefill",
+        tiles,
+        dtype=dtype,
+        heads_per_kv=heads_per_kv,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+
+
 def _launch(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -213,11 +236,8 @@ def _launch(
     _, kv_heads, block_size, _ = k_cache.shape
     heads_per_kv = num_heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    # float32 tiles are twice as large, and their products run on FMA units, not tensor cores.
-    exact, wide = q.dtype == torch.float32, block_d > 128
-    block_m = max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv))
-    num_tiles = triton.cdiv(max_query_len, block_m // heads_per_kv)
+    tiles = choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size), q.device)
+    num_tiles = triton.cdiv(max_query_len, tiles["BLOCK_M"] // heads_per_kv)
     if num_tiles * len(seq_lens) == 0:
         return out
     _prefill_kernel[(num_tiles, kv_heads, len(seq_lens))](
@@ -238,12 +258,9 @@ def _launch(
         HEADS_PER_KV=heads_per_kv,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=32 if exact or wide else 64,
-        BLOCK_D=block_d,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         PRECISION=dot_precision(q.dtype),
-        num_warps=4 if exact or wide else 8,
-        num_stages=2 if exact or wide else 3,
+        **tiles,
     )
     return out
 

@@ -16,6 +16,8 @@ position goes to a slot of its own, so that the next step may start after any ac
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssm_recurrence import update_heads
 from kernels.staged_slots import StagedSlots
+from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -144,15 +147,32 @@ def _update_tiles_kernel(
             tl.store(state_tile + target * slot_stride, h.to(state_ptr.dtype.element_ty), mask=live)
 
 
+@functools.cache
+def tile_request(
+    dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
+) -> TileRequest:
+    """2,048 elements of state a tile: 16 a thread on their way at once, and 4 programs an SM at batch 1."""
+    block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
+    return TileRequest.of(
+        "selective_state_update",
+        {"BLOCK_P": block_p, "num_warps": 4},
+        dtype=dtype,
+        state_dtype=state_dtype,
+        head_dim=head_dim,
+        state_dim=state_dim,
+        positions=positions,
+    )
+
+
 def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[2:]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    block_n = triton.next_power_of_2(state_dim)
-    block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // block_n))
-    _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, block_p), num_rows)](
+    request = tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim, num_positions)
+    tiles = choose(request, x.device)
+    _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
         x,
         dt,
         A,
@@ -175,9 +195,8 @@ def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_l
         state_dim,
         HEADS_PER_GROUP=num_heads // num_groups,
         NUM_POSITIONS=num_positions,
-        BLOCK_P=block_p,
-        BLOCK_N=block_n,
-        num_warps=4,
+        BLOCK_N=triton.next_power_of_2(state_dim),
+        **tiles,
     )
     return y
 

@@ -15,6 +15,7 @@ Head h uses B and C of group ``h // (H // G)``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -24,6 +25,7 @@ from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssd_scan_cpu import scan_heads
 from kernels.staged_slots import StagedSlots
+from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -79,10 +81,10 @@ def ssd_chunk_scan_reference(
 #   | within it, as in flash attention; then the state     |                       |
 #
 # The state, [N, BLOCK_P] in float32, stays in registers from a row's first token to its last: it is read and
-# written once, where a workspace of states between chunks would be several times the traffic of x and y. Heads
-# and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32; float32
-# goes in as three TF32 terms, since one would keep 10 bits. C B^T is one for all heads of a group and yet
-# computed for each: from cache, on tensor cores that have the time.
+# written once, where a workspace of states between chunks would be several times the traffic of x and y.
+# Heads and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32;
+# float32 goes in as three TF32 terms, since one would keep 10 bits. C B^T is one for all heads of a group and
+# yet computed for each: from cache, on tensor cores that have the time.
 #
 # A state can be kept only where a chunk ends, so chunks are counted from the last boundary: the first launch
 # runs over segments (boundaries.py) as though they were rows, the second through a row's segments.
@@ -221,6 +223,24 @@ def _scan_rows_kernel(
         start = end
 
 
+@functools.cache
+def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileRequest:
+    """Tiles that keep state, scores and outputs in registers: float32 takes three terms of each operand."""
+    exact, block_p = dtype == torch.float32, max(16, triton.next_power_of_2(head_dim))
+    return TileRequest.of(
+        "ssd_chunk_scan",
+        {
+            "CHUNK": 16 if exact else 64,
+            "BLOCK_P": min(block_p, 32 if exact else 64),
+            "num_warps": 8 if exact else 4,
+            "num_stages": 1 if exact else 2,
+        },
+        dtype=dtype,
+        head_dim=head_dim,
+        state_dim=state_dim,
+    )
+
+
 def _launch(
     x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial,
     chunk_size, dt_limit, max_seq_len, boundaries,
@@ -236,24 +256,24 @@ def _launch(
         cut = boundaries.segments
         cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
         row_starts, max_seq_len = cut.row_starts, cut.max_seq_len
-    exact = x.dtype == torch.float32
-    chunk = min(max(16, triton.next_power_of_2(chunk_size)), 32 if exact else 64)
+    tiles = dict(choose(tile_request(x.dtype, head_dim, state_dim), x.device))
+    chunk = tiles["CHUNK"] = min(tiles["CHUNK"], max(16, triton.next_power_of_2(chunk_size)))
     block_h = min(triton.next_power_of_2(num_heads), 16)
-    block_p = min(max(16, triton.next_power_of_2(head_dim)), 16 if exact else 64)
     step, cumulated = torch.empty((2, num_heads, num_tokens), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num_heads, block_h), triton.cdiv(max_seq_len, chunk), len(write_slots))
     _cumulate_decay_kernel[grid](
         dt, A, dt_bias, cu_seqlens, step, cumulated, dt.stride(0), *dt_limit, num_tokens, num_heads,
         CHUNK=chunk, BLOCK_H=block_h,
     )  # fmt: skip
-    _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, block_p), num_rows)](
+    _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
         x, B, C, D, step, cumulated, ssm_state, cu_seqlens, read_slots, write_slots,
         has_initial.view(torch.uint8), row_starts, y,
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *ssm_state.stride()[:3],
         num_tokens, num_heads, head_dim, state_dim,
-        HEADS_PER_GROUP=num_heads // num_groups, HAS_BOUNDARIES=row_starts is not None, CHUNK=chunk,
-        BLOCK_P=block_p, BLOCK_N=max(16, triton.next_power_of_2(state_dim)),
-        PRECISION="tf32x3" if exact else "tf32",  # other dtypes don't look at it
+        HEADS_PER_GROUP=num_heads // num_groups, HAS_BOUNDARIES=row_starts is not None,
+        BLOCK_N=max(16, triton.next_power_of_2(state_dim)),
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
+        **tiles,
     )  # fmt: skip
     return y
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.weights import WHOLE, Part, Weights
 from kernels.packed_linear import PackedLinear
+from kernels.relu_squared import relu_squared
 
 
 class Linear:
@@ -69,7 +70,7 @@ class Linear:
         """``max(x W^T + bias, 0)^2`` (Primer, arXiv:2109.08668)"""
         if self.packed is not None:
             return self.packed(x, relu_squared=True)
-        return self._multiply(x).relu_().square_()
+        return relu_squared(self._multiply(x))
 
     def _multiply(self, x: Tensor) -> Tensor:
         assert self.weight is not None

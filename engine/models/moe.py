@@ -1,12 +1,9 @@
 """Mixture of relu^2 experts with a sigmoid router (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
 
-    s     = sigmoid(gate(x))                                 float32
-    top-k = the k best of s + correction, out of the best expert groups
-    w     = scaling * s[top-k] / sum(s[top-k])
-    y     = fc2(sum_e w_e expert_e(fc1(x))) + shared(x)
+    top-k, w = route(gate(x))                                kernels/moe_route.py
+    y        = fc2(sum_e w_e expert_e(fc1(x))) + shared(x)
 
-The correction chooses experts but does not weigh them. fc1 and fc2 are latent projections; not every
-checkpoint has them.
+fc1 and fc2 are latent projections; not every checkpoint has them.
 """
 
 from __future__ import annotations
@@ -20,6 +17,10 @@ from engine.models.linear import Linear
 from engine.models.mlp import Mlp
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Part, Weights, of_inputs, of_outputs
+from kernels.moe_combine import moe_combine
+from kernels.moe_route import Routing, moe_route
+from kernels.moe_sort import moe_sort
+from kernels.relu_squared import relu_squared
 
 
 class Moe:
@@ -31,8 +32,14 @@ class Moe:
     def __init__(
         self, config: MoeConfig, hidden_size: int, weights: Weights, prefix: str, tp: TensorParallel
     ) -> None:
-        self.config = config
         self.tp = tp
+        self.routing = Routing(
+            config.experts_per_token,
+            config.expert_groups,
+            config.groups_per_token,
+            config.normalize_weights,
+            config.scaling_factor,
+        )
         gate_shape = (config.num_experts, hidden_size)
         self.gate = weights.take(f"{prefix}gate.weight", gate_shape, dtype=torch.float32)
         self.correction = weights.take(
@@ -68,25 +75,7 @@ class Moe:
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
-        config = self.config
-        scores = F.linear(x.to(torch.float32), self.gate).sigmoid_()
-        choice = scores + self.correction
-        if config.groups_per_token < config.expert_groups:
-            choice = self._mask_groups(choice)
-        expert_ids = choice.topk(config.experts_per_token, dim=-1, sorted=False).indices
-        expert_weights = scores.gather(1, expert_ids)
-        if config.normalize_weights:
-            expert_weights = expert_weights / (expert_weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return expert_ids, expert_weights * config.scaling_factor
-
-    def _mask_groups(self, choice: Tensor) -> Tensor:
-        """-inf outside the best groups; a group is as good as the sum of its two best experts."""
-        config = self.config
-        grouped = choice.view(-1, config.expert_groups, config.num_experts // config.expert_groups)
-        group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
-        best = group_scores.topk(config.groups_per_token, dim=-1, sorted=False).indices
-        outside = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, best, False)
-        return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
+        return moe_route(F.linear(x.to(torch.float32), self.gate), self.correction, self.routing)
 
 
 def load_experts(
@@ -144,16 +133,10 @@ class StackedExperts:
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """As :meth:`LoopedExperts.forward`."""
-        num_tokens, k = expert_ids.shape
-        flat_ids = expert_ids.flatten()
-        order = flat_ids.argsort()
-        experts = torch.arange(1, self.up.shape[0] + 1, device=x.device)
-        ends = torch.searchsorted(flat_ids[order], experts).to(torch.int32)
-        hidden = F.grouped_mm(x[order // k], self.up.transpose(1, 2), offs=ends).relu_().square_()
+        tokens, places, ends = moe_sort(expert_ids, self.up.shape[0])
+        hidden = relu_squared(F.grouped_mm(x[tokens], self.up.transpose(1, 2), offs=ends))
         results = F.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
-        outputs = torch.empty_like(results)
-        outputs[order] = results
-        return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
+        return moe_combine(results, places, expert_weights)
 
 
 def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -132,10 +134,16 @@ def test_shares_of_several_threads_cover_all_rows(num_threads, monkeypatch):
 
 
 def test_grid_is_split_until_it_fills_the_gpu():
-    assert choose_num_splits(num_programs=2, max_seq_len=32768, num_processors=132, min_split=256) == 128
-    assert choose_num_splits(num_programs=2, max_seq_len=1000, num_processors=132, min_split=256) == 4
-    assert choose_num_splits(num_programs=64, max_seq_len=32768, num_processors=132, min_split=256) == 5
-    assert choose_num_splits(num_programs=512, max_seq_len=32768, num_processors=132, min_split=256) == 1
+    def num_splits(num_programs, max_seq_len):
+        return choose_num_splits(num_programs, max_seq_len, num_places=264, min_split=256)
+
+    assert num_splits(8, 1000) == 4  # no split shorter than 256
+    assert num_splits(8, 32768) == 30  # 240 of 264 places
+    assert num_splits(512, 32768) == 1  # two waves, full to 97 %
+    assert num_splits(272, 32768) > 4  # one more than a wave: whole rows would leave half the GPU idle
+    for num_programs in (1, 8, 64, 272, 512, 4096):
+        waves = num_programs * num_splits(num_programs, 32768) / 264
+        assert waves < 1 or waves / math.ceil(waves) > 0.85
 
 
 @pytest.mark.gpu

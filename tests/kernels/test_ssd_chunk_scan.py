@@ -174,7 +174,10 @@ def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary
 
 @pytest.mark.parametrize("chunk_size", [16, *further(32, 64), 128])
 @pytest.mark.parametrize("difference", [-1, 0, 1])
-def test_the_chunk_size_does_not_change_the_result(target, chunk_size, difference, poisoned_pool):
+def test_the_chunk_size_does_not_change_the_result(
+    target, chunk_size, difference, poisoned_pool, monkeypatch
+):
+    monkeypatch.setattr(module, "choose", lambda request, _: {**request.default, "CHUNK": chunk_size})
     heads, length = (2, 16, 1, 32), chunk_size + difference
     tensors = operands(length, heads, device=target.device)
     pool = poisoned_pool(2, (2, 16, 32), device=target.device)
