@@ -385,7 +385,10 @@ class DecodeService:
                 self._exchange.read(request)
             for request_id in result.to_give_up:  # others need the room; who reads late prefills
                 self._exchange.end_lease(request_id)
-            tickets = {request.request_id: self._exchange.lease(request) for request in result.kept}
+            for request in result.kept:
+                is_awaited = request.finish_reason == "moved"
+                ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
+                tickets[request.request_id] = ticket
             self._handover.kept(result.kept)
         if result.outputs:
             outputs = [
