@@ -4,9 +4,9 @@
     python -m benchmarks.host_time --as after --publish  # into results/host_time.json and docs/performance.md
 
 A decode server of both roles serves the 2 M-parameter model of ``side_by_side`` to one client process, which
-has 1, 8 or 32 answers on its stream. Per step of that many decode rows: CPU time of the engine's thread by phase,
-of the event loop's thread, and of all others, which are gRPC's. Then the router: its process's CPU time a step of
-as many streams, from a stub worker (``router.py``). CPU time, since other processes move the wall clock.
+has 1, 8 or 32 answers on its stream. Per step of that many decode rows: CPU time of the engine's thread by
+phase, of the event loop's thread, and of all others, which are gRPC's. Then the router: its process's CPU
+time a step of as many streams, from a stub worker (``router.py``). CPU time, since others move wall clocks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Window:
         if self._num_seen == WARM_UP_STEPS:
             self._begin = self._spent_ns()
         if self._num_seen > WARM_UP_STEPS:
-            self.tokens_per_step += sum(len(one.token_ids) for one in result.outputs) / STEPS
+            self.tokens_per_step += sum(map(len, result.outputs.token_ids.values())) / STEPS
         if self._num_seen == WARM_UP_STEPS + STEPS:
             spent = self._spent_ns()
             self.us_per_step = {name: (spent[name] - self._begin[name]) / STEPS / 1e3 for name in spent}
@@ -257,9 +257,7 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     for phase, title in PHASES.items():
         lines.append(line(title, lambda run, i, phase=phase: f"{run['steps'][i]['us'][phase]:.0f}"))
     lines.append(line("**decode server**", lambda run, i: f"**{host_us(run['steps'][i]):.0f}**"))
-    lines.append(
-        line("… a row", lambda run, i: f"{host_us(run['steps'][i]) / run['steps'][i]['rows']:.1f}")
-    )
+    lines.append(line("… a row", lambda run, i: f"{host_us(run['steps'][i]) / run['steps'][i]['rows']:.1f}"))
     lines.append(
         line("router", lambda run, i: f"{run['router'][str(columns[i][0])]:.0f}" if not columns[i][1] else "")
     )
@@ -288,9 +286,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_dir = checkpoint(SMALL, Path(folder))
         steps = [
-            row
-            for drafts in DRAFTS
-            for row in asyncio.run(measure_server(model_dir, drafts, options.rounds))
+            row for drafts in DRAFTS for row in asyncio.run(measure_server(model_dir, drafts, options.rounds))
         ]
     run = {
         "machine": machine(),

@@ -19,7 +19,7 @@ class PhaseClock:
         self.spent_ns: Counter[str] = Counter()
 
     def wrap(self, owner: Any, name: str, phase: str) -> None:
-        """Counts every call of ``owner``'s method as ``phase``; an owner that is a class for all its objects."""
+        """Counts every call of a method of ``owner``, an object or a class, as ``phase``."""
         method: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
