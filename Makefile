@@ -30,12 +30,12 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, 31 minutes; VLLM=environment that has vLLM
+bench: $(READY)  ## `up` and `serve` beside vLLM and transformers, 25 minutes; VLLM=environment that has vLLM
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
-gpu:  ## tests of kernels and engine with the $(PYTHON) at hand, which must bring torch with CUDA; installs nothing
+gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder for results
 	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
-	"$(PYTHON)" -m pytest tests/kernels tests/engine
+	"$(PYTHON)" -m benchmarks.on_gpu $(if $(OUT),--out "$(OUT)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,7 +5,6 @@ import re
 import shutil
 from dataclasses import replace
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +26,8 @@ from tests.engine.speculating import (
 )
 from wire.errors import GrammarError, InvalidRequestError, ModelLoadError
 from wire.sampling_params import MAX_GRAMMAR_BYTES, SamplingParams
+
+jsonschema = pytest.importorskip("jsonschema")
 
 EOS = frozenset([2, 4])
 PERSON = {

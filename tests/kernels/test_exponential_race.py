@@ -48,11 +48,10 @@ def test_agrees_with_the_reference(target, shape, seed):
 @pytest.mark.exhaustive
 def test_a_share_for_each_program_or_one_for_all_have_the_same_winner():
     """How a GPU divides the vocabulary follows the batch; what it draws must not."""
-    weights, least, last, seeds, index = random_case(2, 1, 1, 2500)
-    one = module._launch(weights, least, last, seeds, index)
-    many = [
-        tensor.expand(200, *tensor.shape[1:]).contiguous() for tensor in (weights, least, last, seeds, index)
-    ]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    alone = [tensor.to(device) for tensor in random_case(2, 1, 1, 2500)]
+    one = module._launch(*alone)
+    many = [tensor.expand(200, *tensor.shape[1:]).contiguous() for tensor in alone]
     assert module._launch(*many).tolist() == [[int(one)]] * 200
 
 

@@ -1,0 +1,136 @@
+"""Measures cases and puts each into a row: what it must do, what the machine allows, what everybody took."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.case import Bind, Call, Case
+from benchmarks.kernels.clock import Turn, cpu_turn, gpu_turn, num_sets, take_turns
+from benchmarks.kernels.limits import CpuRates, GpuRates, Limit, Limits
+
+SEED = 7
+OURS = "ours"
+COMPILED = "torch.compile"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case measured."""
+
+    op: str
+    shape: str
+    read: int
+    """Bytes"""
+    written: int
+    """Bytes"""
+    flops: int
+    sets: int
+    limit: Limit
+    seconds: dict[str, float]
+    """Of one call, by contender; ``ours`` among them."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Contenders without a time, and why."""
+    differences: dict[str, float] = field(default_factory=dict)
+    """Between a peer's first output and ours: norm of the difference over the norm of ours."""
+    launched: tuple[str, ...] = ()
+    """Contenders that were launched call by call, as they could not be captured in a graph."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Bench:
+    """One device. Raises what our own kernels raise; a peer's failure is a cell of its row."""
+
+    def __init__(self, device: torch.device, budget_s: float) -> None:
+        self._device = device
+        self._budget_s = budget_s
+        self._on_gpu = device.type == "cuda"
+        self.limits = Limits(GpuRates() if self._on_gpu else CpuRates())
+
+    @torch.inference_mode()
+    def measure(self, case: Case) -> Row:
+        sets = num_sets(case.work.moved, case.weight_bytes)
+        binds: dict[str, Bind] = case.contenders
+        if case.compiled is not None:
+            binds |= {COMPILED: _compiled(case.contenders[case.compiled])}
+        absent: dict[str, str] = {}
+        differences = self.differences(case, binds, absent)
+        turns, launched = self._turns(case, binds, sets, absent)
+        seconds = take_turns(turns, self._budget_s)
+        del turns
+        if self._on_gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+        limit = self.limits.of(case.work, sets)
+        return Row(
+            case.op,
+            case.shape,
+            case.work.read,
+            case.work.written,
+            case.work.flops,
+            sets,
+            limit,
+            seconds,
+            absent,
+            differences,
+            launched,
+        )
+
+    def differences(self, case: Case, binds: dict[str, Bind], absent: dict[str, str]) -> dict[str, float]:
+        """Runs everybody once on the same operands; notes who can't."""
+        outputs: dict[str, torch.Tensor] = {}
+        for name, bind in binds.items():
+            torch.manual_seed(SEED)
+            operands = case.operands(self._device)
+            try:
+                output = bind(operands)()
+            except ImportError as error:
+                absent[name] = f"missing: {error}"
+            except Exception as error:
+                if name == OURS:
+                    raise
+                absent[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            else:
+                outputs[name] = _tensor(output)
+        if not case.comparable:
+            return {}
+        ours = outputs.pop(OURS).double()
+        return {
+            name: float((output.double() - ours).norm() / ours.norm()) for name, output in outputs.items()
+        }
+
+    def _turns(
+        self, case: Case, binds: dict[str, Bind], sets: int, absent: dict[str, str]
+    ) -> tuple[dict[str, Turn], tuple[str, ...]]:
+        operands = [case.operands(self._device) for _ in range(sets)]
+        turns: dict[str, Turn] = {}
+        launched = []
+        for name, bind in binds.items():
+            if name in absent:
+                continue
+            calls: list[Call] = [bind(one) for one in operands]
+            if self._on_gpu:
+                turns[name], is_graph = gpu_turn(calls)
+                launched += [] if is_graph else [name]
+            else:
+                turns[name] = cpu_turn(calls)
+        return turns, tuple(launched)
+
+
+def _compiled(bind: Bind) -> Bind:
+    """torch.compile of the peer's call; one compilation serves all sets of operands."""
+
+    def bind_compiled(operands: Any) -> Call:
+        return torch.compile(bind(operands), dynamic=False)
+
+    return bind_compiled
+
+
+def _tensor(output: object) -> torch.Tensor:
+    first = output[0] if isinstance(output, tuple) else output
+    return first if isinstance(first, torch.Tensor) else torch.zeros(1)

@@ -1,0 +1,139 @@
+"""What an op must do, however it is written: bytes read once, bytes written once, floating-point operations.
+
+Every function takes sizes in elements and the bytes of one. Integers that rows are found by (slots, lengths)
+are a few bytes a row and left out, except where they are all there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call's."""
+
+    read: int
+    """Bytes"""
+    written: int
+    """Bytes"""
+    flops: int = 0
+    """A multiply-add is two."""
+
+    @property
+    def moved(self) -> int:
+        """Bytes"""
+        return self.read + self.written
+
+
+def selective_state_update(
+    rows: int, positions: int, heads: int, head_dim: int, state_size: int, groups: int, element: int
+) -> Work:
+    """A row's float32 state comes once and goes once a position; five operations an element and position."""
+    state = rows * heads * head_dim * state_size
+    tokens = rows * positions
+    inputs = tokens * (heads * head_dim + heads + 2 * groups * state_size) * element
+    return Work(
+        read=state * FLOAT32 + inputs + 3 * heads * FLOAT32,
+        written=positions * state * FLOAT32 + tokens * heads * head_dim * element,
+        flops=5 * positions * state,
+    )
+
+
+def ssd_chunk_scan(
+    tokens: int, heads: int, head_dim: int, state_size: int, groups: int, element: int
+) -> Work:
+    """One prompt from the zero state, which leaves its own.
+
+    Five operations a token and state element are the recurrence's; with ``head_dim`` half of ``state_size``
+    the GEMMs over chunks of ``state_size`` tokens need as many for each head.
+    """
+    state = heads * head_dim * state_size
+    inputs = tokens * (heads * head_dim + heads + 2 * groups * state_size) * element
+    return Work(
+        read=inputs + 3 * heads * FLOAT32,
+        written=state * FLOAT32 + tokens * heads * head_dim * element,
+        flops=5 * tokens * state,
+    )
+
+
+def causal_conv1d_update(rows: int, positions: int, channels: int, width: int, element: int) -> Work:
+    """A row's last ``width - 1`` inputs come once and go once a position; filter and bias come once."""
+    state, tokens = rows * channels * (width - 1), rows * positions * channels
+    return Work(
+        read=(state + tokens + channels * (width + 1)) * element,
+        written=(positions * state + tokens) * element,
+        flops=2 * tokens * width,
+    )
+
+
+def causal_conv1d(tokens: int, channels: int, width: int, element: int) -> Work:
+    """One prompt from zeros, which leaves its last ``width - 1`` inputs."""
+    return Work(
+        read=(tokens + width + 1) * channels * element,
+        written=(tokens + width - 1) * channels * element,
+        flops=2 * tokens * channels * width,
+    )
+
+
+def paged_attention(
+    rows: int, queries: int, seq_len: int, heads: int, kv_heads: int, head_dim: int, element: int
+) -> Work:
+    """``queries`` new tokens a row, each of which sees itself and all before it; ``seq_len`` counts them."""
+    pairs = rows * (queries * seq_len - queries * (queries - 1) // 2)
+    out = rows * queries * heads * head_dim * element
+    kv = 2 * rows * seq_len * kv_heads * head_dim * element
+    return Work(read=out + kv, written=out, flops=4 * pairs * heads * head_dim)
+
+
+def store_kv(tokens: int, kv_heads: int, head_dim: int, element: int) -> Work:
+    kv = 2 * tokens * kv_heads * head_dim * element
+    return Work(read=kv + 8 * tokens, written=kv)
+
+
+def rms_norm(rows: int, hidden: int, element: int) -> Work:
+    return Work((rows + 1) * hidden * element, rows * hidden * element, 4 * rows * hidden)
+
+
+def add_rms_norm(rows: int, hidden: int, element: int) -> Work:
+    """Two summands come; sum and norm go."""
+    return Work((2 * rows + 1) * hidden * element, 2 * rows * hidden * element, 5 * rows * hidden)
+
+
+def gated_rms_norm(rows: int, width: int, element: int) -> Work:
+    """Output and gate of a mixer come; one goes."""
+    return Work((2 * rows + 1) * width * element, rows * width * element, 8 * rows * width)
+
+
+def linear(rows: int, inputs: int, outputs: int, element: int) -> Work:
+    return Work(
+        read=(rows + outputs) * inputs * element,
+        written=rows * outputs * element,
+        flops=2 * rows * inputs * outputs,
+    )
+
+
+def experts(
+    rows: int, num_experts: int, per_token: int, hidden: int, intermediate: int, element: int
+) -> Work:
+    """Two matrices of every expert that has a token, tokens being spread as evenly as they can be."""
+    touched = min(num_experts, rows * per_token)
+    return Work(
+        read=(touched * 2 * intermediate + rows) * hidden * element + rows * per_token * FLOAT32,
+        written=rows * hidden * element,
+        flops=4 * rows * per_token * hidden * intermediate,
+    )
+
+
+def sampling(rows: int, positions: int, vocab_size: int) -> Work:
+    """float32 logits, or weights, once; a token each, 8 bytes, out of them."""
+    return Work(read=rows * positions * vocab_size * FLOAT32, written=rows * positions * 8)
+
+
+def accept_drafts(rows: int, positions: int, stop_ids: int) -> Work:
+    """Integers: what was sampled, drafted and allowed; what moves on and what is told the host."""
+    read = rows * (8 + 8 + positions * (8 + 1 + 4 + 8) + 4 * 4 + 1 + 8 * stop_ids)
+    written = rows * (8 * positions + 3 * 4 + 1 + 4 + 8 * (positions + 3))
+    return Work(read, written)
