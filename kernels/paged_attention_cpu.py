@@ -1,8 +1,8 @@
-"""Attention over the paged KV cache on CPU: one kernel for prefill and decode rows.
+"""Attention of decode rows over the paged KV cache on CPU; prefill: paged_attention_prefill_cpu.py.
 
-The unit of work is a tile: consecutive queries of one row, for one KV head, with all the query heads that
-share it. A decode row is one tile of its T positions; a prefill row is cut into several. A tile walks the
-row's blocks in place, 64 tokens at a time, with an online softmax:
+The unit of work is a tile: the T positions of one row, for one KV head, with all the query heads that share
+it; more than 64 queries are cut into several tiles. A tile walks the row's blocks in place, 64 tokens at a
+time, with an online softmax:
 
     scores  s = q . k of the live tokens               K of 64 tokens stays in the L1 cache for all queries
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
@@ -10,8 +10,7 @@ row's blocks in place, 64 tokens at a time, with an online softmax:
 
 Nothing is gathered, copied or masked: a query's loop ends at its own length, so that what lies beyond it
 (stale block ids, NaN) is not even read. Against ``scaled_dot_product_attention`` row by row over gathered
-blocks, in CPU time of one thread: 0.2 to 0.5 times as much in decode; in prefill 0.8 to 1.7 times up to
-1,024 tokens and 1.6 (head_dim 128) to 3 times (64) at 4,096.
+blocks, in CPU time of one thread: 0.2 to 0.5 times as much.
 """
 
 from __future__ import annotations
@@ -154,9 +153,11 @@ def _attend_tiles(
                 out_row[d] = acc[i, d] * inverse
 
 
-def cut_rows(bounds: list[int], seq_lens: list[int], heads_per_kv: int) -> np.ndarray:
+def cut_rows(
+    bounds: list[int], seq_lens: list[int], heads_per_kv: int, num_queries: int = _TILE_QUERIES
+) -> np.ndarray:
     """Cut rows into tiles ``(row, first token, tokens, length that the first one sees)``; no padding."""
-    size = max(1, _TILE_QUERIES // heads_per_kv)
+    size = max(1, num_queries // heads_per_kv)
     tiles = [
         (row, token, min(size, bounds[row + 1] - token), seq_len - bounds[row + 1] + token + 1)
         for row, seq_len in enumerate(seq_lens)

@@ -9,7 +9,7 @@ in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (
 | device | float32 | bfloat16, float16 | float64 |
 |---|---|---|---|
 | CUDA | Triton, IEEE products | Triton, float32 sums | reference |
-| CPU | numba (paged_attention_cpu.py) | reference | reference |
+| CPU | numba (paged_attention_prefill_cpu.py) | reference | reference |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import functools
 
 import torch
 
-from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
+from kernels.paged_attention_prefill_cpu import paged_attention_prefill_cpu
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -289,9 +289,7 @@ def paged_attention_prefill(
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale, max_query_len)
     if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        heads_per_kv = q.shape[1] // k_cache.shape[1]
-        tiles = cut_rows(cu_seqlens.tolist(), seq_lens.tolist(), heads_per_kv)
-        return paged_attention_cpu(q, k_cache, v_cache, block_table, tiles, scale)
+        return paged_attention_prefill_cpu(q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale)
     return paged_attention_prefill_reference(
         q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale=scale
     )
