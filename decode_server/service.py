@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from wire.generation import (
     ServerInfo,
     ServerStats,
     SetDraining,
+    StepOutputs,
     Submit,
 )
 from wire.handoff import AnyTicket, Ticket
@@ -340,19 +341,28 @@ class DecodeService:
             return stats
         return replace(stats, drain="draining" if await self._has_requests() else "drained")
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _deliver_step(self, outputs: StepOutputs) -> None:
+        """What a step brought, to the routers that it is for."""
+        by_stream: dict[RouterStream, dict[str, tuple[int, ...]]] = {}
+        for request_id, token_ids in outputs.token_ids.items():
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                by_stream.setdefault(stream, {})[request_id] = token_ids
+        for stream, tokens in by_stream.items():
+            stream.deliver_tokens(tokens)
+        if outputs.outputs:
+            self._deliver(outputs.outputs)
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """Sorts outputs by the router they are for; those of cancelled requests are dropped."""
-        by_stream: dict[RouterStream, list[RequestOutput]] = {}
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            by_stream.setdefault(stream, []).append(output)
+            stream.deliver((output,))
             if output.finish_reason is not None:
                 self._forget(output.request_id)
                 self._spans.ended(output)
-        for stream, news in by_stream.items():
-            stream.deliver(news)
 
     def _end_lease(self, ticket: AnyTicket) -> None:
         if self._exchange is not None:
@@ -385,22 +395,28 @@ class DecodeService:
                 self._exchange.read(request)
             for request_id in result.to_give_up:  # others need the room; who reads late prefills
                 self._exchange.end_lease(request_id)
-            tickets = {request.request_id: self._exchange.lease(request) for request in result.kept}
+            for request in result.kept:
+                is_awaited = request.finish_reason == "moved"
+                ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
+                tickets[request.request_id] = ticket
             self._handover.kept(result.kept)
-        if result.outputs:
-            outputs = [
-                replace(output, ticket=tickets[output.request_id])
-                if output.finish_reason is not None and output.request_id in tickets
-                else output
-                for output in result.outputs
-            ]
-            self._host.answer(self._deliver, outputs)
+        outputs = result.outputs
+        if tickets:
+            outputs = replace(outputs, outputs=tuple(_with_ticket(one, tickets) for one in outputs.outputs))
+        if outputs:
+            self._host.answer(self._deliver_step, outputs)
 
     def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
         if transfer.error is not None:
             self._give_back(request)
         if outputs:
             self._host.answer(self._deliver, outputs)
+
+
+def _with_ticket(output: RequestOutput, tickets: Mapping[str, Ticket]) -> RequestOutput:
+    if output.finish_reason is None or output.request_id not in tickets:
+        return output
+    return replace(output, ticket=tickets[output.request_id])
 
 
 def _refusal(request_id: str, error: TwinfangError) -> RequestOutput:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from wire.codec import encode
-from wire.generation import DrainNews, RequestOutput, StepOutputs
+from wire.generation import DrainNews, RequestOutput
+from wire.outbox import Outbox
 
 
 class RouterStream:
@@ -17,13 +18,18 @@ class RouterStream:
 
     def __init__(self) -> None:
         self.request_ids: set[str] = set()
-        self._pending: list[RequestOutput] = []
+        self._outbox = Outbox()
         self._drain_news: DrainNews | None = None
         self._news = asyncio.Event()
         self._closed = False
 
-    def deliver(self, outputs: list[RequestOutput]) -> None:
-        self._pending += outputs
+    def deliver_tokens(self, token_ids: Mapping[str, tuple[int, ...]]) -> None:
+        """By request, what has news of tokens alone."""
+        self._outbox.add_all_tokens(token_ids)
+        self._news.set()
+
+    def deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        self._outbox.add_all(outputs)
         self._news.set()
 
     def tell(self, news: DrainNews) -> None:
@@ -43,8 +49,7 @@ class RouterStream:
             if self._drain_news is not None:
                 news, self._drain_news = self._drain_news, None
                 yield encode(news)
-            if self._pending:
-                outputs, self._pending = self._pending, []
-                yield encode(StepOutputs.of(outputs))
-            if self._closed and not self._pending:
+            if self._outbox:
+                yield encode(self._outbox.take())
+            if self._closed and not self._outbox:
                 return

@@ -23,12 +23,16 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class Download:
-    """A tensor on its way to the host; :meth:`wait` hands it over."""
+    """A tensor on its way to the host; :meth:`wait` hands it over.
+
+    What is launched from now on may write to it: on a GPU the copy stands before that in the queue.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._host = tensor
-        if tensor.device.type == "cuda":
+        if tensor.device.type != "cuda":
+            self._host = tensor.clone()
+        else:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]

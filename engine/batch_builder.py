@@ -38,7 +38,7 @@ class BatchBuilder:
             batch=batch,
             rows=views.rows,
             forced=views.forced,
-            write_slots=_write_slots(batch),
+            write_slots=views.write_slots,
             block_table=views.block_table,
             accepted=views.accepted,
             results=views.results,
@@ -63,7 +63,7 @@ class BatchBuilder:
             batch=prefill if decode is None else _join(decode, prefill),
             rows=torch.cat([views.rows, self._upload(rows)]),
             forced=torch.cat([views.forced, self._upload(forced)]),
-            write_slots=torch.cat([self._decode_slots(decode), self._upload(write_slots)]),
+            write_slots=torch.cat([views.write_slots, self._upload(write_slots)]),
             block_table=torch.cat([views.block_table, self._upload(self._rows.block_table[rows])]),
             accepted=torch.zeros(num_rows, dtype=torch.int32, device=self._device),
             results=torch.zeros((num_rows, views.results.shape[1]), dtype=torch.int64, device=self._device),
@@ -93,11 +93,6 @@ class BatchBuilder:
             decode=None,
             prefill=self._prefill_rows(planned),
         )
-
-    def _decode_slots(self, decode: Batch | None) -> torch.Tensor:
-        if decode is None:
-            return torch.zeros((0, self._rows.slots.shape[1]), dtype=torch.int32, device=self._device)
-        return _write_slots(decode)
 
     def _prefill_rows(self, planned: list[PlannedRow]) -> PrefillRows:
         table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
@@ -141,11 +136,6 @@ class BatchBuilder:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def _write_slots(batch: Batch) -> torch.Tensor:
-    assert batch.decode is not None
-    return batch.decode.write_slots
 
 
 def _join(decode: Batch, prefill: Batch) -> Batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import torch
@@ -35,8 +35,9 @@ from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
-from wire.generation import ErrorReply, RequestOutput, RequestStats, ServerStats
+from wire.generation import ErrorReply, FinishReason, RequestOutput, RequestStats, ServerStats
 from wire.handoff import Digests
+from wire.outbox import Outbox
 from wire.prefixes import PrefixNews
 from wire.sampling_params import SamplingParams
 
@@ -95,7 +96,7 @@ class Engine:
         self._runner = StepRunner(config, self.model, self.caches, self._rows, self.capacity, self._checks)
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
-        self._landed: list[RequestOutput] = []
+        self._landed = Outbox()
         self._landed_prefilled: list[Request] = []
         self._landed_chunks: list[Request] = []
         self._landed_kept: list[Request] = []
@@ -196,7 +197,7 @@ class Engine:
                 self._cancel(request.request_id)
             request.finish_reason = "moved"
             self.measures.ended["moved"] += 1
-            self._landed.append(
+            self._landed.add(
                 RequestOutput(
                     request.request_id, (), finish_reason="moved", ticket=ticket, stats=_stats_of(request)
                 )
@@ -253,7 +254,7 @@ class Engine:
         self._move(plan)
         for find_faults in (self._damaged, self._runner.constrain):
             plan, failed = self._without(plan, find_faults(plan))
-            self._landed += failed
+            self._landed.add_all(failed)
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan))
             self.scheduler.launched(plan)
@@ -262,6 +263,10 @@ class Engine:
             self._in_flight or self._landed or plan.admitted or plan.swap_out or plan.prefilled
         )
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
+        return self._result(plan, did_nothing=did_nothing)
+
+    def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
+        """What has been read back since the last result, and what the plan has begun."""
         held, running = self.scheduler.held, self.scheduler.running
         landed = plan.prefilled + self._landed_prefilled
         prefilled = [one for one in landed if held.get(one.request_id) is one]  # else released meanwhile
@@ -269,10 +274,10 @@ class Engine:
             self.measures.ended["prefilled"] += 1
             self.measures.prefill.add(time.monotonic() - request.admitted_s)
         progressed = [one for one in self._landed_chunks if running.get(one.request_id) is one]
-        outputs, kept = self._landed, self._landed_kept
-        self._landed, self._landed_prefilled, self._landed_kept, self._landed_chunks = [], [], [], []
+        kept = self._landed_kept
+        self._landed_prefilled, self._landed_kept, self._landed_chunks = [], [], []
         return StepResult(
-            outputs,
+            self._landed.take(),
             prefilled,
             progressed,
             plan.to_transfer,
@@ -335,13 +340,18 @@ class Engine:
             results = launched.read()
             self._read_s = time.monotonic()
             launched.count_in(self.measures, self._read_s)
-            for row, result in zip(launched.plan.rows, results, strict=True):
-                if row.request.finish_reason is None:  # else it ended in the step before
-                    self._extend(row, result)
+            # Those that ended in the step before are no one's concern any more.
+            brought = [
+                (row, result)
+                for row, result in zip(launched.plan.rows, results, strict=True)
+                if row.request.finish_reason is None
+            ]
+            for row, result in brought:
+                self._extend(row, result)
             self._checks.computed(launched.plan, results)
-            for row, result in zip(launched.plan.rows, results, strict=True):
-                if row.request.finish_reason is None:
-                    self._land(row, result)
+            self._measure_gaps(brought)
+            for row, result in brought:
+                self._land(row, result)
 
     def _extend(self, row: PlannedRow, result: RowResult) -> None:
         """Gained tokens join the answer; a forced one is the prompt's own."""
@@ -356,13 +366,13 @@ class Engine:
         self._counts.count(row, result)
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
-            self._landed.append(self._failed(request, fault))
+            self._landed.add(self._failed(request, fault))
             self.scheduler.owned.give_up(row)
             self._leave(request)
             return
         self.scheduler.landed(row, result.accepted)
         if row.samples:
-            self._landed.append(self._accept(request, result))
+            self._accept(request, result)
         elif request.prefill_only and request.num_computed == request.target:
             self.scheduler.hold(request)
             self._landed_prefilled.append(request)
@@ -378,44 +388,61 @@ class Engine:
             del self._kept[name]
         return names
 
-    def _accept(self, request: Request, result: RowResult) -> RequestOutput:
-        params = request.params
-        assert params is not None
-        last = result.tokens[-1]
-        self._measure_tokens(request, len(result.tokens))
-        is_first = request.num_output == len(result.tokens)
-        if last in request.stop_token_ids:
-            request.finish_reason = "stop"
-        elif request.num_output >= params.max_tokens:
-            request.finish_reason = "length"
-        if request.finish_reason is not None:
-            self.measures.ended[request.finish_reason] += 1
-            request.keeps_state = request.keeps_state and self.scheduler.may_keep
-            if request.keeps_state:
-                self._store.drop(request.request_id)
-                self.scheduler.hold(request)
-                self._landed_kept.append(request)
-                self._kept[request.request_id] = request
-            else:
-                self._leave(request)
-        return RequestOutput(
-            request_id=request.request_id,
-            token_ids=result.tokens,
-            logprobs=result.logprobs,
-            prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.prompt_logprobs else None,
-            finish_reason=request.finish_reason,
-            stop_token_id=last if request.finish_reason == "stop" else None,
-            stats=None if request.finish_reason is None else _stats_of(request),
-        )
-
-    def _measure_tokens(self, request: Request, num_tokens: int) -> None:
-        if request.first_token_s:
-            gap_s = (self._read_s - request.last_token_s) / num_tokens
-            self.measures.inter_token_latency.add(gap_s, num_tokens)
-        else:
+    def _accept(self, request: Request, result: RowResult) -> None:
+        """Tells of gained tokens, and ends the request where they are its last."""
+        token_ids = result.tokens
+        last, prompt_logprobs = token_ids[-1], None
+        if request.prompt_logprobs and request.num_output == len(token_ids):
+            prompt_logprobs = tuple(request.prompt_logprobs)
+        if not request.first_token_s:
             request.first_token_s = self._read_s
             self.measures.time_to_first_token.add(self._read_s - request.arrived_s)
         request.last_token_s = self._read_s
+        if last in request.stop_token_ids:
+            self._finish(request, "stop")
+        elif len(request.tokens) > request.max_total_tokens:
+            self._finish(request, "length")
+        elif result.logprobs is None and prompt_logprobs is None:
+            self._landed.add_tokens(request.request_id, token_ids)
+            return
+        self._landed.add(
+            RequestOutput(
+                request_id=request.request_id,
+                token_ids=token_ids,
+                logprobs=result.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=request.finish_reason,
+                stop_token_id=last if request.finish_reason == "stop" else None,
+                stats=None if request.finish_reason is None else _stats_of(request),
+            )
+        )
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """The answer is complete; what the conversation's next turn may want of it is held."""
+        request.finish_reason = reason
+        self.measures.ended[reason] += 1
+        request.keeps_state = request.keeps_state and self.scheduler.may_keep
+        if request.keeps_state:
+            self._store.drop(request.request_id)
+            self.scheduler.hold(request)
+            self._landed_kept.append(request)
+            self._kept[request.request_id] = request
+        else:
+            self._leave(request)
+
+    def _measure_gaps(self, brought: list[tuple[PlannedRow, RowResult]]) -> None:
+        """Time since each answer's last tokens; most rows of a step share it."""
+        read_s = self._read_s
+        gaps = Counter(
+            [
+                (row.request.last_token_s, len(result.tokens))
+                for row, result in brought
+                if row.request.first_token_s and result.is_finite and result.tokens
+            ]
+        )
+        for (last_s, num_tokens), num_rows in gaps.items():
+            gap_s = (read_s - last_s) / num_tokens
+            self.measures.inter_token_latency.add(gap_s, num_tokens * num_rows)
 
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)

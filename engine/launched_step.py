@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,9 +22,8 @@ RESULT_COLUMNS = 3
 """Accepted, finite, drafts tried; the tokens gained stand behind them."""
 
 
-@dataclass(frozen=True)
-class RowResult:
-    """What one row brought."""
+class RowResult(NamedTuple):
+    """What one row brought. A named tuple, as :class:`engine.rows.PlannedRow` is and for its reason."""
 
     accepted: int
     """Positions that hold true tokens; 0: the row had reached its end before."""
@@ -57,42 +57,46 @@ class LaunchedStep:
         *,
         launched_s: float,
         run: StepRun,
+        reporting: Collection[int],
     ) -> LaunchedStep:
-        """Queues the copy to the host behind the step."""
+        """Queues the copy to the host behind the step. ``reporting``: rows that want log-probabilities."""
         return cls(
             plan,
             launched_s,
             run,
-            Download(step.results[: len(plan.rows)].clone()),  # the next step writes there anew
-            _logprobs(plan, step, tensors),
-            _score_prompts(plan.rows, step, tensors.hidden, model),
+            Download(step.results[: len(plan.rows)]),
+            _logprobs(plan, step, tensors) if reporting else {},
+            _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
         )
 
     def count_in(self, measures: Measures, now: float) -> None:
         """Takes it down as a step that was read back ``now``."""
-        rows = self.plan.rows
-        kind: StepKind = "mixed" if self.plan.decode_rows else "prefill"
+        num_decode, prefill_rows = len(self.plan.decode_rows), self.plan.prefill_rows
+        kind: StepKind = "mixed" if num_decode else "prefill"
         measures.stepped(
-            kind if self.plan.prefill_rows else "decode",
+            kind if prefill_rows else "decode",
             self.run,
-            num_rows=len(rows),
-            num_tokens=sum(row.num_new for row in rows),
+            num_rows=num_decode + len(prefill_rows),
+            num_tokens=num_decode + sum(row.num_new for row in prefill_rows),
             launched_s=self.launched_s,
             now=now,
         )
 
     def read(self) -> list[RowResult]:
         """One result for each of the plan's rows; waits until the device is there."""
-        rows = self._results.wait().tolist()
+        # By way of numpy: torch's own tolist takes ten times as long.
+        rows: list[list[int]] = self._results.wait().numpy().tolist()
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
-        return [self._row(i, *row) for i, row in enumerate(rows)]
+        results = []
+        for i, (accepted, is_finite, num_tried, *gained) in enumerate(rows):
+            tokens = tuple(gained[:accepted])
+            logprobs = self._logprobs_of(i, accepted) if i in self._logprobs and is_finite else None
+            results.append(RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs))
+        return results
 
-    def _row(self, i: int, accepted: int, is_finite: int, num_tried: int, *gained: int) -> RowResult:
-        logprobs = None
-        if i in self._logprobs and accepted and is_finite:
-            logprobs = tuple(self._logprobs[i].read()[:accepted])
-        return RowResult(accepted, bool(is_finite), num_tried, gained[:accepted], logprobs)
+    def _logprobs_of(self, i: int, accepted: int) -> tuple[TokenLogprobs, ...] | None:
+        return tuple(self._logprobs[i].read()[:accepted]) if accepted else None
 
 
 def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> dict[int, LogprobCopy]:

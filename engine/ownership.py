@@ -130,15 +130,18 @@ class Ownership:
         ``num_accepted`` of a decode row's positions hold true tokens; a prefill row has computed all.
         """
         request = row.request
-        self._release_read_state(request)
-        request.num_computed += num_accepted if row.is_decode else row.num_new
-        request.state_index = num_accepted - 1 if row.is_decode else 0
+        if request.read_slot != NULL_INDEX:
+            self._release_read_state(request)
+        is_decode = row.is_decode
+        request.num_computed += num_accepted if is_decode else row.num_new
+        request.state_index = num_accepted - 1 if is_decode else 0
         if not self._mode.caches:
             return
-        self.enter(request)
+        if request.num_computed // self._block_size > len(request.nodes):
+            self.enter(request)
         for boundary in row.boundaries:
             # A decode row may have passed it in the step before, which this one was launched behind.
-            is_ahead = not row.is_decode or boundary is request.boundary
+            is_ahead = not is_decode or boundary is request.boundary
             if is_ahead and boundary.length <= request.num_computed:
                 self._put(request, boundary)
 

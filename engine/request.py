@@ -69,6 +69,9 @@ class Request:
     """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
     planned_slot: int = field(init=False, default=NULL_INDEX)
     """Where the step in flight leaves a prompt's newest state; a decoding row's is chosen on the device."""
+    calm_until: int = field(init=False, default=-1)
+    """With at most so many tokens computed, its next decode row needs no further block, no slot for a state
+    that is kept, and does not lie beyond its end; -1: nobody has looked."""
     boundary: StateBoundary | None = field(init=False, default=None)
     """Where decoding will next pass a state that is to be kept, and the slot it is written to."""
     branch: int = field(init=False, default=0)

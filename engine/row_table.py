@@ -22,8 +22,9 @@ class RowTable:
     def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
         self.num_rows = num_rows
         self.block_table = np.full((num_rows + 1, num_columns), NULL_INDEX, dtype=np.int32)
-        self.num_blocks = np.zeros(num_rows + 1, dtype=np.int32)
+        self.num_blocks = [0] * (num_rows + 1)
         self.slots = np.full((num_rows + 1, num_positions), NULL_INDEX, dtype=np.int32)
+        self._changed: set[int] = set()
 
     @property
     def null_row(self) -> int:
@@ -33,16 +34,26 @@ class RowTable:
     def fill(self, request: Request) -> None:
         """Writes what an admitted request owns into its row."""
         self.slots[request.row] = request.slots
+        self._changed.add(request.row)
         self.extend(request)
 
     def extend(self, request: Request) -> None:
-        """Writes the blocks that a request has got since its row was filled."""
+        """Writes the blocks that a request has got since its row was filled, if there are any."""
         row, known = request.row, self.num_blocks[request.row]
+        if known == len(request.block_ids):
+            return
         self.block_table[row, known : len(request.block_ids)] = request.block_ids[known:]
         self.num_blocks[row] = len(request.block_ids)
+        self._changed.add(row)
 
     def clear(self, row: int) -> None:
         """Null indices: no trace of the request that was here."""
         self.block_table[row] = NULL_INDEX
         self.num_blocks[row] = 0
         self.slots[row] = NULL_INDEX
+        self._changed.add(row)
+
+    def take_changed(self) -> set[int]:
+        """Rows that were written since this was last asked."""
+        changed, self._changed = self._changed, set()
+        return changed

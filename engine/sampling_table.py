@@ -123,6 +123,8 @@ class SamplingTable:
         self._integers = _RowTensor(num_rows + 1, _NEUTRAL_INTEGERS, torch.int64, device)
         self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
         self._needs = [_GREEDY] * (num_rows + 1)
+        self._asked: tuple[list[int], SamplingNeeds] = ([], _GREEDY)
+        """Rows that :meth:`needs` was last asked for, and its answer: mostly the next step has the same."""
         self._tokens: TokenTables | None = None
 
     @property
@@ -143,6 +145,7 @@ class SamplingTable:
         if params is None:
             self.clear(row)
             return
+        self._asked = [], _GREEDY
         stop_ids = self._padded_stop_ids(request)
         least_length = request.num_prompt + params.min_tokens
         self._numbers.write(row, _numbers_of(params))
@@ -155,6 +158,7 @@ class SamplingTable:
 
     def clear(self, row: int) -> None:
         """Neutral parameters: no trace of the request that was here."""
+        self._asked = [], _GREEDY
         self._numbers.write(row, _NEUTRAL_NUMBERS)
         self._integers.write(row, _NEUTRAL_INTEGERS)
         self._stop_ids.write(row, (_NO_STOP_ID,) * self.stop_ids.shape[1])
@@ -163,10 +167,13 @@ class SamplingTable:
 
     def needs(self, requests: Iterable[Request]) -> SamplingNeeds:
         """What a step of these filled requests needs; the same as long as their rows stay as they are."""
-        needs = _GREEDY
-        for kind in {self._needs[request.row] for request in requests}:
-            needs = needs | kind
-        return needs
+        rows = [request.row for request in requests]
+        if rows != self._asked[0]:
+            needs = _GREEDY
+            for kind in {self._needs[row] for row in rows}:
+                needs = needs | kind
+            self._asked = rows, needs
+        return self._asked[1]
 
     def gather(self, rows: torch.Tensor) -> SamplingColumns:
         """The parameters of ``rows`` ``[R]`` int64."""

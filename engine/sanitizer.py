@@ -204,14 +204,15 @@ class Sanitizer:
     def _check_free_rows(self) -> None:
         free = np.array(self._scheduler.owned.free_rows, dtype=np.int64)
         left = self._rows.block_table[free] != NULL_INDEX
-        if left.any() or self._rows.num_blocks[free].any():
-            row = int(free[(left.any(axis=1) | (self._rows.num_blocks[free] > 0)).argmax()])
+        num_left = np.array(self._rows.num_blocks)[free]
+        if left.any() or num_left.any():
+            row = int(free[(left.any(axis=1) | (num_left > 0)).argmax()])
             found = self._rows.block_table[row, : max(1, self._rows.num_blocks[row])].tolist()
             raise SanitizerError(f"row {row} of the block table: nobody owns it, but it still holds {found}")
 
     def _check_table(self, request: Request) -> SanitizerError | None:
         """The host's block table against the request's own list; blocks of this step may still be missing."""
-        num_known = int(self._rows.num_blocks[request.row])
+        num_known = self._rows.num_blocks[request.row]
         table = self._rows.block_table[request.row]
         expected = np.array(request.block_ids, dtype=np.int32)
         if np.array_equal(table[:num_known], expected[:num_known]) and not table[num_known:].any():

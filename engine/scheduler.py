@@ -122,9 +122,11 @@ class Scheduler:
     def launched(self, plan: StepPlan) -> None:
         """The plan's rows are being computed; steps may be planned on top of them."""
         for row in plan.rows:
-            row.request.num_planned += row.num_new
-            row.request.num_in_flight += 1
-            row.request.planned_slot = row.write_slot
+            request = row.request
+            request.num_planned += row.num_new
+            request.num_in_flight += 1
+            if request.num_planned < request.num_given:  # else no chunk asks for it any more
+                request.planned_slot = row.write_slot
 
     def landed(self, row: PlannedRow, num_accepted: int) -> None:
         """A launched row has been read back; ``num_accepted`` of a decode row's positions were right."""
@@ -213,6 +215,9 @@ class Scheduler:
         """Makes room, admits what fits and plans the next step."""
         decode_rows, swap_out = self._plan_decode_rows()
         admitted, swap_in = ([], []) if swap_out else self._admit()
+        left_rows, self._left_rows = self._left_rows, []
+        if len(decode_rows) == len(self.running):  # all decode: nobody has a prompt to compute
+            return StepPlan(decode_rows, [], admitted, left_rows, swap_out, swap_in)
         prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
         for request in prefilled:
             self.hold(request)
@@ -223,7 +228,8 @@ class Scheduler:
                 decode_rows.append(self._decode_row(request, most))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._plan_chunks(budget, decode_rows)
-        left_rows, self._left_rows = self._left_rows, []
+        left_rows += self._left_rows  # of those that were prefilled
+        self._left_rows = []
         return StepPlan(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled)
 
     @property
@@ -231,7 +237,7 @@ class Scheduler:
         """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
         missing = 0
         for request in self.running.values():
-            if self._decodes(request):
+            if not self._is_calm(request) and self._decodes(request):
                 reach = self._reach(request, self._most_computed(request) + 1)
                 missing += self.owned.num_missing_blocks(request, reach)
         return missing > self.owned.cache.num_available_blocks
@@ -266,29 +272,47 @@ class Scheduler:
         boundary = self.owned.decode_boundary(request, most_computed, num_new)
         return PlannedRow(request, request.num_planned, 1, boundary)
 
+    def _is_calm(self, request: Request) -> bool:
+        """Whether its next row is a decode row that needs nothing which it does not have."""
+        most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
+        return most <= request.calm_until
+
+    def _calm_until(self, request: Request, most_computed: int) -> int:
+        """See :attr:`Request.calm_until`; ``most_computed`` is what :meth:`_most_computed` says now."""
+        if request.boundary is not None or not request.is_prompt_planned or request.prefill_only:
+            return -1
+        until = request.max_total_tokens - 1
+        num_held = len(request.block_ids) * self._capacity.block_size
+        if num_held < request.max_total_tokens:
+            until = min(until, num_held - 1 - 2 * (self._num_positions - 1))
+        next_kept = self._mode.next_kept(request, most_computed)
+        return until if next_kept is None else min(until, next_kept - self._num_positions - 1)
+
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
         """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""
-        decoding: list[tuple[Request, int]] = []
+        rows: list[PlannedRow] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
-            if request.request_id not in self.running or not self._decodes(request):
-                continue
-            most = self._most_computed(request)
-            reach = self._reach(request, most + 1)
-            missing = self.owned.num_missing_blocks(request, reach)
-            while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
-                swap_out.append(self._preempt_youngest())
-            if request.request_id in self.running:
-                if missing:
-                    self.owned.grow(request, reach)
-                decoding.append((request, most))
-        rows = [self._decode_row(one, most) for one, most in decoding if one.request_id in self.running]
+            if self._is_calm(request):
+                rows.append(PlannedRow(request, request.num_planned, 1))
+            elif request.request_id in self.running and self._decodes(request):
+                most = self._most_computed(request)
+                reach = self._reach(request, most + 1)
+                missing = self.owned.num_missing_blocks(request, reach)
+                while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
+                    swap_out.append(self._preempt_youngest())
+                if request.request_id in self.running:
+                    if missing:
+                        self.owned.grow(request, reach)
+                    rows.append(self._decode_row(request, most))
+                    request.calm_until = self._calm_until(request, most)
         return rows, swap_out
 
     def _preempt_youngest(self) -> Swap:
         """Takes row, blocks and slot from the request that was admitted last."""
         request_id, request = self.running.popitem(last=True)
         assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
+        request.calm_until = -1
         self.preempted[request_id] = request
         self.preempted.move_to_end(request_id, last=False)
         self.num_preemptions += 1

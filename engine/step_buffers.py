@@ -20,6 +20,9 @@ dummy step, padding alone, can touch nothing but the null entries (vllm 37728).
 | results | ``[R, T + 3]`` | the step | 0 |
 
 Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.
+
+Mostly a step has the rows that the last one had. Then what the host writes is there already, but for rows
+that got a block since, and nothing else is written or uploaded.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -40,6 +42,8 @@ from kernels.accept_drafts import AcceptDrafts
 from kernels.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
+MOST_SINGLE_ROWS = 4
+"""Changed rows that are uploaded one by one; more of them go with all others, in one copy."""
 STAGES = 2
 """Host copies of each buffer: one is filled while the copy of the step in flight may still be under way."""
 
@@ -65,21 +69,27 @@ class _Buffer:
         stages = [torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(STAGES)]
         return cls(tuple(stage.numpy() for stage in stages), torch.zeros(shape, dtype=dtype, device=device))
 
-    def upload(self, num_rows: int, stage: int) -> None:
-        """The first ``num_rows`` rows to the device, at the address where they always are."""
+    def upload(self, first: int, end: int, stage: int) -> None:
+        """Rows ``first`` … ``end - 1`` to the device, at the address where they always are."""
         if self.device.device.type != "cpu":
-            staged = torch.from_numpy(self.hosts[stage][:num_rows])
-            self.device[:num_rows].copy_(staged, non_blocking=True)
+            staged = torch.from_numpy(self.hosts[stage][first:end])
+            self.device[first:end].copy_(staged, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class StepViews:
-    """The first ``R`` rows of what the host writes, and of what the step leaves."""
+    """The first ``R`` rows of all buffers; slicing them anew in each step would take longer than the rest."""
 
-    num_rows: int
     rows: torch.Tensor
     forced: torch.Tensor
     block_table: torch.Tensor
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    """``[R * T]`` each"""
+    seq_lens: torch.Tensor
+    read_slots: torch.Tensor
+    write_slots: torch.Tensor
     accepted: torch.Tensor
     results: torch.Tensor
 
@@ -93,6 +103,11 @@ class StepBuffers:
         self._sizes = capture_sizes(rows.num_rows)
         self._num_positions = num_positions
         self._stage = 0
+        self._loaded: tuple[list[int], int] = ([], 0)
+        """Rows of the table and size of the last load."""
+        self._extras_end = 0
+        """Behind the last row that may have a boundary or a forced token."""
+        self._views: dict[int, StepViews] = {}
 
         def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
             return _Buffer.make((rows.num_rows, *shape), dtype, device)
@@ -106,6 +121,7 @@ class StepBuffers:
         self.boundary_len = staged()
         self.boundary_slot = staged()
         self.forced = staged(dtype=torch.int64)
+        self.forced.device.fill_(NO_TOKEN)
         self.input_ids = made(num_positions, dtype=torch.int64)
         self.positions = made(num_positions, dtype=torch.int64)
         self.slot_mapping = made(num_positions, dtype=torch.int64)
@@ -145,22 +161,35 @@ class StepBuffers:
     def load(self, planned: list[PlannedRow], num_rows: int) -> None:
         """Writes what the host knows of these rows, and padding up to ``num_rows``."""
         self._stage = (self._stage + 1) % STAGES
-        self._fill(planned)
-        self._clear(len(planned), num_rows)
-        for buffer in (self.rows, self.block_table, self.slots):
-            buffer.upload(num_rows, self._stage)
-        for buffer in (self.boundary_len, self.boundary_slot, self.forced):
-            buffer.upload(num_rows, self._stage)
+        rows = [row.request.row for row in planned]
+        changed = self._table.take_changed()
+        if self._loaded != (rows, num_rows):
+            self._loaded = rows, num_rows
+            self._fill_rows(rows, num_rows)
+        elif changed:
+            self._refill(rows, changed)
+        has_extras = any(row.boundaries or not row.samples for row in planned)
+        if has_extras or self._extras_end:
+            self._fill_extras(planned, max(num_rows, self._extras_end))
+        self._extras_end = num_rows if has_extras else 0
 
     def views(self, num_rows: int) -> StepViews:
-        return StepViews(
-            num_rows,
-            self.rows.device[:num_rows],
-            self.forced.device[:num_rows],
-            self.block_table.device[:num_rows],
-            self.accepted[:num_rows],
-            self.results[:num_rows],
-        )
+        views = self._views.get(num_rows)
+        if views is None:
+            views = self._views[num_rows] = StepViews(
+                self.rows.device[:num_rows],
+                self.forced.device[:num_rows],
+                self.block_table.device[:num_rows],
+                self.input_ids[:num_rows].view(-1),
+                self.positions[:num_rows].view(-1),
+                self.slot_mapping[:num_rows].view(-1),
+                self.seq_lens[:num_rows],
+                self.read_slots[:num_rows],
+                self.write_slots[:num_rows],
+                self.accepted[:num_rows],
+                self.results[:num_rows],
+            )
+        return views
 
     def prepare(self, num_rows: int, *, max_seq_len: int) -> Batch:
         """The loaded rows' batch: indices and inputs are made on the device, from what the last step left.
@@ -168,17 +197,18 @@ class StepBuffers:
         Logits are asked for at every position.
         """
         self._prepare_rows(num_rows)
+        views = self.views(num_rows)
         return Batch(
-            input_ids=self.input_ids[:num_rows].view(-1),
-            positions=self.positions[:num_rows].view(-1),
-            slot_mapping=self.slot_mapping[:num_rows].view(-1),
+            input_ids=views.input_ids,
+            positions=views.positions,
+            slot_mapping=views.slot_mapping,
             decode=DecodeRows(
                 num_rows=num_rows,
                 num_positions=self._num_positions,
-                seq_lens=self.seq_lens[:num_rows],
-                block_table=self.block_table.device[:num_rows],
-                read_slots=self.read_slots[:num_rows],
-                write_slots=self.write_slots[:num_rows],
+                seq_lens=views.seq_lens,
+                block_table=views.block_table,
+                read_slots=views.read_slots,
+                write_slots=views.write_slots,
                 max_seq_len=max_seq_len,
             ),
             prefill=None,
@@ -202,29 +232,38 @@ class StepBuffers:
             results=self.results,
         )
 
-    def _fill(self, planned: list[PlannedRow]) -> None:
-        if not planned:
+    def _fill_rows(self, rows: list[int], num_rows: int) -> None:
+        """Which rows they are, and where their memory is. The table's null row makes padding."""
+        rows = rows + [self._table.null_row] * (num_rows - len(rows))
+        self._host(self.rows)[:num_rows] = rows
+        self._host(self.block_table)[:num_rows] = self._table.block_table[rows]
+        self._host(self.slots)[:num_rows] = self._table.slots[rows]
+        for buffer in (self.rows, self.block_table, self.slots):
+            buffer.upload(0, num_rows, self._stage)
+
+    def _refill(self, rows: list[int], changed: set[int]) -> None:
+        """Where the memory of rows that have changed is; the others' is on the device."""
+        places = [i for i, row in enumerate(rows) if row in changed]
+        if len(places) > MOST_SINGLE_ROWS:
+            self._fill_rows(rows, self._loaded[1])
             return
-        num = len(planned)
-        table_rows = np.array([row.request.row for row in planned], dtype=np.int64)
-        self._host(self.rows)[:num] = table_rows
-        self._host(self.block_table)[:num] = self._table.block_table[table_rows]
-        self._host(self.slots)[:num] = self._table.slots[table_rows]
-        self._host(self.forced)[:num] = [row.next_token for row in planned]
+        for i in places:
+            self._host(self.block_table)[i] = self._table.block_table[rows[i]]
+            self._host(self.slots)[i] = self._table.slots[rows[i]]
+            for buffer in (self.block_table, self.slots):
+                buffer.upload(i, i + 1, self._stage)
+
+    def _fill_extras(self, planned: list[PlannedRow], end: int) -> None:
+        """Boundaries and forced tokens, of which most steps have none."""
         lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
-        lengths[:num] = 0
-        slots[:num] = NULL_INDEX
+        forced = self._host(self.forced)
+        lengths[:end], slots[:end], forced[:end] = 0, NULL_INDEX, NO_TOKEN
         for i, row in enumerate(planned):
+            forced[i] = row.next_token
             if row.boundaries:
                 lengths[i], slots[i] = row.boundaries[0].length, row.boundaries[0].slot
-
-    def _clear(self, first: int, end: int) -> None:
-        """Turns rows ``first`` … ``end - 1`` into padding."""
-        self._host(self.rows)[first:end] = self._table.null_row
-        self._host(self.boundary_len)[first:end] = 0
-        self._host(self.forced)[first:end] = NO_TOKEN
-        for buffer in (self.slots, self.block_table, self.boundary_slot):
-            self._host(buffer)[first:end] = NULL_INDEX
+        for buffer in (self.boundary_len, self.boundary_slot, self.forced):
+            buffer.upload(0, end, self._stage)
 
     def _host(self, buffer: _Buffer) -> NDArray[Any]:
         return buffer.hosts[self._stage]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.request import Request
-from wire.generation import RequestOutput
+from wire.generation import StepOutputs
+
+NO_OUTPUTS = StepOutputs({})
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What a step brought. ``did_nothing``: only a new event (a request, a transfer) can change that."""
 
-    outputs: list[RequestOutput] = field(default_factory=list)
+    outputs: StepOutputs = NO_OUTPUTS
     prefilled: list[Request] = field(default_factory=list)
     """Requests whose h(N-1) and blocks are now held until ``Engine.release``."""
     progressed: list[Request] = field(default_factory=list)

@@ -65,6 +65,8 @@ class StepRunner:
         self._masks = GrammarMasks(num_rows, config.num_positions, model.config.vocab_size, device)
         sampler = Sampler(self._sampling, self._masks.table)
         self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
+        self._reporting: set[int] = set()
+        """Rows whose requests want log-probabilities, of their prompt or their answer."""
         self._drafter = self._make_drafter(config, caches, sampler)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
         accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
@@ -115,12 +117,17 @@ class StepRunner:
         self.state.fill(request)
         if request.params is not None:
             self._sampling.fill(request)
+            if request.params.logprobs is not None:
+                self._reporting.add(request.row)
+        if request.prompt_logprobs_wanted is not None:
+            self._reporting.add(request.row)
         self._masks.fill(request)
         self._drafter.fill(request)
 
     def end(self, row: int) -> None:
         """Nobody is in the row any more; no step finds a trace of who was."""
         self._rows.clear(row)
+        self._reporting.discard(row)
         self.state.clear(row)
         self._sampling.clear(row)
         self._masks.clear(row)
@@ -144,12 +151,12 @@ class StepRunner:
         """Starts the plan's step; returns while the device computes."""
         launched_s = time.monotonic()
         run: StepRun = "eager"
-        for row in plan.rows:
-            if len(row.request.block_ids) != self._rows.num_blocks[row.request.row]:
-                self._rows.extend(row.request)
-        sampling = [row.request for row in plan.rows if row.samples]
+        rows = plan.rows
+        for row in rows:
+            self._rows.extend(row.request)
+        sampling = [row.request for row in rows if row.samples]
         needs = self._sampling.needs(sampling)
-        max_seq_len = max((self._most_tokens(row.request) for row in plan.decode_rows), default=0)
+        max_seq_len = max([self._most_tokens(row.request) for row in plan.decode_rows], default=0)
         if plan.prefill_rows:
             self._buffers.load(plan.decode_rows, len(plan.decode_rows))
             step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
@@ -157,7 +164,15 @@ class StepRunner:
             tensors = self._program.run(step)
         else:
             step, tensors, run = self._launch_decode(plan, needs, max_seq_len, samples=bool(sampling))
-        return LaunchedStep.follow(plan, step, tensors, self._model, launched_s=launched_s, run=run)
+        return LaunchedStep.follow(
+            plan,
+            step,
+            tensors,
+            self._model,
+            launched_s=launched_s,
+            run=run,
+            reporting=self._reporting,
+        )
 
     def _most_tokens(self, request: Request) -> int:
         """Upper bound of a decode row's length, its new positions included."""

@@ -22,6 +22,7 @@ class WorkCounts:
             self.prefill_tokens += row.num_new
         if row.samples:
             self.decode_tokens += result.accepted
-            self.drafts.count(result.num_tried, result.accepted - 1)
-            row.request.num_drafted += result.num_tried
-            row.request.num_accepted += result.accepted - 1
+            if result.num_tried:
+                self.drafts.count(result.num_tried, result.accepted - 1)
+                row.request.num_drafted += result.num_tried
+                row.request.num_accepted += result.accepted - 1

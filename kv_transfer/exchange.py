@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from kv_transfer.source import EndedLease, TransferSource
 from kv_transfer.transfer import TransferResult
 from wire.errors import CancelledRequestError
 from wire.generation import RequestOutput, ServerStats
-from wire.handoff import AnyTicket, EndLease, PartialTicket, Ticket
+from wire.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
 from wire.rpc import TRANSFER_SERVICE
 from wire.server import GrpcServer
 
@@ -100,6 +100,10 @@ class StateExchange:
         """The ticket is to be read when there is room: its lease is kept alive until then."""
         self._keeper.hold(ticket)
 
+    def announce(self, ticket: AnyTicket) -> None:
+        """The same of a kept state: its server expects no reader, and polls seldom until it is told."""
+        self._keeper.announce(ticket)
+
     def forget(self, ticket: AnyTicket) -> None:
         """The ticket will not be read here."""
         self._keeper.let_go(ticket)
@@ -146,27 +150,37 @@ class StateExchange:
     def lease(self, request: Request) -> Ticket:
         """A ticket for the blocks and the state of a request that the engine holds."""
         request_id = request.request_id
-        num_blocks = blocks_for(request.num_computed, self._engine.config.block_size)
-        block_ids, digests = request.block_ids[:num_blocks], self._engine.digests(request)
-        early, ticket = self._tickets.get(request_id), None
+        early = self._tickets.get(request_id)
         if isinstance(early, PartialTicket):
+            block_ids, digests = self._covered(request)
             ticket = self._source.settle(
                 early, block_ids=block_ids, state_slot=request.state_slot, digests=digests
             )
-            if ticket is None:  # whoever followed did not want it any more
-                self._forget(request_id, early)
-            else:
+            if ticket is not None:
                 self._host.answer(self._feeds.complete, ticket)
-        if ticket is None:
-            ticket = self._source.grant(
-                request_id,
-                num_tokens=request.num_computed,
-                block_ids=block_ids,
-                state_slot=request.state_slot,
-                digests=digests,
-            )
-        self._tickets[request_id] = ticket
+                self._tickets[request_id] = ticket
+                return ticket
+            self._forget(request_id, early)  # whoever followed did not want it any more
+        return self._leased(request, self._source.grant)
+
+    def keep(self, request: Request) -> Ticket:
+        """The same for a reader that may come with the conversation's next turn."""
+        return self._leased(request, self._source.keep)
+
+    def _leased(self, request: Request, grant: Callable[..., Ticket]) -> Ticket:
+        block_ids, digests = self._covered(request)
+        self._tickets[request.request_id] = ticket = grant(
+            request.request_id,
+            num_tokens=request.num_computed,
+            block_ids=block_ids,
+            state_slot=request.state_slot,
+            digests=digests,
+        )
         return ticket
+
+    def _covered(self, request: Request) -> tuple[Sequence[int], Digests | None]:
+        num_blocks = blocks_for(request.num_computed, self._engine.config.block_size)
+        return request.block_ids[:num_blocks], self._engine.digests(request)
 
     def holds(self, request_id: str) -> bool:
         """Whether a lease of ours on this request's state has not ended."""

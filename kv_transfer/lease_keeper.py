@@ -57,6 +57,11 @@ class LeaseKeeper:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._renew_while_any())
 
+    def announce(self, ticket: AnyTicket) -> None:
+        """The same, and its server is told at once that it will be read: nobody was expected there."""
+        self.hold(ticket)
+        self._held[_lease_of(ticket)].due = 0.0
+
     def let_go(self, ticket: AnyTicket) -> None:
         """The read has ended, or will never begin."""
         self._held.pop(_lease_of(ticket), None)
@@ -97,7 +102,7 @@ class LeaseKeeper:
             log.warning("%d leases of %s were not renewed: %s", len(held), address, error)
             return
         for ticket in held:
-            if ticket.lease_id in reply.ended:
+            if ticket.lease_id in reply.ended and _lease_of(ticket) in self._held:
                 log.warning("request %s: its lease at %s had ended before", ticket.request_id, address)
                 self.let_go(ticket)
 

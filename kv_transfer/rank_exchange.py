@@ -16,7 +16,7 @@ from engine.rank_link import RankLink
 from engine.rank_processes import RankPlace
 from engine.rank_worker import RankWorker
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.cadence import IDLE_S, poll_delay
+from kv_transfer.cadence import idle_delay, poll_delay
 from kv_transfer.flights import Flights, Patience
 from kv_transfer.part import OwnPools, Part
 from kv_transfer.part_reader import OwnReader, ReadSize
@@ -139,7 +139,8 @@ class RankExchange:
         self._peers.remove_gone()
         if delay_s is not None:
             return delay_s
-        return poll_delay(time.monotonic() - self._last_news_s) if self._is_serving else IDLE_S
+        quiet_s = time.monotonic() - self._last_news_s
+        return poll_delay(quiet_s) if self._is_serving else idle_delay(quiet_s)
 
 
 class _RankPart:

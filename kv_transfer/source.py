@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 
 from engine.caches import Caches
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.cadence import IDLE_S, poll_delay
+from kv_transfer.cadence import idle_delay, poll_delay
 from kv_transfer.handshake import check_same_model
 from kv_transfer.lease_table import Lease, LeaseTable
 from kv_transfer.poll_thread import PollThread
@@ -105,6 +106,8 @@ class TransferSource:
         self._is_serving = False
         self._last_news_s = 0.0
         self._connect_until_s = 0.0
+        self._reader_until_s = 0.0
+        self._last_unread_s = -math.inf
         self._thread = PollThread("transfer", self._poll, on_fatal)
 
     @property
@@ -127,6 +130,21 @@ class TransferSource:
         digests: Digests | None = None,
     ) -> Ticket:
         """Leases a prefilled request's blocks and slot, which stay unchanged until the lease has ended."""
+        self._thread.post(self._expect_reader)
+        return self.keep(
+            request_id, num_tokens=num_tokens, block_ids=block_ids, state_slot=state_slot, digests=digests
+        )
+
+    def keep(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket:
+        """The same for whoever may come one day: a reader makes itself known by renewing the lease."""
         with self._lock:
             lease = self._leases.grant(request_id)
         return self._early_ticket(lease, num_tokens).completed(block_ids, state_slot, digests)
@@ -135,10 +153,10 @@ class TransferSource:
         """Leases a prompt that is still computed: blocks stay as they are once they were told to be full."""
         with self._lock:
             lease = self._leases.open(request_id)
+        self._thread.post(self._expect_reader)
         return self._early_ticket(lease, num_tokens)
 
     def _early_ticket(self, lease: Lease, num_tokens: int) -> PartialTicket:
-        self._thread.post(self._note_news)
         return PartialTicket(
             request_id=lease.request_id,
             lease_id=lease.lease_id,
@@ -160,7 +178,7 @@ class TransferSource:
         """The whole ticket of an open lease whose prompt is computed; None if the lease has ended already."""
         with self._lock:
             is_settled = self._leases.settle(early.lease_id, early.epoch)
-        self._thread.post(self._note_news)
+        self._thread.post(self._expect_reader)
         return early.completed(block_ids, state_slot, digests) if is_settled else None
 
     def revoke(self, ticket: AnyTicket) -> None:
@@ -175,9 +193,10 @@ class TransferSource:
         self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
 
     def renew(self, message: RenewLeases) -> RenewedLeases:
-        """Starts the time to live of leases anew whose reader still waits for room."""
+        """Starts the time to live of leases anew whose reader still waits for room, or is about to read."""
         with self._lock:
             ended = [one for one, epoch in message.leases if not self._leases.renew(one, epoch)]
+        self._thread.post(self._expect_reader)
         return RenewedLeases(tuple(ended))
 
     def close(self) -> None:
@@ -194,13 +213,17 @@ class TransferSource:
         for lease in expired:
             self._tell(lease, "expired")
         now = time.monotonic()
-        is_idle = self.num_leases == 0 and now > max(self._connect_until_s, self._last_news_s + LINGER_S)
-        if self._is_serving == is_idle:
-            self._is_serving = not is_idle
-            self._on_serving(self._is_serving)
-        if is_idle:
-            return IDLE_S
-        return poll_delay(now - self._last_news_s)
+        is_serving = self._expects_reads(now)
+        if self._is_serving != is_serving:
+            self._is_serving = is_serving
+            self._on_serving(is_serving)
+        return poll_delay(now - self._last_news_s) if is_serving else idle_delay(now - self._last_unread_s)
+
+    def _expects_reads(self, now: float) -> bool:
+        """Whether somebody may be reading, connecting, or waiting to see that its ``Done`` has arrived."""
+        if self.num_leases > 0 and now < self._reader_until_s:
+            return True
+        return now <= max(self._connect_until_s, self._last_news_s + LINGER_S)
 
     def _on_notification(self, message: bytes) -> None:
         try:
@@ -220,10 +243,17 @@ class TransferSource:
             self._tell(lease, reason)
 
     def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
+        if reason != "done":
+            self._last_unread_s = time.monotonic()
         self._on_lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
 
     def _note_news(self) -> None:
         self._last_news_s = time.monotonic()
+
+    def _expect_reader(self) -> None:
+        """Whoever reads renews its lease before its time to live is over."""
+        self._note_news()
+        self._reader_until_s = self._last_news_s + self._lease_ttl_s
 
     def _expect_connection(self) -> None:
         self._note_news()

@@ -137,7 +137,7 @@ class PrefillService:
             ticket=await self._usable(message.resume, message),
         )
         if request.ticket is not None:
-            self._exchange.expect(request.ticket)
+            self._exchange.announce(request.ticket)
         answers: asyncio.Queue[Answer | TwinfangError] = asyncio.Queue()
         self._calls[request_id] = answers
         self._host.post(lambda: self._add(request))

@@ -93,10 +93,7 @@ def brief(value: object) -> str:
 def _encoder(cls: type) -> Callable[[Any], list[Any]]:
     if cls not in _encoders:
         hints = typing.get_type_hints(cls)
-        parts = [
-            (operator.attrgetter(f.name), _tagged if _alternatives(hints[f.name]) else _plain)
-            for f in dataclasses.fields(cls)
-        ]
+        parts = [(operator.attrgetter(f.name), _packer_for(hints[f.name])) for f in dataclasses.fields(cls)]
         defaults = _defaults(cls)
         num_required = len(parts) - len(defaults)
         optional = [(get, default) for (get, _), default in zip(parts[num_required:], defaults, strict=True)]
@@ -108,7 +105,10 @@ def _encoder(cls: type) -> Callable[[Any], list[Any]]:
                 if get(msg) is not default:
                     break
                 num_fields -= 1
-            return [pack_field(get(msg)) for get, pack_field in parts[:num_fields]]
+            return [
+                get(msg) if pack_field is None else pack_field(get(msg))
+                for get, pack_field in parts[:num_fields]
+            ]
 
         _encoders[cls] = pack
     return _encoders[cls]
@@ -136,6 +136,19 @@ def _alternatives(hint: Any) -> dict[str, type]:
     return {a.__name__: a for a in inner} if is_of_messages else {}
 
 
+def _packer_for(hint: Any) -> Callable[[Any], Any] | None:
+    """What a field's value goes through on its way to msgpack; None where that takes it as it is."""
+    if _alternatives(hint):
+        return _tagged
+    return _plain if _holds_messages(hint) else None
+
+
+def _holds_messages(hint: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return False
+    return dataclasses.is_dataclass(hint) or any(map(_holds_messages, typing.get_args(hint)))
+
+
 def _tagged(value: Any) -> Any:
     return None if value is None else [type(value).__name__, _plain(value)]
 
@@ -145,8 +158,6 @@ def _plain(value: Any) -> Any:
     if kind in (int, str, float, bool, bytes) or value is None:
         return value
     if kind in (list, tuple):
-        if value and all(type(item) is int for item in value):
-            return value
         return [_plain(item) for item in value]
     if kind is dict:
         return {key: _plain(item) for key, item in value.items()}

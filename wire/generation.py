@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Literal
 
@@ -194,26 +194,18 @@ class DrainNews:
 
 @message
 class StepOutputs:
-    """All news of one engine step, or several, for the router at the other end of the stream."""
+    """All news of one engine step, or several, for the router at the other end of the stream.
+
+    :class:`wire.outbox.Outbox` makes them of single outputs.
+    """
 
     token_ids: dict[str, tuple[int, ...]]
     """By request, of those that first have plain outputs: their tokens, which come before ``outputs``."""
     outputs: tuple[RequestOutput, ...] = ()
 
-    @classmethod
-    def of(cls, outputs: Iterable[RequestOutput]) -> StepOutputs:
-        """A request's outputs stay in their order; plain ones that follow one another become one."""
-        token_ids: dict[str, tuple[int, ...]] = {}
-        others: list[RequestOutput] = []
-        others_of: set[str] = set()
-        for output in outputs:
-            request_id = output.request_id
-            if output.is_plain and request_id not in others_of:
-                token_ids[request_id] = token_ids.get(request_id, ()) + output.token_ids
-            else:
-                others.append(output)
-                others_of.add(request_id)
-        return cls(token_ids, tuple(others))
+    def __len__(self) -> int:
+        """How many outputs they are."""
+        return len(self.token_ids) + len(self.outputs)
 
     def __iter__(self) -> Iterator[RequestOutput]:
         """All news as outputs, in an order in which they may be taken."""

@@ -1,4 +1,4 @@
-"""Serving side by side: Twinfang disaggregated and monolithic, vLLM, transformers' ``generate``.
+"""Serving side by side: Twinfang disaggregated and monolithic, vLLM likewise, transformers' ``generate``.
 
     python -m benchmarks.side_by_side --vllm /path/to/venv --publish        # what `make bench` does
     python -m benchmarks.side_by_side --rounds 1 --scale 0.1 --models 2m    # a look
@@ -31,7 +31,7 @@ from benchmarks.side_by_side.options import parse
 from benchmarks.side_by_side.plan import Visit, expected_s, visits
 from benchmarks.side_by_side.publication import publish, write
 from benchmarks.side_by_side.random_model import MODELS, BenchmarkModel, checkpoint, num_parameters
-from benchmarks.side_by_side.report import medians, plot, summary_line, table
+from benchmarks.side_by_side.report import answers_line, medians, pairs_table, plot, summary_line, table
 from wire.errors import TwinfangError
 
 FAILURES = (LoadError, TwinfangError, httpx.HTTPError, ExceptionGroup)
@@ -132,10 +132,7 @@ def main() -> int:
         report = measured(options)
     else:
         report = json.loads(options.source.read_text(encoding="utf-8"))
-    print(f"\n{table(report)}\n")
-    for model, answers in report["answers"].items():
-        alike = "the same" if len(set(answers.values())) == 1 else "not the same: see the JSON"
-        print(f"{model}: greedy answers to one prompt are {alike}")
+    print(f"\n{table(report)}\n\n{pairs_table(report)}\n\n{answers_line(report)}")
     if options.plot:
         plot(report, options.plot)
     if options.publish:

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -42,8 +42,8 @@ class Server:
     """One that answers."""
 
     url: str
-    pid: int
-    """Of its first process; all others descend from it."""
+    pids: tuple[int, ...]
+    """Of its first processes; all others descend from these."""
 
 
 class Arrangement(Protocol):
@@ -90,7 +90,7 @@ class Stack:
             stack = launch(Path(logs), self.name, *self._flags(model), environment=STACK_ENVIRONMENT)
             try:
                 stack.wait_until_ready(START_TIMEOUT_S)
-                yield Server(stack.url, stack.supervisor.pid)
+                yield Server(stack.url, (stack.supervisor.pid,))
             finally:
                 if stack.supervisor.poll() is None:
                     stack.stop(STOP_TIMEOUT_S)
@@ -122,25 +122,83 @@ class Process:
     @contextmanager
     def running(self, model: Path) -> Iterator[Server]:
         [port] = free_ports(1)
-        url = f"http://127.0.0.1:{port}"
-        environment = {name: value for name, value in (os.environ | self.environment).items() if value}
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                self.command(model, port),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
+        with started(self.command(model, port), self.environment) as (process, log):
+            url = local_url(port)
+            wait_until_ready(url, process, log)
+            yield Server(url, (process.pid,))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill and a decode server of somebody else's, and their router."""
+
+    name: str
+    title: str
+    prefill: Process
+    decode: Process
+    router: Callable[[str, str, int], list[str]]
+    """Of the addresses of both and the port."""
+    side_channel: str
+    """The variable that gives a server a further port of its own, for the other one to find it."""
+    share: float = 1.0
+
+    def settings(self) -> dict[str, object]:
+        router = self.router("PREFILL", "DECODE", 0)
+        return {
+            "title": self.title,
+            "prefill": self.prefill.settings(),
+            "decode": self.decode.settings(),
+            "router": shlex.join([Path(router[0]).name, *router[1:]]),
+            "side_channel": self.side_channel,
+        }
+
+    @contextmanager
+    def running(self, model: Path) -> Iterator[Server]:
+        *ports, port = free_ports(5)
+        with ExitStack() as stack:
+            servers = [
+                (
+                    local_url(own),
+                    stack.enter_context(started(one.command(model, own), one.environment | side)),
+                )
+                for one, own, side in (
+                    (self.prefill, ports[0], {self.side_channel: str(ports[2])}),
+                    (self.decode, ports[1], {self.side_channel: str(ports[3])}),
+                )
+            ]
+            for url, (process, log) in servers:
                 wait_until_ready(url, process, log)
-                yield Server(url, process.pid)
-            finally:
-                stop(process)
+            command = self.router(servers[0][0], servers[1][0], port)
+            router, log = stack.enter_context(started(command, {}))
+            wait_until_ready(local_url(port), router, log)
+            yield Server(local_url(port), (router.pid, *(process.pid for _, (process, _) in servers)))
 
 
 # --- processes ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(
+    command: list[str], environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A process and its log; it is stopped in the end. An empty value takes a variable away."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in (os.environ | environment).items() if value},
+            start_new_session=True,
+        )
+        try:
+            yield process, log
+        finally:
+            stop(process)
+
+
+def local_url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:

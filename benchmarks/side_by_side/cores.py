@@ -7,6 +7,7 @@ can tell a run to be trusted from one to be repeated.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,11 +23,11 @@ class CoreTimes:
     everybody: float
 
     @classmethod
-    def now(cls, server_pid: int) -> CoreTimes:
-        """Of the process and all its descendants, of this process, and of the cores that it may use."""
+    def now(cls, server_pids: Sequence[int]) -> CoreTimes:
+        """Of these processes and all their descendants, of this one, and of the cores that it may use."""
         cores = psutil.cpu_times(percpu=True)
         return cls(
-            server=_tree_s(server_pid),
+            server=sum(map(_tree_s, server_pids)),
             client=sum(os.times()[:2]),
             everybody=sum(_busy_s(cores[core]) for core in os.sched_getaffinity(0)),
         )

@@ -42,12 +42,12 @@ def measure(
             run_load(server.url, visit.model.name, warm_up, concurrency=concurrency, num_requests=concurrency)
         )
         num = num_requests(visit.model, concurrency, scale)
-        before = CoreTimes.now(server.pid)
+        before = CoreTimes.now(server.pids)
         run = asyncio.run(
             run_load(server.url, visit.model.name, prompts, concurrency=concurrency, num_requests=num)
         )
         cores = before.figures(
-            CoreTimes.now(server.pid), run.duration_s, sum(timing.num_tokens for timing in run.timings)
+            CoreTimes.now(server.pids), run.duration_s, sum(timing.num_tokens for timing in run.timings)
         )
         done(summary(run) | {"cores": cores})
 

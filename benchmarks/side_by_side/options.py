@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.side_by_side.random_model import MODELS
 
 INPUT_LEN, OUTPUT_LEN, ROUNDS, CORES = 256, 128, 3, 2
-ARRANGEMENTS = ("up", "serve", "vllm", "transformers")
+ARRANGEMENTS = ("up", "serve", "vllm", "vllm-pair", "transformers")
 
 
 def several(known: Sequence[str], text: str) -> list[str]:
@@ -27,7 +27,7 @@ def parse(description: str | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--vllm", type=Path, metavar="VENV", help="environment with vLLM; default: the PATH's"
+        "--vllm", type=Path, metavar="VENV", help="environment with vLLM and its router; default: the PATH's"
     )
     parser.add_argument(
         "--models",
@@ -52,7 +52,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--cores", type=int, default=CORES, metavar="N", help=f"that all share; default: {CORES}"
     )
-    for name in ("up", "serve", "vllm"):
+    for name in ("up", "serve", "vllm", "vllm-pair"):
         parser.add_argument(f"--{name}-flags", default="", metavar="FLAGS", help=f"further ones of {name}")
     parser.add_argument(
         "--folder",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 YARDSTICK = "vllm"
+PAIRS = ("up", "vllm-pair")
+"""Ours and theirs of a prefill and a decode server, compared in a table of their own."""
 
 FIGURES = {
     "output_tokens_per_s": ("output tokens/s", 1),
@@ -33,26 +35,41 @@ def medians(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A ratio is the median of the rounds' own ratios: what a machine does to one round it does to both sides.
     """
-    groups: dict[tuple[str, int, str], dict[int, dict[str, float]]] = {}
-    for one in measurements:
-        key = (one["model"], one["concurrency"], one["arrangement"])
-        groups.setdefault(key, {})[one["round"]] = figures_of(one)
+    groups = by_round(measurements)
     rows = []
     for (model, concurrency, arrangement), rounds in groups.items():
         yardstick = groups.get((model, concurrency, YARDSTICK), {})
         row: dict[str, Any] = {"model": model, "concurrency": concurrency, "arrangement": arrangement}
         for name in FIGURES:
             values = [figures[name] for figures in rounds.values()]
-            ratios = [rounds[n][name] / yardstick[n][name] for n in rounds if n in yardstick]
             row[name] = {
                 "median": round(statistics.median(values), 3),
                 "min": round(min(values), 3),
                 "max": round(max(values), 3),
                 "rounds": len(values),
-                f"ratio_to_{YARDSTICK}": round(statistics.median(ratios), 3) if ratios else None,
+                f"ratio_to_{YARDSTICK}": median_ratio(rounds, yardstick, name),
             }
         rows.append(row)
     return rows
+
+
+Rounds = Mapping[int, Mapping[str, float]]
+"""Figures by the round's number."""
+
+
+def by_round(measurements: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], Rounds]:
+    """By model, concurrency and arrangement."""
+    groups: dict[tuple[str, int, str], dict[int, Mapping[str, float]]] = {}
+    for one in measurements:
+        key = (one["model"], one["concurrency"], one["arrangement"])
+        groups.setdefault(key, {})[one["round"]] = figures_of(one)
+    return dict(groups)
+
+
+def median_ratio(rounds: Rounds, others: Rounds, figure: str) -> float | None:
+    """None without a round that has both."""
+    ratios = [rounds[number][figure] / others[number][figure] for number in rounds if number in others]
+    return round(statistics.median(ratios), 3) if ratios else None
 
 
 # --- table ----------------------------------------------------------------------------------------
@@ -85,18 +102,52 @@ def cell(row: Mapping[str, Any] | None, figure: str, digits: int) -> str:
     return text if ratio is None or row["arrangement"] == YARDSTICK else f"{text} ({ratio:.2f} ×)"
 
 
+def pairs_table(report: Report) -> str:
+    """Markdown: our prefill and decode server's figures in multiples of theirs; empty without both."""
+    groups = by_round(report["measurements"])
+    lines = []
+    for model, concurrency, name in groups:
+        theirs = groups.get((model, concurrency, PAIRS[1]))
+        if name != PAIRS[0] or theirs is None:
+            continue
+        ratios = [median_ratio(groups[model, concurrency, name], theirs, figure) for figure in FIGURES]
+        cells = ["–" if ratio is None else f"{ratio:.2f} ×" for ratio in ratios]
+        lines.append(" | ".join(["| " + report["models"][model]["title"], str(concurrency), *cells]) + " |")
+    if not lines:
+        return ""
+    ours, theirs_title = (report["arrangements"][name]["title"] for name in PAIRS)
+    titles = [title.partition(",")[0] for title, _ in FIGURES.values()]
+    head = " | ".join([f"| {ours} ÷ {theirs_title}", "in flight", *titles]) + " |"
+    return "\n".join([head, "|---|---|" + "---|" * len(FIGURES), *lines])
+
+
+def answers_line(report: Report) -> str:
+    """Whether all arrangements gave the same greedy answer, and else who did not."""
+    unlike = []
+    for model, answers in report["answers"].items():
+        reference = next(iter(answers.values()), None)
+        titles = [
+            report["arrangements"][name]["title"] for name, text in answers.items() if text != reference
+        ]
+        if titles:
+            unlike.append(f"{report['models'][model]['title']}: {', '.join(titles)}")
+    if unlike:
+        return f"Greedy answers to one prompt differ from the first column's ({'; '.join(unlike)})."
+    return "All give the same greedy answer to one prompt."
+
+
 def section(report: Report) -> str:
-    """The README's: the table, and what it was measured on."""
+    """The README's: the tables, and what they were measured on."""
     settings, machine = report["settings"], report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     others = statistics.median(one["cores"]["other_cores"] for one in report["measurements"])
     return (
-        f"{table(report)}\n\n"
+        f"{table(report)}\n\n{pairs_table(report)}\n\n"
         f"Medians of {settings['rounds']} rounds in which all took turns, on {settings['cores']} cores of "
         f"{machine['processor']} that servers and client share; random prompts of {settings['input_len']} "
         f"tokens, answers of {settings['output_len']}, float32, the same checkpoints (random weights). In "
         f"brackets: times vLLM's figure, the median of the rounds' ratios; of times, less is better. Others "
-        f"took {others:.2f} cores meanwhile. {versions}.\n\n"
+        f"took {others:.2f} cores meanwhile. {answers_line(report)} {versions}.\n\n"
         "![Output tokens/s, TTFT and TPOT of all arrangements](docs/serving.png)"
     )
 
@@ -137,7 +188,7 @@ def plot(report: Report, path: Path) -> None:
             middles = [row[name]["median"] for row in own]
             below = [row[name]["median"] - row[name]["min"] for row in own]
             above = [row[name]["max"] - row[name]["median"] for row in own]
-            style = {"marker": "osD^"[number % 4], "linestyle": "none", "capsize": 3}
+            style = {"marker": "osD^v"[number % 5], "linestyle": "none", "capsize": 3}
             panel.errorbar(xs, middles, (below, above), label=settings["title"], **style)
         panel.set(yscale="log", title=title, xlabel="model × requests in flight")
         panel.set_xticks(range(len(places)), [f"{models[model]}\n× {number}" for model, number in places])
@@ -145,5 +196,5 @@ def plot(report: Report, path: Path) -> None:
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.minorticks_off()
         panel.grid(axis="y", alpha=0.3)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=110)

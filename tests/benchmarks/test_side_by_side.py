@@ -11,7 +11,7 @@ from benchmarks.side_by_side.generate_server import Job, gather
 from benchmarks.side_by_side.options import ARRANGEMENTS
 from benchmarks.side_by_side.plan import num_requests, visits
 from benchmarks.side_by_side.random_model import LARGE, MODELS, SMALL
-from benchmarks.side_by_side.report import medians, section, table
+from benchmarks.side_by_side.report import answers_line, medians, pairs_table, section, table
 
 
 def measurement(arrangement, number, tokens_per_s, *, ttft=10.0, concurrency=8):
@@ -45,16 +45,22 @@ def report():
         "arrangements": {name: {"title": name.upper()} for name in ARRANGEMENTS},
         "medians": medians(MEASUREMENTS),
         "measurements": MEASUREMENTS,
+        "answers": {SMALL.name: {"up": "abc", "vllm": "abc"}},
         "failures": [],
     }
 
 
 def test_a_round_has_every_arrangement_once_a_model_and_another_one_begins_the_next_round():
     plan = visits([SMALL, LARGE], ARRANGEMENTS, rounds=3)
-    assert len({(one.round, one.model.name, one.arrangement) for one in plan}) == len(plan) == 24
+    assert len({(one.round, one.model.name, one.arrangement) for one in plan}) == len(plan) == 27
     assert [one.round for one in plan] == sorted(one.round for one in plan)
     first = [next(one.arrangement for one in plan if one.round == number) for number in range(3)]
     assert first == list(ARRANGEMENTS[:3])
+
+
+def test_vllms_pair_is_measured_with_the_small_model_alone():
+    plan = visits([SMALL, LARGE], ARRANGEMENTS, rounds=1)
+    assert [one.model.name for one in plan if one.arrangement == "vllm-pair"] == [SMALL.name]
 
 
 def test_a_small_scale_still_fills_what_shall_be_in_flight():
@@ -78,10 +84,24 @@ def test_rounds_without_the_yardstick_have_no_ratio():
 
 def test_the_table_has_medians_with_ratios_and_a_dash_for_what_is_missing(report):
     lines = table(report).splitlines()
-    assert lines[0] == "| model | in flight |  | UP | SERVE | VLLM | TRANSFORMERS |"
-    assert lines[2] == "| 2 M parameters | 8 | output tokens/s | 300.0 (3.00 ×) | – | 100.0 | – |"
-    assert lines[3] == "|  |  | TTFT, ms | 10.0 (1.00 ×) | – | 10.0 | – |"
+    assert lines[0] == "| model | in flight |  | UP | SERVE | VLLM | VLLM-PAIR | TRANSFORMERS |"
+    assert lines[2] == "| 2 M parameters | 8 | output tokens/s | 300.0 (3.00 ×) | – | 100.0 | – | – |"
+    assert lines[3] == "|  |  | TTFT, ms | 10.0 (1.00 ×) | – | 10.0 | – | – |"
     assert len(lines) == 5
+
+
+def test_our_pair_is_shown_in_multiples_of_vllms_pair(report):
+    assert pairs_table(report) == ""
+    theirs = [measurement("vllm-pair", number, rate, ttft=100.0) for number, rate in enumerate([50, 50, 40])]
+    lines = pairs_table(report | {"measurements": MEASUREMENTS + theirs}).splitlines()
+    assert lines[0] == "| UP ÷ VLLM-PAIR | in flight | output tokens/s | TTFT | TPOT |"
+    assert lines[2:] == ["| 2 M parameters | 8 | 6.00 × | 0.10 × | 1.00 × |"]
+
+
+def test_who_answers_differently_is_named(report):
+    assert answers_line(report) == "All give the same greedy answer to one prompt."
+    line = answers_line(report | {"answers": {SMALL.name: {"up": "abc", "vllm": "abd"}}})
+    assert "(2 M parameters: VLLM)" in line
 
 
 def test_only_a_whole_run_is_published(report, tmp_path, monkeypatch, capsys):

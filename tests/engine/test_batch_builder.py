@@ -138,6 +138,7 @@ def test_a_cleared_row_is_as_if_nobody_had_been_there():
     for tables in (rows, state):
         tables.fill(request)
         tables.clear(1)
+    assert rows.take_changed() == {1}
     for tables, fresh in ((rows, RowTable(2, 4, 3)), (state, RowState(2, 3, CPU))):
         for name, table in vars(fresh).items():
             found = getattr(tables, name)

@@ -80,7 +80,7 @@ def test_all_requests_are_let_go_and_what_decodes_is_held(engine):
         engine.add(request)
     engine.move_all()
     result = engine.step()
-    outputs = said + result.outputs
+    outputs = [*said, *result.outputs]
     moved = [output for output in outputs if output.finish_reason == "moved"]
     assert [output.request_id for output in moved] == ["decoding", *(f"q{i}" for i in range(6))]
     assert [request.request_id for request in result.kept] == ["decoding"]

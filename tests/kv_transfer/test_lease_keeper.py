@@ -44,6 +44,7 @@ class World:
 
     def __init__(self, sink):
         self.ended: queue.SimpleQueue = queue.SimpleQueue()
+        self.serving: queue.SimpleQueue = queue.SimpleQueue()
         self.faults: list[BaseException] = []
         self.peers = CountingPeers(sink)
         self.keeper = LeaseKeeper(self.peers)
@@ -58,6 +59,7 @@ class World:
             max_leases=16,
             on_lease_ended=self.ended.put,
             on_fatal=self.faults.append,
+            on_serving=self.serving.put,
         )
 
     async def __aenter__(self):
@@ -110,6 +112,17 @@ async def test_a_held_lease_outlives_its_time_to_live_and_ends_soon_after_it_is_
     assert (ended.request_id, ended.reason) == ("held", "expired")
     assert time.monotonic() - let_go < 3 * TTL_S
     assert forgotten.lease_id != held.lease_id
+
+
+async def test_a_kept_state_makes_its_server_poll_once_a_reader_is_announced(world):
+    ticket = world.source.keep("kept", num_tokens=24, block_ids=BLOCKS, state_slot=SLOT)
+    assert (world.source.num_leases, world.serving.empty()) == (1, True)
+    world.keeper.announce(ticket)
+    assert await asyncio.to_thread(world.serving.get, True, 20 * TTL_S)
+    assert world.peers.calls == [(world.address, 1)]
+    world.keeper.let_go(ticket)
+    assert (await world.next_ended()).reason == "expired"
+    assert not await asyncio.to_thread(world.serving.get, True, 20 * TTL_S)
 
 
 async def test_all_leases_of_a_server_are_renewed_in_one_call(world):

@@ -28,12 +28,12 @@ from wire.generation import (
     ServerInfo,
     ServerStats,
     SetDraining,
-    StepOutputs,
     Submit,
     TokenLogprobs,
 )
 from wire.handoff import Abandon, PartialTicket, Ticket
 from wire.health import Health
+from wire.outbox import Outbox
 from wire.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
@@ -215,7 +215,7 @@ class ScriptedDecode(Scripted):
         tasks: list[asyncio.Task[None]] = []
 
         def send(*outputs: RequestOutput) -> None:
-            outgoing.put_nowait(encode(StepOutputs.of(outputs)))
+            outgoing.put_nowait(encode(Outbox(outputs).take()))
 
         self.send = send
 

@@ -11,6 +11,7 @@ from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
 from wire.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
 from wire.handoff import Ticket
+from wire.outbox import Outbox
 from wire.sampling_params import SamplingParams
 
 token_ids = st.lists(st.integers(0, 2**31), max_size=20).map(tuple)
@@ -61,7 +62,11 @@ def test_a_submitted_request_survives_the_wire(message):
     assert decode(encode(message), Submit) == message
 
 
-@given(st.lists(outputs, max_size=4).map(StepOutputs.of))
+def gathered(given_outputs):
+    return Outbox(given_outputs).take()
+
+
+@given(st.lists(outputs, max_size=4).map(gathered))
 def test_step_outputs_survive_the_wire(message):
     assert decode(encode(message), StepOutputs) == message
 
@@ -84,7 +89,7 @@ def test_a_request_s_outputs_keep_their_order(given_outputs):
         return news
 
     for request_id in "abc":
-        assert told(StepOutputs.of(given_outputs), request_id) == told(given_outputs, request_id)
+        assert told(gathered(given_outputs), request_id) == told(given_outputs, request_id)
 
 
 def test_fields_with_their_default_values_do_not_travel():

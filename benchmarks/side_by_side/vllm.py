@@ -1,0 +1,98 @@
+"""vLLM's server alone, and two of them as its documents pair them: NixlConnector, vllm-router in front."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
+from benchmarks.side_by_side.random_model import MAX_MODEL_LEN
+
+TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
+"""Where Debian's package libtcmalloc-minimal4 puts it: vLLM asks for it on a CPU."""
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """An installation of it."""
+
+    program: Path
+    cache: Path
+    """For what it compiles, so that later starts are quicker."""
+
+    @classmethod
+    def found_in(cls, venv: Path | None, cache: Path) -> Vllm | None:
+        """By the ``vllm`` command of that environment, or of the PATH where none is named."""
+        found = shutil.which("vllm", path=None if venv is None else str(venv / "bin"))
+        return None if found is None else cls(Path(found).absolute(), cache)
+
+    @property
+    def router(self) -> Path:
+        return self.program.with_name("vllm-router")
+
+    @property
+    def has_pair(self) -> bool:
+        """Whether what two servers need besides is installed too."""
+        return self.router.exists() and any(next(path.glob("nixl-*"), None) for path in self.packages())
+
+    def packages(self) -> Iterable[Path]:
+        return self.program.parent.parent.glob("lib/python*/site-packages")
+
+    def server(self, flags: str) -> Process:
+        """Alone, its threads bound to all cores: left to itself it would compute on all but one."""
+        return self._process("vllm", "vLLM", os.sched_getaffinity(0), flags)
+
+    def pair(self, flags: str) -> Pair:
+        """A core for each of the two, as Twinfang's pair has a thread for each."""
+        cores = sorted(os.sched_getaffinity(0))
+        half = max(1, len(cores) // 2)
+
+        def server(role: str, own: Iterable[int]) -> Process:
+            transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+            words = f"--kv-transfer-config {shlex.quote(json.dumps(transfer))}"
+            return self._process(role, role, own, f"{words} --no-disable-hybrid-kv-cache-manager {flags}")
+
+        def router(prefill: str, decode: str, port: int) -> list[str]:
+            words = f"--vllm-pd-disaggregation --prefill {prefill} --decode {decode} --policy round_robin"
+            address = f"--host 127.0.0.1 --port {port} --log-level error"
+            return [str(self.router), *shlex.split(f"{words} {address}")]
+
+        return Pair(
+            "vllm-pair",
+            "vLLM, prefill + decode",
+            prefill=server("kv_producer", cores[:half]),
+            decode=server("kv_consumer", cores[-half:]),
+            router=router,
+            side_channel="VLLM_NIXL_SIDE_CHANNEL_PORT",
+            share=0.25,
+        )
+
+    def _process(self, name: str, title: str, cores: Iterable[int], flags: str) -> Process:
+        """What the caller's environment says of cores and of libraries to load first is kept."""
+        libraries = [self.program.parent.parent / "lib" / "libiomp5.so", TCMALLOC]
+
+        def command(model: Path, port: int) -> list[str]:
+            address = f"--host=127.0.0.1 --port={port} --served-model-name={model.name}"
+            capacity = f"--max-num-seqs={MAX_NUM_SEQS} --max-model-len={MAX_MODEL_LEN}"
+            words = f"--dtype=float32 {capacity} {address} --uvicorn-log-level=warning {flags}"
+            return [str(self.program), "serve", str(model), *shlex.split(words)]
+
+        ours_to_say = {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cores))),
+            "LD_PRELOAD": ":".join(str(file) for file in libraries if file.exists()),
+        }
+        environment = {
+            "VLLM_TARGET_DEVICE": "cpu",  # it can't tell from the name of the package
+            "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+            "VLLM_CACHE_ROOT": str(self.cache),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": "",  # it has packages of its own
+            **{variable: os.environ.get(variable, value) for variable, value in ours_to_say.items()},
+        }
+        return Process(name, title, command, environment)
