@@ -47,7 +47,8 @@ MAX_SPLITS = 128
 # One program a (row, KV head, split): its T positions times the query heads of the KV head make one
 # BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly, whatever
 # its length, in shares of MIN_SPLIT or more; those left without a share return at once. The grid follows
-# from host maxima alone: one captured graph serves every length.
+# from host maxima alone: one captured graph serves every length. How many splits there are is no constant of
+# the kernel: graphs of all batch sizes share two compiled programs.
 @triton_jit
 def _decode_kernel(
     q_ptr,
@@ -65,12 +66,13 @@ def _decode_kernel(
     cache_token_stride,
     table_stride,
     scale_log2,
+    num_splits,
     POSITIONS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEADS_PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -81,7 +83,7 @@ def _decode_kernel(
     kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + row)
-    split_len = _split_len(seq_len, NUM_SPLITS, MIN_SPLIT)
+    split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
     first = split * split_len
     if (first >= seq_len) & (split > 0):
         return  # split 0 goes on: it writes the zeros of a padding row
@@ -105,10 +107,10 @@ def _decode_kernel(
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
     )  # fmt: skip
     safe_total = tl.where(total == 0.0, 1.0, total)
-    targets = ((row * POSITIONS + positions) * NUM_HEADS + heads) * NUM_SPLITS + split
+    targets = ((row * POSITIONS + positions) * NUM_HEADS + heads) * num_splits + split
     partial = (acc / safe_total[:, None]).to(partial_ptr.dtype.element_ty)
     tl.store(partial_ptr + targets[:, None] * HEAD_DIM + dims[None, :], partial, mask=live_dims)
-    if NUM_SPLITS > 1:
+    if IS_SPLIT:
         lse = tl.where(total == 0.0, float("-inf"), highest + tl.log2(safe_total))
         tl.store(lse_ptr + targets, lse, mask=live)
 
@@ -121,23 +123,23 @@ def _merge_splits_kernel(
     seq_lens_ptr,
     out_ptr,
     queries_per_row,
+    num_splits,
     HEAD_DIM: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     query = tl.program_id(0).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + query // queries_per_row)
-    split_len = _split_len(seq_len, NUM_SPLITS, MIN_SPLIT)
+    split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
     splits = tl.arange(0, BLOCK_SPLITS)
     dims = tl.arange(0, BLOCK_D)
-    live = (splits < NUM_SPLITS) & (splits * split_len < seq_len)  # the others wrote nothing
-    lse = tl.load(lse_ptr + query * NUM_SPLITS + splits, mask=live, other=float("-inf"))
+    live = (splits < num_splits) & (splits * split_len < seq_len)  # the others wrote nothing
+    lse = tl.load(lse_ptr + query * num_splits + splits, mask=live, other=float("-inf"))
     highest = tl.max(lse, axis=0)
     weights = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.sum(weights, axis=0)
-    partial_offsets = (query * NUM_SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
+    partial_offsets = (query * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :]
     live_dims = dims < HEAD_DIM
     partial = tl.load(partial_ptr + partial_offsets, mask=live[:, None] & live_dims[None, :], other=0.0)
     out = tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
@@ -145,9 +147,9 @@ def _merge_splits_kernel(
 
 
 @triton_jit
-def _split_len(seq_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr):
+def _split_len(seq_len, num_splits, MIN_SPLIT: tl.constexpr):
     """Tokens a split takes of a row: even shares, in whole MIN_SPLITs."""
-    return tl.cdiv(tl.cdiv(seq_len, NUM_SPLITS), MIN_SPLIT) * MIN_SPLIT
+    return tl.cdiv(tl.cdiv(seq_len, num_splits), MIN_SPLIT) * MIN_SPLIT
 
 
 def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
@@ -227,12 +229,13 @@ def _launch(
         *k_cache.stride()[:3],
         block_table.stride(0),
         scale * LOG2_E,
+        num_splits,
         POSITIONS=num_positions,
         NUM_HEADS=num_heads,
         HEADS_PER_KV=heads_per_kv,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        NUM_SPLITS=num_splits,
+        IS_SPLIT=num_splits > 1,
         MIN_SPLIT=min_split,
         BLOCK_M=block_m,
         BLOCK_D=block_d,
@@ -246,8 +249,8 @@ def _launch(
             seq_lens,
             out,
             num_positions * num_heads,
+            num_splits,
             HEAD_DIM=head_dim,
-            NUM_SPLITS=num_splits,
             MIN_SPLIT=min_split,
             BLOCK_SPLITS=triton.next_power_of_2(num_splits),
             BLOCK_D=block_d,

@@ -170,13 +170,14 @@ def _scan_rows_kernel(
     n, t = tl.arange(0, BLOCK_N), tl.arange(0, CHUNK)
     live_p, live_n = p < head_dim, n < state_dim
     y_columns = y_ptr + head * head_dim + p
-    y_stride = num_heads.to(tl.int64) * head_dim
+    y_stride = num_heads * head_dim
     if tl.load(write_slots_ptr + segment) == 0:  # padding: y is zero
         end = tl.load(cu_seqlens_ptr + segment + 1)
         zeros = tl.zeros((CHUNK, BLOCK_P), y_ptr.dtype.element_ty)
         for first in range(start, end, CHUNK):
-            live = (first + t < end)[:, None] & live_p[None, :]
-            tl.store(y_columns[None, :] + (first + t)[:, None] * y_stride, zeros, mask=live)
+            tokens = (first + t).to(tl.int64)
+            live = (tokens < end)[:, None] & live_p[None, :]
+            tl.store(y_columns[None, :] + tokens[:, None] * y_stride, zeros, mask=live)
         return
     if start == tl.load(cu_seqlens_ptr + segment + 1):
         return

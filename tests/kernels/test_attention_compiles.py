@@ -21,12 +21,13 @@ prefill = paged_attention_prefill.tile_request(dtype, 4, 80, 16).default
 decode = dict(paged_attention_decode.tile_request(dtype, 4, 80, 16, 4).default)
 del decode["PROGRAMS_PER_SM"]
 DOT = {"HEAD_DIM": 80, "BLOCK_SIZE": 16, "BLOCK_D": 128, "PRECISION": "tf32" if DTYPE == "bf16" else "ieee"}
-SPLIT = {"NUM_SPLITS": 8, "MIN_SPLIT": 256}
+SPLIT = {"MIN_SPLIT": 256}
 KERNELS = [
     (paged_attention_prefill._prefill_kernel, {**DOT, "HEADS_PER_KV": 4}, prefill),
     (
         paged_attention_decode._decode_kernel,
-        {**DOT, **SPLIT, "POSITIONS": 4, "NUM_HEADS": 32, "HEADS_PER_KV": 4, "BLOCK_M": 16}, decode,
+        {**DOT, **SPLIT, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 32, "HEADS_PER_KV": 4, "BLOCK_M": 16},
+        decode,
     ),
     (
         paged_attention_decode._merge_splits_kernel,
