@@ -148,8 +148,9 @@ def _merge_splits_kernel(
 
 @triton_jit
 def _split_len(seq_len, num_splits, MIN_SPLIT: tl.constexpr):
-    """Tokens a split takes of a row: even shares, in whole MIN_SPLITs."""
-    return tl.cdiv(tl.cdiv(seq_len, num_splits), MIN_SPLIT) * MIN_SPLIT
+    """Tokens a split takes of a row: even shares in whole rounds, of which a MIN_SPLIT has four."""
+    ROUND: tl.constexpr = MIN_SPLIT // 4
+    return tl.maximum(tl.cdiv(tl.cdiv(seq_len, num_splits), ROUND) * ROUND, MIN_SPLIT)
 
 
 def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
