@@ -60,7 +60,7 @@ def _launch(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
         ends,
         num_pairs,
         expert_ids.shape[1],
-        BLOCK=min(2048, max(64, triton.next_power_of_2(num_pairs))),
+        BLOCK=min(1024, max(64, triton.next_power_of_2(num_pairs))),
         num_warps=4,
     )
     return tokens, places, ends

@@ -17,7 +17,7 @@ TYPES = {
 }
 KERNELS = [
     (moe_route._route_kernel, ROUTE, 1),
-    (moe_sort._sort_kernel, {"BLOCK": 2048}, 4),
+    (moe_sort._sort_kernel, {"BLOCK": 1024}, 4),
     (moe_combine._combine_kernel, {"K": 6, "BLOCK": 1024}, 4),
     (relu_squared._relu_squared_kernel, {"BLOCK": 2048}, 4),
 ]
