@@ -65,8 +65,9 @@ class TileTable:
             raise ValueError(f"{path} is for {device!r}, whose table is called {file_name(device)}")
         return cls(device, entries, made_with)
 
-    def write(self, directory: Path = DIRECTORY) -> Path:
-        """To the file that :func:`table_of` looks for, at once or not at all."""
+    def write(self, directory: Path) -> Path:
+        """To the file that :func:`table_of` looks for in :data:`DIRECTORY`, at once or not at all."""
+        directory.mkdir(parents=True, exist_ok=True)
         path = directory / file_name(self.device)
         content = {"device": self.device, "made_with": self.made_with, "ops": self.entries}
         draft = path.with_suffix(".draft")
