@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.host_memory import host_zeros
 from wire.layout import Axis, Layout, Ranges, Segment
 
 SEGMENT_ALIGNMENT = 256
@@ -118,12 +119,9 @@ class Caches:
         self.block_size = block_size
         self.kv_layout = spec.kv_layout(num_blocks, block_size)
         self.state_layout = spec.state_layout(num_slots)
-        self.kv = torch.zeros(
-            (num_blocks, spec.kv_heads, spec.attn_layers, 2, block_size, spec.head_dim),
-            dtype=spec.kv_dtype,
-            device=device,
-        )
-        self.state = torch.zeros((num_slots, self.state_layout.unit_bytes), dtype=torch.uint8, device=device)
+        kv_shape = num_blocks, spec.kv_heads, spec.attn_layers, 2, block_size, spec.head_dim
+        self.kv = _zeros(kv_shape, spec.kv_dtype, device)
+        self.state = _zeros((num_slots, self.state_layout.unit_bytes), torch.uint8, device)
         self.layers = LayerCaches(
             k=[self.kv[:, :, layer, 0] for layer in range(spec.attn_layers)],
             v=[self.kv[:, :, layer, 1] for layer in range(spec.attn_layers)],
@@ -149,6 +147,12 @@ class Caches:
                 strides = [slot_stride, *(axis.stride // dtype.itemsize for axis in segment.axes)]
                 views.append(typed.as_strided(sizes, strides, segment.offset // dtype.itemsize))
         return views
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    if torch.device(device).type == "cpu":
+        return host_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _dense_axes(dims: list[tuple[str, int]], itemsize: int) -> tuple[Axis, ...]:

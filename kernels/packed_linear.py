@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from kernels.cpu_jit import as_array, as_flat_array, cpu_intrinsic, cpu_jit
+from kernels.host_memory import host_empty
 
 FLOAT_BYTES = 4
 TILE_ROWS = 6
@@ -265,7 +266,7 @@ class PackedLinear:
         num_outputs, num_inputs = weight.shape
         width = panel_width()
         num_panels = -(-num_outputs // width)
-        panels = _aligned(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
+        panels = host_empty(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
         whole = num_outputs // width
         panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
         if whole < num_panels:
@@ -308,14 +309,3 @@ class PackedLinear:
     @functools.cached_property
     def _bias(self) -> np.ndarray:
         return as_array(self.bias)
-
-
-_HUGE_PAGE = 2**21
-
-
-def _aligned(num_elements: int) -> torch.Tensor:
-    """Float32 memory that begins at a huge page where it is large, at a cache line otherwise."""
-    unit = (_HUGE_PAGE if num_elements * FLOAT_BYTES >= _HUGE_PAGE else 64) // FLOAT_BYTES
-    memory = torch.empty(num_elements + unit)
-    skipped = -(memory.data_ptr() // FLOAT_BYTES) % unit
-    return memory[skipped : skipped + num_elements]

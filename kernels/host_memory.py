@@ -1,0 +1,33 @@
+"""Large tensors in host memory, on huge pages wherever the system gives them to those who ask (Linux:
+``transparent_hugepage`` ``madvise``, the usual setting).
+
+torch does not ask, NumPy does, from 4 MB on. Weights, KV and states are read end to end: with pages of 4 KB a
+core's prefetchers stop at each page's end, and filling the memory for the first time takes a fault a page.
+One row times a float32 matrix of 12,288 x 2,048, a thread of a shared AVX-512 machine: 10.0 GB/s on pages of
+4 KB, 12.7 GB/s on huge ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+HUGE_PAGE = 2**21
+CACHE_LINE = 64
+
+
+def host_empty(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """``[num_elements]``, which begin at a huge page if they fill one, else at a cache line."""
+    num_bytes = num_elements * dtype.itemsize
+    unit = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE
+    memory = torch.from_numpy(np.empty(num_bytes + unit, dtype=np.uint8))
+    skipped = -memory.data_ptr() % unit
+    return memory[skipped : skipped + num_bytes].view(dtype)
+
+
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Pages that nobody writes to take no memory."""
+    memory = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
+    return memory.view(dtype).view(shape)
