@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from twinfang.cores import usable_cores
 from twinfang.logs import adopt_logger
+from twinfang.read_ahead import read_ahead
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ SHORTEST_LINK_TIMEOUT_S = 1.0
 
 
 def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
-    _make_idle_threads_sleep()
+    _begin_server(values)
     from prefill_server.config import PrefillConfig
     from prefill_server.main import run
 
@@ -52,7 +53,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
-    _make_idle_threads_sleep()
+    _begin_server(values)
     from decode_server.config import DecodeConfig
     from decode_server.main import run
 
@@ -197,6 +198,13 @@ def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
             f"--served-model-name {name!r} can't name {len(sources)} models: give --model NAME=DIR for each"
         )
     return (ModelSource(name, sources[0].directory),)
+
+
+def _begin_server(values: argparse.Namespace) -> None:
+    """What has to come before torch is imported."""
+    _make_idle_threads_sleep()
+    if values.load_format == "auto":
+        read_ahead(values.model)
 
 
 def _make_idle_threads_sleep() -> None:
