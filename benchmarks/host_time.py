@@ -39,6 +39,7 @@ from decode_server.service import DecodeService
 from engine.config import EngineConfig
 from engine.launched_step import LaunchedStep
 from engine.step_result import StepResult
+from telemetry.start_up import StartUp
 from wire.codec import encode
 from wire.generation import StepOutputs, Submit
 from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
@@ -128,7 +129,7 @@ class MeasuredServer:
         )
         self._server = GrpcServer("127.0.0.1", 0)
         config = DecodeConfig(engine, "127.0.0.1", self._server.port, "host-time")
-        self._service = DecodeService(config, self._server, incarnation="host-time")
+        self._service = DecodeService(config, self._server, incarnation="host-time", start_up=StartUp())
         self._clock = PhaseClock("hand over")
         self._window = Window(self._clock, 0)
         self._time()

@@ -27,6 +27,7 @@ from router.api_schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
+from router.direct_routes import DirectRoutes
 from router.drain import Drain, DrainMiddleware
 from router.live_config import LiveConfig
 from router.metrics import Metrics
@@ -136,6 +137,11 @@ def _served(name: str, folder: ModelFolder, servers: ModelServers, config: Route
 
 def _add_middleware(app: FastAPI, config: RouterConfig, drain: Drain, key_file: KeyFile | None) -> None:
     """The last one added is the first one that a request meets."""
+    endpoints = {
+        "/v1/completions": completions.create_completion,
+        "/v1/chat/completions": chat.create_chat_completion,
+    }
+    app.add_middleware(DirectRoutes, endpoints=endpoints)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
     if key_file is not None:
         app.add_middleware(AuthenticationMiddleware, key_file=key_file)

@@ -61,14 +61,19 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
+def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
+    """Tells the client of ``error``, and the log if it is not the client's."""
+    if error.http_status >= 500:
+        log.error("request %s: %s: %s", request_id_of(request), error.code, error.message)
+    return error_response(error)
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Makes ``app`` answer every error in OpenAI's form, those of routing and of the framework too."""
 
     async def on_twinfang_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinfangError)
-        if error.http_status >= 500:
-            log.error("request %s: %s: %s", request_id_of(request), error.code, error.message)
-        return error_response(error)
+        return answer_error(request, error)
 
     async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
-import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +24,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == HEADER), b"")
-        request_id = given if ACCEPTED.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id = given if ACCEPTED.fullmatch(given) else secrets.token_hex(16).encode()
         state = scope.setdefault("state", {})
         state["request_id"], state["arrived_s"] = request_id.decode(), time.monotonic()
 

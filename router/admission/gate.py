@@ -90,12 +90,15 @@ class Gate:
         self.look()
 
     def refuse_early(self, key: str, priority: int) -> None:
-        """Raises what :meth:`enter` would raise at once, before any work is done for the request."""
+        """Raises what :meth:`enter` would raise at once where the queue is full, before any work is done for
+        the request: that is when work must not be wasted."""
+        if not self._is_full:
+            return
         room = self._room()
         if room is None:
             raise UnavailableError(self._problem())
         has_to_wait = len(self._queue) or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
-        if has_to_wait and self._is_full and self._queue.displaced_by(key, priority) is None:
+        if has_to_wait and self._queue.displaced_by(key, priority) is None:
             raise self._overloaded()
 
     @asynccontextmanager
