@@ -33,9 +33,9 @@ lint: $(READY)  ## ruff, mypy, import-linter
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, 31 minutes; VLLM=environment that has vLLM
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
-gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder for results
+gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder PEERS=folder
 	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
-	"$(PYTHON)" -m benchmarks.on_gpu $(if $(OUT),--out "$(OUT)")
+	"$(PYTHON)" -m benchmarks.on_gpu $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """Everything there is to see on a GPU, unattended and within ten minutes: tests, then benchmarks.
 
-    python -m benchmarks.on_gpu [--out benchmarks/results]        # make gpu
+    python -m benchmarks.on_gpu [--out benchmarks/results] [--peers FOLDER]        # make gpu
 
 | file in ``--out`` | holds |
 |---|---|
@@ -9,7 +9,7 @@
 | ``step-gpu.json`` | whole steps beside their limits |
 
 A stage that fails or takes too long does not keep the next from running; the exit code tells of it. What
-needs a GPU comes first: the other tests of the engine get the time that is left.
+needs a GPU comes first: other tests get the time that is left.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import TextIO
 TOTAL_S = 570
 LOG = "gpu.log"
 TEST_PROCESSES = 8
+GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Stage:
     limit_s: float
     arguments: tuple[str, ...]
     """Of this interpreter."""
+    path: Path | None = None
+    """A folder of packages for this stage alone."""
 
 
 @dataclass(frozen=True)
@@ -50,33 +53,42 @@ class Outcome:
     """``ok``, ``exit code N`` or ``stopped``"""
 
 
-def stages(out: Path) -> Iterator[Stage]:
-    """In the order in which they run."""
+def stages(out: Path, peers: Path | None) -> Iterator[Stage]:
+    """In the order in which they run. Tests do not see the peers: transformers would use them if it could."""
     pytest = ("-m", "pytest", "-q")
     if importlib.util.find_spec("xdist") is not None:
         pytest += ("-n", str(TEST_PROCESSES), "--dist", "worksteal")
-    yield Stage("kernels: tests", 150, (*pytest, "tests/kernels"))
+    yield Stage("kernels: tests", 150, (*pytest, "-m", "not exhaustive", "tests/kernels"))
     yield Stage("engine: tests on the GPU", 90, ("-m", "pytest", "-q", "-m", "gpu", "tests/engine"))
     kernels = ("--device", "cuda", "--json", str(out / "kernels-gpu.json"))
-    yield Stage("kernels: benchmark", 180, ("-m", "benchmarks.kernels", *kernels))
+    yield Stage("kernels: benchmark", 180, ("-m", "benchmarks.kernels", *kernels), peers)
     yield Stage(
         "steps: benchmark", 200, ("-m", "benchmarks.step_limit", "--json", str(out / "step-gpu.json"))
     )
     yield Stage("engine: other tests", 150, (*pytest, "-m", "not gpu and not exhaustive", "tests/engine"))
+    yield Stage("kernels: further tests", 150, (*pytest, "-m", "exhaustive", "tests/kernels"))
 
 
 def run(stage: Stage, limit_s: float, log: TextIO) -> Outcome:
     """Everything that the stage started has ended when this returns."""
     print(f"\n==== {stage.name}: {' '.join(stage.arguments)}", file=log, flush=True)
     began = time.monotonic()
+    paths = [str(stage.path or ""), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, *stage.arguments], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        [sys.executable, *stage.arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         code = process.wait(limit_s)
         verdict = "ok" if code == 0 else f"exit code {code}"
     except subprocess.TimeoutExpired:
         verdict = "stopped"
+        os.killpg(process.pid, signal.SIGINT)  # pytest tells what has failed so far
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
     finally:
         _end(process)
     return Outcome(stage.name, time.monotonic() - began, verdict)
@@ -107,10 +119,11 @@ def run_all(plan: Iterator[Stage], log: TextIO, total_s: float = TOTAL_S) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--peers", type=Path, help="folder that mamba-ssm, FlashInfer … are installed in")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with open(options.out / LOG, "w", encoding="utf-8") as log:
-        outcomes = run_all(stages(options.out), log)
+        outcomes = run_all(stages(options.out, options.peers), log)
     sys.stdout.writelines((options.out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)[-200:])
     if any(outcome.verdict != "ok" for outcome in outcomes):
         raise SystemExit("not everything went well")
