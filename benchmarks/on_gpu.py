@@ -7,6 +7,7 @@
 | ``gpu.log`` | what everything printed, and at its end how each stage went |
 | ``kernels-gpu.json`` | kernels beside limits and peers |
 | ``step-gpu.json`` | whole steps beside their limits |
+| ``NVIDIA_….json`` | tiles, tuned for a minute where ``kernels/tile_tables`` has none for this GPU |
 
 A stage that fails or takes too long does not keep the next from running; the exit code tells of it. What
 needs a GPU comes first: other tests get the time that is left.
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
+from kernels.tiles import DIRECTORY, file_name
+
 TOTAL_S = 570
 LOG = "gpu.log"
+TUNING_S = 60
 TEST_PROCESSES = 8
 GRACE_S = 5.0
 
@@ -58,15 +65,23 @@ def stages(out: Path, peers: Path | None) -> Iterator[Stage]:
     pytest = ("-m", "pytest", "-q")
     if importlib.util.find_spec("xdist") is not None:
         pytest += ("-n", str(TEST_PROCESSES), "--dist", "worksteal")
-    yield Stage("kernels: tests", 150, (*pytest, "-m", "not exhaustive", "tests/kernels"))
-    yield Stage("engine: tests on the GPU", 90, ("-m", "pytest", "-q", "-m", "gpu", "tests/engine"))
+    yield Stage("kernels: tests", 120, (*pytest, "-m", "not exhaustive", "tests/kernels"))
+    yield Stage("engine: tests on the GPU", 60, ("-m", "pytest", "-q", "-m", "gpu", "tests/engine"))
+    if not tile_table().exists():
+        tuning = ("-m", "benchmarks.tune_tiles", "--budget-s", str(TUNING_S))
+        yield Stage("kernels: tiles", TUNING_S + 15, tuning)
     kernels = ("--device", "cuda", "--json", str(out / "kernels-gpu.json"))
-    yield Stage("kernels: benchmark", 180, ("-m", "benchmarks.kernels", *kernels), peers)
+    yield Stage("kernels: benchmark", 130, ("-m", "benchmarks.kernels", *kernels), peers)
     yield Stage(
-        "steps: benchmark", 200, ("-m", "benchmarks.step_limit", "--json", str(out / "step-gpu.json"))
+        "steps: benchmark", 170, ("-m", "benchmarks.step_limit", "--json", str(out / "step-gpu.json"))
     )
     yield Stage("engine: other tests", 150, (*pytest, "-m", "not gpu and not exhaustive", "tests/engine"))
     yield Stage("kernels: further tests", 150, (*pytest, "-m", "exhaustive", "tests/kernels"))
+
+
+def tile_table() -> Path:
+    """Where this GPU's tiles are, if they were ever tuned."""
+    return DIRECTORY / file_name(torch.cuda.get_device_name())
 
 
 def run(stage: Stage, limit_s: float, log: TextIO) -> Outcome:
@@ -124,6 +139,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with open(options.out / LOG, "w", encoding="utf-8") as log:
         outcomes = run_all(stages(options.out, options.peers), log)
+    if tile_table().exists():
+        shutil.copy(tile_table(), options.out)
     sys.stdout.writelines((options.out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)[-200:])
     if any(outcome.verdict != "ok" for outcome in outcomes):
         raise SystemExit("not everything went well")

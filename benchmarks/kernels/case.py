@@ -39,7 +39,7 @@ class Case:
     ours: Bind
     peers: Mapping[str, Bind] = field(default_factory=dict)
     compiled: str | None = None
-    """The peer that torch.compile is tried on too; None where there is nothing to fuse, or a loop to unroll."""
+    """The peer that torch.compile is tried on too; None if it has nothing to fuse or a loop to unroll."""
     comparable: bool = True
     """Whether all contenders' first outputs are the same but for rounding."""
 
