@@ -488,6 +488,7 @@ class Engine:
             quarantined_blocks=sum(len(one.block_ids) - len(one.nodes) for one in quarantined),
             quarantined_slots=sum(len(one.slots) for one in quarantined),
             queued_tokens=scheduler.num_queued_tokens,
+            prefix_version=owned.cache.journal.version,
         )
 
 

@@ -22,6 +22,11 @@ class PrefixJournal:
         self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
         """Keys that were added or removed, the one that made the present version last."""
 
+    @property
+    def version(self) -> int:
+        """Moves with every change."""
+        return self._version
+
     def add(self, key: bytes) -> None:
         self._keys[key] = None
         self._changed(key)

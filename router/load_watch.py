@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from router.assignments import Assignments
@@ -27,28 +28,36 @@ class Watched(Protocol):
     async def prefix_news(self, since: int | None) -> PrefixNews | None: ...
 
 
-async def keep_load(server: Watched, *, idle_interval_s: float) -> None:
+async def keep_figures(
+    server: Watched, *, idle_interval_s: float, reads_prefixes: Callable[[], bool]
+) -> None:
     """Until it is cancelled. Without an answer the figures stay what they were."""
-    assignments = server.assignments
     while True:
-        tokens_when_asked, requests_when_asked = assignments.num_tokens, server.num_requests
-        stats = await server.stats()
-        if stats is not None:
-            assignments.reported(
-                stats, tokens_when_asked=tokens_when_asked, requests_when_asked=requests_when_asked
-            )
-        await asyncio.sleep(_interval_s(assignments, idle_interval_s))
-
-
-async def keep_prefixes(server: Watched, *, idle_interval_s: float) -> None:
-    """The same for the server's prefixes: all at first, and after a gap; else what has changed."""
-    index = server.assignments.prefixes
-    while True:
-        since = index.version
-        news = await server.prefix_news(since)
-        if news is not None and index.version == since:  # else it appeared anew meanwhile
-            index.update(news)
+        await _ask_for_load(server)
+        if reads_prefixes():
+            await _ask_for_prefixes(server)
         await asyncio.sleep(_interval_s(server.assignments, idle_interval_s))
+
+
+async def _ask_for_load(server: Watched) -> None:
+    assignments = server.assignments
+    tokens_when_asked, requests_when_asked = assignments.num_tokens, server.num_requests
+    stats = await server.stats()
+    if stats is not None:
+        assignments.reported(
+            stats, tokens_when_asked=tokens_when_asked, requests_when_asked=requests_when_asked
+        )
+
+
+async def _ask_for_prefixes(server: Watched) -> None:
+    """All at first, and after a gap; else what has changed, if the server's load says that anything has."""
+    index, stats = server.assignments.prefixes, server.assignments.stats
+    since = index.version
+    if since is not None and stats is not None and stats.prefix_version == since:
+        return
+    news = await server.prefix_news(since)
+    if news is not None and index.version == since:  # else it appeared anew meanwhile
+        index.update(news)
 
 
 def _interval_s(assignments: Assignments, idle_interval_s: float) -> float:

@@ -290,6 +290,8 @@ class ServerStats:
     drain: DrainState = "serving"
     num_routers: int = 1
     """Whose streams a decode server has open."""
+    prefix_version: int | None = None
+    """Of the prefixes that the cache can serve; who has this version need not ask for news."""
 
 
 @message
