@@ -2,8 +2,8 @@
 
     python -m benchmarks.idle --json benchmarks/results/idle.json --publish     # six minutes
 
-CPU time of every thread (``schedstat``). Others' load moves it by little: it makes caches colder, and so the few
-wake-ups of an idle process dearer.
+CPU time of every thread (``schedstat``). Others' load moves it by little: it makes caches colder, and so the
+few wake-ups of an idle process dearer.
 """
 
 from __future__ import annotations
