@@ -44,18 +44,24 @@ class Vllm:
         return self.program.parent.parent.glob("lib/python*/site-packages")
 
     def server(self, flags: str) -> Process:
-        """Alone, its threads bound to all cores: left to itself it would compute on all but one."""
-        return self._process("vllm", "vLLM", os.sched_getaffinity(0), flags)
+        return self._process("vllm", "vLLM", flags)
 
     def pair(self, flags: str) -> Pair:
-        """A core for each of the two, as Twinfang's pair has a thread for each."""
-        cores = sorted(os.sched_getaffinity(0))
-        half = max(1, len(cores) // 2)
+        """Each of the two has its threads on all cores, too.
 
-        def server(role: str, own: Iterable[int]) -> Process:
-            transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+        Bound to a core of its own, a server was seen to hang as it starts: on a CPU the connector moves its
+        process to the last core. Names of engines are given, since what is compiled is kept by them.
+        """
+
+        def server(name: str, role: str) -> Process:
+            transfer = {
+                "kv_connector": "NixlConnector",
+                "kv_role": role,
+                "kv_buffer_device": "cpu",
+                "engine_id": name,
+            }
             words = f"--kv-transfer-config {shlex.quote(json.dumps(transfer))}"
-            return self._process(role, role, own, f"{words} --no-disable-hybrid-kv-cache-manager {flags}")
+            return self._process(name, name, f"{words} --no-disable-hybrid-kv-cache-manager {flags}")
 
         def router(prefill: str, decode: str, port: int) -> list[str]:
             words = f"--vllm-pd-disaggregation --prefill {prefill} --decode {decode} --policy round_robin"
@@ -65,15 +71,18 @@ class Vllm:
         return Pair(
             "vllm-pair",
             "vLLM, prefill + decode",
-            prefill=server("kv_producer", cores[:half]),
-            decode=server("kv_consumer", cores[-half:]),
+            prefill=server("prefill", "kv_producer"),
+            decode=server("decode", "kv_consumer"),
             router=router,
             side_channel="VLLM_NIXL_SIDE_CHANNEL_PORT",
             share=0.25,
         )
 
-    def _process(self, name: str, title: str, cores: Iterable[int], flags: str) -> Process:
-        """What the caller's environment says of cores and of libraries to load first is kept."""
+    def _process(self, name: str, title: str, flags: str) -> Process:
+        """Its threads are bound to all cores: left to itself it would compute on all but one.
+
+        What the caller's environment says of that and of libraries to load first is kept.
+        """
         libraries = [self.program.parent.parent / "lib" / "libiomp5.so", TCMALLOC]
 
         def command(model: Path, port: int) -> list[str]:
@@ -83,7 +92,7 @@ class Vllm:
             return [str(self.program), "serve", str(model), *shlex.split(words)]
 
         ours_to_say = {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cores))),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "LD_PRELOAD": ":".join(str(file) for file in libraries if file.exists()),
         }
         environment = {
