@@ -208,7 +208,8 @@ def _scan_rows_kernel(
             decay = tl.load(sums + tokens, mask=live, other=0.0)
             total = tl.load(sums + tl.minimum(first + CHUNK, end) - 1)
             scores = tl.dot(C, tl.trans(B), input_precision=PRECISION)
-            # Masked before the exponential: a later key's would overflow.
+            # Masked before the exponential: a later key's would overflow, as those of queries behind the end,
+            # which are not stored, still may.
             lag = tl.where(causal & live[None, :], decay[:, None] - decay[None, :], float("-inf"))
             scores = scores * tl.exp(lag) * step[None, :]
             y = tl.dot(C, h.to(C.dtype), input_precision=PRECISION) * tl.exp(decay)[:, None]
