@@ -2,9 +2,11 @@
 
 A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
 graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
-buffer sized for tokens is wrong once each row has several (vllm 39809). Every row up to the captured size
-is written in every step, real or padding, on host and device: no row of an earlier step survives, and a
-dummy step, padding alone, can touch nothing but the null entries (vllm 37728).
+buffer sized for tokens is wrong once each row has several (vllm 39809). Where a step's rows are not just
+those of the step before, every row up to the captured size is written, real or padding, on host and device:
+no row of an earlier step survives, and a dummy step, padding alone, can touch nothing but the null entries
+(vllm 37728). Mostly they are the same. Then what the host writes is there already, but for rows that got a
+block since, and nothing else is written or uploaded.
 
 | buffer | shape | written by | in a padding row |
 |---|---|---|---|
@@ -20,9 +22,6 @@ dummy step, padding alone, can touch nothing but the null entries (vllm 37728).
 | results | ``[R, T + 3]`` | the step | 0 |
 
 Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.
-
-Mostly a step has the rows that the last one had. Then what the host writes is there already, but for rows
-that got a block since, and nothing else is written or uploaded.
 """
 
 from __future__ import annotations
