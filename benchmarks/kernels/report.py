@@ -62,7 +62,7 @@ def _peers(report: dict[str, Any]) -> str:
 
 
 def _not_run(cases: Iterable[Case]) -> Iterator[str]:
-    yield f"Everything here is {NOT_RUN}; what each op must do is counted."
+    yield f"Counted, {NOT_RUN}."
     rows = [vars(case) | {"flops": case.work.flops, "moved": case.work.moved} for case in cases]
     yield "\n".join(
         [HEADER, *_lines(rows, lambda row: [_must_do(row["moved"], row["flops"]), NOT_RUN, *[""] * 4])]
