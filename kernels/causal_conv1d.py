@@ -8,7 +8,7 @@ before the first token of a prompt are zero.
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba, silu in torch (kernels/causal_conv1d_cpu.py) |
+| CPU | numba (kernels/causal_conv1d_prefill_cpu.py, kernels/causal_conv1d_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.boundaries import Boundaries, stores_by_row
-from kernels.causal_conv1d_cpu import causal_conv1d_cpu, causal_conv1d_update_cpu
+from kernels.causal_conv1d_cpu import causal_conv1d_update_cpu
+from kernels.causal_conv1d_prefill_cpu import causal_conv1d_cpu
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 

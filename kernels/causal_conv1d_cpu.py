@@ -1,7 +1,7 @@
-"""Causal convolution on CPU, prefill and decode: numba convolves token by token, torch then applies silu.
+"""Causal convolution of decode rows on CPU; prefill: causal_conv1d_prefill_cpu.py.
 
-Threads share the channels of a prefill batch and the rows of a decode batch; inner loops run over adjacent
-channels. Input j of a row is ``x[first + j * token_stride :]``; the inputs before it are ``past``.
+Threads share the rows; inner loops run over adjacent channels. Input j of a row is
+``x[first + j * token_stride :]``; the inputs before it are ``past``.
 
 Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
 The carried state is float32; that of another dtype is staged (kernels/staged_slots.py).
@@ -56,28 +56,6 @@ def _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride,
 
 
 @cpu_jit
-def _convolve_channels(
-    x, token_stride, weight, bias, state, slot_stride, channel_stride,
-    bounds, read_slots, write_slots, has_initial, y, begin, end,
-):  # fmt: skip
-    """Items are channels: a whole prefill batch of them, row by row, so that a row may read an earlier's."""
-    num_taps = weight.shape[0] // y.shape[1]
-    taps = _transpose(weight, num_taps, begin, end, num_taps)
-    for s in range(read_slots.shape[0]):
-        if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
-            continue
-        past = np.zeros((num_taps - 1, end - begin), np.float32)
-        if has_initial[s]:
-            past = _transpose(state[read_slots[s] * slot_stride :], channel_stride, begin, end, num_taps - 1)
-        first, num_tokens = bounds[s] * token_stride + begin, bounds[s + 1] - bounds[s]
-        for t in range(num_tokens):
-            out = y[bounds[s] + t, begin:end]
-            _convolve_token(x, first, token_stride, past, taps, bias[begin:end], t, out)
-        slot = state[write_slots[s] * slot_stride :]
-        _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride, begin)
-
-
-@cpu_jit
 def _convolve_rows(
     x, row_stride, token_stride, weight, bias, state, slot_stride, channel_stride,
     read_slots, write_slots, y, begin, end,
@@ -95,44 +73,6 @@ def _convolve_rows(
             if write_slots[r, i] != 0:
                 slot = state[write_slots[r, i] * slot_stride :]
                 _store_state(x, r * row_stride, token_stride, past, i + 1, slot, channel_stride, 0)
-
-
-def causal_conv1d_cpu(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
-) -> torch.Tensor:
-    """:func:`kernels.causal_conv1d.causal_conv1d`, its boundaries being ends of rows."""
-    if conv_state.dtype != torch.float32:
-        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
-        staged = StagedSlots.gather(conv_state, read_slots, write_slots)
-        slots = staged.read_slots, staged.write_slots
-        y = causal_conv1d_cpu(x, weight, bias, staged.pool, cu_seqlens, *slots, has_initial)
-        staged.scatter(conv_state, write_slots)
-        return y
-    inputs = x.float()
-    y = torch.zeros(x.shape)
-    _convolve_channels.parallel_for(
-        x.shape[1],
-        1 + _GRAIN_ELEMENTS // (1 + x.shape[0]),
-        as_flat_array(inputs),
-        inputs.stride(0),
-        *_filter(weight, bias),
-        as_flat_array(conv_state),
-        *conv_state.stride()[:2],
-        as_array(cu_seqlens.contiguous()),
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(has_initial.contiguous()),
-        as_array(y),
-    )
-    return F.silu(y, inplace=True).to(x.dtype)
 
 
 def causal_conv1d_update_cpu(
