@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -43,26 +44,27 @@ ANSWER_ROOM = 4096
 """Tokens that the first rows decode at most until the last prompt of a batch has run, and then some."""
 
 
-def measure(name: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Decode steps in the largest chunks' engines, prompts in one engine for each size of chunks."""
-    decodes, prefills, start_ups = [], [], []
+def measure(name: str, directory: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Prompts in one engine for each size of chunks, decode steps in those of the largest: after each
+    figure all there are so far, so that a run that is cut short has shown something."""
+    found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "start_up": []}
     for k, chunk in _engines(options):
         steps = MeasuredSteps(TITLES[name], _config(directory, options, k, chunk))
-        start_ups.append({"num_drafts": k, "chunk": chunk, **steps.engine.start_up.figures()})
-        if chunk == max(options.chunks):
-            for context in options.contexts:
-                for batch in options.batches:
-                    decodes.append(asdict(steps.decode(batch, context)))
-                    print(_seen(decodes[-1]), flush=True)
+        found["start_up"].append({"num_drafts": k, "chunk": chunk, **steps.engine.start_up.figures()})
         if k == 0:
             for num_tokens in options.prompts:
-                prefills.append(asdict(steps.prefill(num_tokens)))
-                print(_seen(prefills[-1]), flush=True)
+                found["prefill"].append(asdict(steps.prefill(num_tokens)))
+                print(_seen(found["prefill"][-1]), flush=True)
+                yield found
+        if chunk == max(options.chunks):
+            for context, batch in itertools.product(options.contexts, options.batches):
+                found["decode"].append(asdict(steps.decode(batch, context)))
+                print(_seen(found["decode"][-1]), flush=True)
+                yield found
         del steps  # its memory is the next one's
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return {"decode": decodes, "prefill": prefills, "start_up": start_ups}
 
 
 def _engines(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
@@ -108,7 +110,7 @@ def _options() -> argparse.Namespace:
     for flag in ("--contexts", "--prompts", "--chunks"):
         parser.add_argument(flag, nargs="+", type=int)
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
-    parser.add_argument("--json", type=Path, help="writes machine and figures")
+    parser.add_argument("--json", type=Path, help="machine and figures, written anew after each")
     parser.add_argument("--from", type=Path, dest="source", help="shows the figures of a --json")
     parser.add_argument("--publish", action="store_true", help="into results/ and docs/performance.md")
     options = parser.parse_args()
@@ -129,9 +131,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="twinfang-step-limit-") as folder:
             for name in options.models:
                 directory = write_configuration(name, Path(folder), max_model_len=max_model_len)
-                report["models"][name] = measure(name, directory, options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                for found in measure(name, directory, options):
+                    report["models"][name] = found
+                    if options.json is not None:
+                        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(table(report))
     if options.publish:
         publish(report)
