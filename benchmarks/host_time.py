@@ -259,9 +259,13 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         lines.append(line(title, lambda run, i, phase=phase: f"{run['steps'][i]['us'][phase]:.0f}"))
     lines.append(line("**decode server**", lambda run, i: f"**{host_us(run['steps'][i]):.0f}**"))
     lines.append(line("… a row", lambda run, i: f"{host_us(run['steps'][i]) / run['steps'][i]['rows']:.1f}"))
-    lines.append(
-        line("router", lambda run, i: f"{run['router'][str(columns[i][0])]:.0f}" if not columns[i][1] else "")
-    )
+    if all(run["router"] for run in runs.values()):
+
+        def of_router(run: dict[str, Any], i: int) -> str:
+            rows, drafts = columns[i]
+            return "" if drafts else f"{run['router'][str(rows)]:.0f}"
+
+        lines.append(line("router", of_router))
     lines.append(line("(the model's run)", lambda run, i: f"{run['steps'][i]['us'][PROGRAM]:.0f}"))
     return "\n".join(lines)
 
@@ -296,7 +300,7 @@ def main() -> None:
         "steps": steps,
         "router": {} if options.no_router else measure_router(),
     }
-    print(table({options.label or "after": run}) if run["router"] else json.dumps(steps, indent=1))
+    print(table({options.label or "after": run}))
     if options.label is None:
         return
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
