@@ -1,5 +1,7 @@
 """A plan becomes a step whose metadata says, row by row, what the plan said."""
 
+import random
+
 import torch
 
 from engine.batch_builder import BatchBuilder
@@ -144,3 +146,33 @@ def test_a_cleared_row_is_as_if_nobody_had_been_there():
             found = getattr(tables, name)
             equal = torch.equal(found, table) if isinstance(table, torch.Tensor) else found == table
             assert torch.as_tensor(equal).all(), name
+
+
+def test_what_is_left_of_the_last_load_is_what_a_fresh_one_writes():
+    """Rows, padding, new blocks, boundaries and forced tokens come and go between loads."""
+    luck = random.Random(7)
+    table, state = RowTable(6, 8, 2), RowState(6, 2, CPU)
+    requests = []
+    for row in range(6):
+        request = Request(f"r{row}", [1, 2, 3, 4], SamplingParams(max_tokens=20))
+        request.row, request.block_ids, request.slots = row, [row + 1], [2 * row + 1, 2 * row + 2]
+        requests.append(request)
+        table.fill(request)
+    kept = StepBuffers(table, state, block_size=BLOCK_SIZE, device=CPU)
+    chosen = requests[:4]
+    for _ in range(60):
+        if luck.random() < 0.3:
+            chosen = luck.sample(requests, luck.randint(0, 6))
+        for request in luck.sample(requests, luck.choice([0, 1, 6])):
+            request.block_ids = [*request.block_ids, luck.randint(1, 99)][:8]
+            table.extend(request)
+        num_before = luck.choice([1, 4, 4])
+        extras = luck.choice([(), (), (StateBoundary(6, 50),)])
+        planned = [PlannedRow(request, num_before, 1, extras) for request in chosen]
+        size = luck.randint(len(planned), 6)
+        kept.load(planned, size)
+        fresh = StepBuffers(table, state, block_size=BLOCK_SIZE, device=CPU)
+        fresh.load(planned, size)
+        for name in ("rows", "block_table", "slots", "boundary_len", "boundary_slot", "forced"):
+            found, expected = getattr(kept, name).device[:size], getattr(fresh, name).device[:size]
+            assert torch.equal(found, expected), name
