@@ -51,7 +51,7 @@ SMALL = BenchmarkModel(
         max_position_embeddings=MAX_MODEL_LEN,
     ),
     requests={1: 8, 8: 32, 32: 64},
-    starts_s=115.0,
+    starts_s=155.0,
     load_s=120.0,
 )
 

@@ -47,19 +47,10 @@ class Vllm:
         return self._process("vllm", "vLLM", flags)
 
     def pair(self, flags: str) -> Pair:
-        """Each of the two has its threads on all cores, too.
-
-        Bound to a core of its own, a server was seen to hang as it starts: on a CPU the connector moves its
-        process to the last core. Names of engines are given, since what is compiled is kept by them.
-        """
+        """Each of the two has its threads on all cores, too; both compile anew whenever they start."""
 
         def server(name: str, role: str) -> Process:
-            transfer = {
-                "kv_connector": "NixlConnector",
-                "kv_role": role,
-                "kv_buffer_device": "cpu",
-                "engine_id": name,
-            }
+            transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
             words = f"--kv-transfer-config {shlex.quote(json.dumps(transfer))}"
             return self._process(name, name, f"{words} --no-disable-hybrid-kv-cache-manager {flags}")
 
