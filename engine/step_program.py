@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.caches import LayerCaches
 from engine.models.nemotron_h import NemotronH
+from engine.recorded_forward import RecordedForward
 from engine.request import Request
 from engine.row_state import RowState
 from engine.sampler import Sampler
@@ -116,7 +117,9 @@ class StepProgram:
         sampler: Sampler,
         accept: AcceptDrafts,
         drafter: Drafter,
+        recorded: RecordedForward | None = None,
     ) -> None:
+        self._recorded = recorded
         self._accept_buffered = accept
         self._model = model
         self._caches = caches
@@ -126,12 +129,12 @@ class StepProgram:
 
     def run(self, step: Step) -> StepTensors:
         """Everything behind ``prepare``."""
-        hidden = self._model.forward(step.batch, self._caches)
+        hidden, decode_logits = self._forward(step)
         token_ids = torch.zeros_like(step.write_slots, dtype=torch.int64)
         is_finite = torch.ones_like(step.write_slots, dtype=torch.bool)
-        decode_logits = prefill_logits = None
-        if step.samples and step.num_decode:
-            decode_logits, token_ids, is_finite = self._sample_decode(step, hidden, token_ids, is_finite)
+        prefill_logits = None
+        if decode_logits is not None:
+            token_ids, is_finite = self._sample_decode(step, decode_logits, token_ids, is_finite)
         if step.ends is not None:
             prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
             self._place_prefill(step, step.ends)
@@ -140,20 +143,33 @@ class StepProgram:
         self._drafter.draft(step, hidden)
         return StepTensors(hidden, decode_logits, prefill_logits)
 
+    def replays(self, step: Step) -> bool:
+        """Whether the model's pass over this step is recorded, or will be by running it."""
+        return self._recorded is not None and step.ends is None
+
+    def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of all tokens, and decode rows' logits ``[R, T, V]`` where any row samples."""
+        if self._recorded is not None and step.ends is None:
+            hidden, logits = self._recorded(step.batch)
+        else:
+            hidden = self._model.forward(step.batch, self._caches)
+            if not step.samples or not step.num_decode:
+                return hidden, None
+            logits = self._model.logits(hidden[: step.batch.num_decode_tokens])
+        return hidden, logits.view(step.num_decode, -1, logits.shape[-1]) if step.samples else None
+
     def _sample_decode(
-        self, step: Step, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        num_rows, num_tokens = step.num_decode, step.batch.num_decode_tokens
-        shape = (num_rows, num_tokens // num_rows)
-        logits = self._model.logits(hidden[:num_tokens]).view(*shape, -1)
-        positions = step.batch.positions[:num_tokens].view(shape)
-        inputs = step.batch.input_ids[:num_tokens].view(shape)
+        self, step: Step, logits: Tensor, token_ids: Tensor, is_finite: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        num_rows, shape = step.num_decode, logits.shape[:2]
+        positions = step.batch.positions[: step.batch.num_decode_tokens].view(shape)
+        inputs = step.batch.input_ids[: step.batch.num_decode_tokens].view(shape)
         sampled, finite = self._sampler.sample(logits, step.rows[:num_rows], positions, inputs, step.needs)
         if step.ends is None:
-            return logits, sampled, finite
+            return sampled, finite
         token_ids[:num_rows] = sampled
         is_finite[:num_rows] = finite
-        return logits, token_ids, is_finite
+        return token_ids, is_finite
 
     def _sample_prefill(
         self, step: Step, ends: PrefillEnds, hidden: Tensor, token_ids: Tensor, is_finite: Tensor

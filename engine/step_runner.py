@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import torch
@@ -15,6 +16,7 @@ from engine.drafters import MtpDrafter, NgramDrafter
 from engine.grammar_masks import GrammarMasks
 from engine.launched_step import LaunchedStep
 from engine.models.nemotron_h import NemotronH
+from engine.recorded_forward import RecordedForward
 from engine.request import Request
 from engine.row_state import RowState
 from engine.row_table import RowTable
@@ -27,6 +29,8 @@ from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTenso
 from telemetry.measures import StepRun
 from wire.errors import TwinfangError
 from wire.sampling_params import MAX_STOP_TOKEN_IDS
+
+log = logging.getLogger(__name__)
 
 GREEDY = SamplingNeeds()
 CAPTURED = [
@@ -70,14 +74,18 @@ class StepRunner:
         self._drafter = self._make_drafter(config, caches, sampler)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
         accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
-        self._program = StepProgram(model, caches.layers, self.state, sampler, accept, self._drafter)
+        captures = config.role != "prefill" and not config.sanitize
+        recorded = RecordedForward(model, caches.layers) if captures and _records(model) else None
+        self._program = StepProgram(
+            model, caches.layers, self.state, sampler, accept, self._drafter, recorded
+        )
         self._graphs = StepGraphs(
             self._program,
             self._builder,
             self._buffers,
             max_seq_len=capacity.max_model_len + config.num_positions,
             device=device,
-            captures=config.role != "prefill" and not config.sanitize,
+            captures=captures,
         )
 
     def _make_drafter(self, config: EngineConfig, caches: Caches, sampler: Sampler) -> Drafter:
@@ -188,7 +196,7 @@ class StepRunner:
             return *replayed, "graph"
         step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
         self._checks.compare(plan, step.batch)
-        return step, self._program.run(step), "eager"
+        return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
 
     def launch_padding(self, num_rows: int) -> None:
         """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
@@ -197,3 +205,11 @@ class StepRunner:
         if self._graphs.replay(num_rows, GREEDY) is None:
             step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
             self._program.run(step)
+
+
+def _records(model: NemotronH) -> bool:
+    """Whether decode passes are recorded off GPU; says so once where they are not."""
+    obstacle = RecordedForward.obstacle(model)
+    if obstacle is not None and model.embeddings.device.type == "cpu":
+        log.info("decode steps are computed call by call: %s", obstacle)
+    return obstacle is None

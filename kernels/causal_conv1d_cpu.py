@@ -9,10 +9,13 @@ The carried state is float32; that of another dtype is staged (kernels/staged_sl
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu_exp import exp_f32
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.staged_slots import StagedSlots
 
@@ -66,10 +69,15 @@ def _convolve_rows(
     taps = _transpose(weight, num_taps, 0, num_channels, num_taps)
     for r in range(begin, end):
         if read_slots[r] == 0:
+            y[r] = np.float32(0)
             continue
         past = _transpose(state[read_slots[r] * slot_stride :], channel_stride, 0, num_channels, num_taps - 1)
         for i in range(num_positions):
             _convolve_token(x, r * row_stride, token_stride, past, taps, bias, i, y[r, i])
+            out = y[r, i]
+            for c in range(num_channels):
+                # np.divide: the operator's check for a zero divisor would keep the loop scalar.
+                out[c] = np.divide(out[c], np.float32(1) + exp_f32(-out[c]))
             if write_slots[r, i] != 0:
                 slot = state[write_slots[r, i] * slot_stride :]
                 _store_state(x, r * row_stride, token_stride, past, i + 1, slot, channel_stride, 0)
@@ -91,7 +99,7 @@ def causal_conv1d_update_cpu(
         staged.scatter(conv_state, write_slots)
         return y
     inputs = x.float()
-    y = torch.zeros(x.shape)
+    y = torch.empty(x.shape)
     _convolve_rows.parallel_for(
         x.shape[0],
         1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
@@ -104,9 +112,14 @@ def causal_conv1d_update_cpu(
         as_array(write_slots.contiguous()),
         as_array(y),
     )
-    return F.silu(y, inplace=True).to(x.dtype)
+    return y.to(x.dtype)
 
 
 def _filter(weight, bias):
-    bias = torch.zeros(weight.shape[0]) if bias is None else bias
-    return as_array(weight.float().reshape(-1)), as_array(bias.float())
+    offset = _no_bias(weight.shape[0]) if bias is None else as_array(bias.float())
+    return as_array(weight.float().reshape(-1)), offset
+
+
+@functools.cache
+def _no_bias(num_channels):
+    return np.zeros(num_channels, np.float32)

@@ -9,7 +9,7 @@ A kernel is a plain function over numpy arrays and numbers. One whose last two a
             x[i] *= factor
 
     _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
-    _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # shares of at least 16 items
+    _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # threads may share it; 16 items take 100 µs
 
 * The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else beside the module, else (read-only
   installations) in the user's cache folder. Only the first process on a machine compiles.
@@ -22,12 +22,11 @@ A kernel is a plain function over numpy arrays and numbers. One whose last two a
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
+import threading
 import types
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,38 +116,35 @@ class CpuKernel:
         self.dispatcher(*args)
 
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
-        """Run over items ``[0, num_items)`` on up to torch's number of threads, this one among them.
+        """Run over items ``[0, num_items)``, shared with other threads where it pays.
 
-        No thread gets less than ``grain`` items: choose it so that they take some 100 µs, about five
-        times what waking a thread costs.
+        ``grain`` items take some 100 µs, about five times what waking a thread costs. While a
+        :class:`kernels.cpu_graph.CpuGraph` records on this thread it also notes the call.
         """
-        num_shares = max(1, min(torch.get_num_threads(), num_items // grain))
-        if num_shares == 1:
-            self.dispatcher(*args, 0, num_items)
+        if num_items == 0:
             return
-        bounds = [num_items * i // num_shares for i in range(num_shares + 1)]
-        own, *shares = itertools.pairwise(bounds)
-        others = [_threads().submit(self.dispatcher, *args, *share) for share in shares]
-        self.dispatcher(*args, *own)
-        for other in others:
-            other.result()
+        if recording.note is not None:
+            recording.note(self.dispatcher, num_items, grain, args)
+        if num_items < 2 * grain or torch.get_num_threads() == 1:
+            self.dispatcher(*args, 0, num_items)
+        else:
+            from kernels.cpu_graph import run_shared
+
+            run_shared(self.dispatcher, num_items, grain, args)
+
+
+class _Recording(threading.local):
+    """Who notes the calls of this thread's kernels."""
+
+    note: Callable[[Any, int, int, tuple[Any, ...]], None] | None = None
+
+
+recording = _Recording()
 
 
 @functools.cache
 def _warn_that_nothing_is_cached() -> None:
     logger.warning("no writable folder: every process compiles the CPU kernels anew; set NUMBA_CACHE_DIR")
-
-
-@functools.cache
-def _threads_of(num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="cpu-kernel")
-
-
-def _threads() -> ThreadPoolExecutor:
-    # Plain threads, which sleep while they wait. numba's own parallel loops bring a second OpenMP pool
-    # (another libgomp than torch's), and both pools spin for milliseconds after each loop: on few cores
-    # each takes the cores from the other (docs/decisions/002-cpu-kernels.md).
-    return _threads_of(torch.get_num_threads())
 
 
 def cpu_jit(fn: Callable[..., None]) -> CpuKernel:

@@ -95,13 +95,64 @@ def _online_softmax(scores, highest, total, acc):
 
 
 @cpu_jit
+def _attend_tile(
+    q, q_strides, k_cache, v_cache, cache_strides, shape, row, first_token, num_tokens, first_len, kv_head,
+    block_table, columns, scale, out, queries, acc, highest, total, scores, bases,
+):  # fmt: skip
+    """``num_tokens`` queries of a row from ``first_token`` on; the first sees ``first_len`` tokens."""
+    num_heads, kv_heads, block_size, head_dim = shape
+    heads_per_kv = num_heads // kv_heads
+    step_blocks = bases.shape[0]
+    num_queries = num_tokens * heads_per_kv
+    for i in range(num_queries):
+        token, head = first_token + i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
+        source = token * q_strides[0] + head * q_strides[1]
+        q_row = q[source : source + head_dim]
+        query = queries[i]
+        for d in range(head_dim):
+            query[d] = q_row[d] * scale
+    acc[:num_queries] = _ZERO
+    highest[:num_queries] = _NEGATIVE_INFINITY
+    total[:num_queries] = _ZERO
+
+    num_blocks = (first_len + num_tokens - 1 + block_size - 1) // block_size
+    for step in range(0, num_blocks, step_blocks):
+        step_end = min(step + step_blocks, num_blocks)
+        for block in range(step, step_end):
+            block_id = block_table[row * columns + block]
+            bases[block - step] = block_id * cache_strides[0] + kv_head * cache_strides[1]
+        for i in range(num_queries):
+            live = min(first_len + i // heads_per_kv, step_end * block_size) - step * block_size
+            for j in range(step_end - step):
+                keys = k_cache[bases[j] : bases[j] + block_size * head_dim]
+                num_rows = min(live - j * block_size, block_size)
+                _dot_rows(queries[i], keys, num_rows, scores[i, j * block_size :])
+            if live > 0:
+                highest[i], total[i] = _online_softmax(scores[i, :live], highest[i], total[i], acc[i])
+        for i in range(num_queries):
+            live = min(first_len + i // heads_per_kv, step_end * block_size) - step * block_size
+            for j in range(step_end - step):
+                values = v_cache[bases[j] : bases[j] + block_size * head_dim]
+                num_rows = min(live - j * block_size, block_size)
+                _add_weighted_rows(scores[i, j * block_size :], values, num_rows, acc[i])
+
+    for i in range(num_queries):
+        token, head = first_token + i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
+        target = (token * num_heads + head) * head_dim
+        out_row = out[target : target + head_dim]
+        inverse = _ZERO if total[i] == _ZERO else np.divide(_ONE, total[i])
+        for d in range(head_dim):
+            out_row[d] = acc[i, d] * inverse
+
+
+@cpu_jit
 def _attend_tiles(
     q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, out, begin, end
 ):
+    """Items are tiles of one KV head, then those of the next."""
     num_heads, kv_heads, block_size, head_dim = shape
-    heads_per_kv = num_heads // kv_heads
+    most_queries = tiles[:, 2].max() * (num_heads // kv_heads)
     step_blocks = max(1, _TILE_TOKENS // block_size)
-    most_queries = tiles[:, 2].max() * heads_per_kv
     queries = np.empty((most_queries, head_dim), np.float32)
     acc = np.empty((most_queries, head_dim), np.float32)
     highest = np.empty(most_queries, np.float32)
@@ -109,48 +160,43 @@ def _attend_tiles(
     scores = np.empty((most_queries, step_blocks * block_size), np.float32)
     bases = np.empty(step_blocks, np.int64)
     for item in range(begin, end):
-        kv_head = item // tiles.shape[0]
         row, first_token, num_tokens, first_len = tiles[item % tiles.shape[0]]
-        num_queries = num_tokens * heads_per_kv
-        for i in range(num_queries):
-            token, head = first_token + i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
-            source = token * q_strides[0] + head * q_strides[1]
-            q_row = q[source : source + head_dim]
-            query = queries[i]
-            for d in range(head_dim):
-                query[d] = q_row[d] * scale
-        acc[:num_queries] = _ZERO
-        highest[:num_queries] = _NEGATIVE_INFINITY
-        total[:num_queries] = _ZERO
+        _attend_tile(
+            q, q_strides, k_cache, v_cache, cache_strides, shape, row, first_token, num_tokens, first_len,
+            item // tiles.shape[0], block_table, columns, scale, out,
+            queries, acc, highest, total, scores, bases,
+        )  # fmt: skip
 
-        num_blocks = (first_len + num_tokens - 1 + block_size - 1) // block_size
-        for step in range(0, num_blocks, step_blocks):
-            step_end = min(step + step_blocks, num_blocks)
-            for block in range(step, step_end):
-                block_id = block_table[row * columns + block]
-                bases[block - step] = block_id * cache_strides[0] + kv_head * cache_strides[1]
-            for i in range(num_queries):
-                live = min(first_len + i // heads_per_kv, step_end * block_size) - step * block_size
-                for j in range(step_end - step):
-                    keys = k_cache[bases[j] : bases[j] + block_size * head_dim]
-                    num_rows = min(live - j * block_size, block_size)
-                    _dot_rows(queries[i], keys, num_rows, scores[i, j * block_size :])
-                if live > 0:
-                    highest[i], total[i] = _online_softmax(scores[i, :live], highest[i], total[i], acc[i])
-            for i in range(num_queries):
-                live = min(first_len + i // heads_per_kv, step_end * block_size) - step * block_size
-                for j in range(step_end - step):
-                    values = v_cache[bases[j] : bases[j] + block_size * head_dim]
-                    num_rows = min(live - j * block_size, block_size)
-                    _add_weighted_rows(scores[i, j * block_size :], values, num_rows, acc[i])
 
-        for i in range(num_queries):
-            token, head = first_token + i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
-            target = (token * num_heads + head) * head_dim
-            out_row = out[target : target + head_dim]
-            inverse = _ZERO if total[i] == _ZERO else np.divide(_ONE, total[i])
-            for d in range(head_dim):
-                out_row[d] = acc[i, d] * inverse
+@cpu_jit
+def _attend_rows(
+    q, q_strides, k_cache, v_cache, cache_strides, shape, num_positions, seq_lens, block_table, columns, scale,
+    out, begin, end,
+):  # fmt: skip
+    """Item ``r * KVH + h``: decode row r's positions with KV head h."""
+    num_heads, kv_heads, block_size, head_dim = shape
+    heads_per_kv = num_heads // kv_heads
+    most_queries = num_positions * heads_per_kv
+    step_blocks = max(1, _TILE_TOKENS // block_size)
+    queries = np.empty((most_queries, head_dim), np.float32)
+    acc = np.empty((most_queries, head_dim), np.float32)
+    highest = np.empty(most_queries, np.float32)
+    total = np.empty(most_queries, np.float32)
+    scores = np.empty((most_queries, step_blocks * block_size), np.float32)
+    bases = np.empty(step_blocks, np.int64)
+    for item in range(begin, end):
+        row, kv_head = item // kv_heads, item % kv_heads
+        first_token = row * num_positions
+        if seq_lens[row] == 0:
+            for token in range(first_token, first_token + num_positions):
+                target = (token * num_heads + kv_head * heads_per_kv) * head_dim
+                out[target : target + heads_per_kv * head_dim] = _ZERO
+            continue
+        _attend_tile(
+            q, q_strides, k_cache, v_cache, cache_strides, shape, row, first_token, num_positions,
+            seq_lens[row] - num_positions + 1, kv_head, block_table, columns, scale, out,
+            queries, acc, highest, total, scores, bases,
+        )  # fmt: skip
 
 
 def cut_rows(
@@ -195,6 +241,40 @@ def paged_attention_cpu(
         k_cache.stride()[:2],
         (num_heads, *k_cache.shape[1:]),
         tiles,
+        as_flat_array(block_table),
+        block_table.stride(0),
+        np.float32(scale),
+        as_array(out).ravel(),
+    )
+    return out
+
+
+_GRAIN_HEADS = 4  # a thread's least share of a decode batch; how long its rows are is not known on the host
+
+
+def paged_attention_rows_cpu(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attend from decode rows q ``[R, T, QH, D]``, rows and positions at one stride. float32."""
+    num_rows, num_positions, num_heads, _ = q.shape
+    kv_heads = k_cache.shape[1]
+    out = torch.empty(q.shape)
+    _attend_rows.parallel_for(
+        num_rows * kv_heads,
+        _GRAIN_HEADS,
+        as_flat_array(q),
+        q.stride()[1:3],
+        as_flat_array(k_cache),
+        as_flat_array(v_cache),
+        k_cache.stride()[:2],
+        (num_heads, *k_cache.shape[1:]),
+        num_positions,
+        as_array(seq_lens),
         as_flat_array(block_table),
         block_table.stride(0),
         np.float32(scale),

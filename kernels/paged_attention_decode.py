@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from kernels.paged_attention_cpu import cut_rows, paged_attention_cpu
+from kernels.paged_attention_cpu import paged_attention_rows_cpu
 from kernels.paged_attention_prefill import (
     LOG2_E,
     attend_tokens,
@@ -281,9 +281,7 @@ def paged_attention_decode(
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(q, k_cache, v_cache, block_table, seq_lens, scale, max_seq_len)
     if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        num_rows, num_positions, num_heads, _ = q.shape
-        bounds = list(range(0, num_rows * num_positions + 1, num_positions))
-        tiles = cut_rows(bounds, seq_lens.tolist(), num_heads // k_cache.shape[1])
-        flat_q = q.reshape(num_rows * num_positions, num_heads, -1)
-        return paged_attention_cpu(flat_q, k_cache, v_cache, block_table, tiles, scale).view(q.shape)
+        if q.stride(0) != q.shape[1] * q.stride(1) or q.stride(3) != 1:
+            q = q.contiguous()
+        return paged_attention_rows_cpu(q, k_cache, v_cache, block_table, seq_lens, scale)
     return paged_attention_decode_reference(q, k_cache, v_cache, block_table, seq_lens, scale=scale)

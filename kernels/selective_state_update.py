@@ -211,20 +211,28 @@ def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slot
         staged.scatter(ssm_state, write_slots)
         return y
     num_rows, num_positions, num_heads, head_dim = x.shape
-    y = torch.zeros(x.shape)
-    operands = (as_array(t.float().contiguous()) for t in (x, dt, A, B, C, D, dt_bias))
+    num_groups, width = B.shape[2:]
+    y = torch.empty(x.shape)
+    rows = (_adjacent(t.float()) for t in (x, dt, B, C))
     update_heads.parallel_for(
         num_rows * num_heads,
-        max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * B.shape[-1])),
-        *operands,
+        max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
+        *(part for t in rows for part in (as_flat_array(t), t.stride()[:3])),
+        *(as_array(t.float()) for t in (A, D, dt_bias)),
         as_flat_array(ssm_state),
-        *ssm_state.stride()[:3],
-        as_array(read_slots.contiguous()),
+        ssm_state.stride()[:3],
+        as_array(read_slots),
         as_array(write_slots.contiguous()),
-        *map(np.float32, dt_limit),
-        as_array(y),
+        (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
+        (num_positions, num_heads, head_dim, num_groups, width),
+        as_array(y).ravel(),
     )
     return y.to(x.dtype)
+
+
+def _adjacent(t: torch.Tensor) -> torch.Tensor:
+    """Elements of the last axis side by side; copied only where they are not."""
+    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 _GRAIN_ELEMENTS = 2**20  # of state, about 100 µs

@@ -54,26 +54,31 @@ def _advance(state, offset, stride, decay, step, D, B, C, x, y):
 
 @cpu_jit
 def update_heads(
-    x, dt, A, B, C, D, dt_bias, state, slot_stride, head_stride, row_stride,
-    read_slots, write_slots, dt_min, dt_max, y, begin, end,
+    x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
+    read_slots, write_slots, dt_limit, shape, y, begin, end,
 ):  # fmt: skip
-    """Item ``r * H + h``: all positions of head h of decode row r."""
-    _, num_positions, num_heads, head_dim = x.shape
-    heads_per_group, width = num_heads // B.shape[2], B.shape[3]
+    """Item ``r * H + h``: all positions of head h of decode row r. ``shape`` is T, H, P, G, N; y is flat."""
+    num_positions, num_heads, head_dim, num_groups, width = shape
+    slot_stride, head_stride, row_stride = state_strides
+    heads_per_group = num_heads // num_groups
     unwritten = np.empty(head_dim * width, np.float32)  # stands in for write slot 0
     for item in range(begin, end):
         r, h = item // num_heads, item % num_heads
+        g = h // heads_per_group
         slot = read_slots[r]
-        if slot == 0:
-            continue
         memory, offset, stride = state, slot * slot_stride + h * head_stride, row_stride
         for i in range(num_positions):
-            step = _softplus(dt[r, i, h] + dt_bias[h])
+            o = ((r * num_positions + i) * num_heads + h) * head_dim
+            out = y[o : o + head_dim]
+            if read_slots[r] == 0:
+                out[:] = np.float32(0)
+                continue
+            step = _softplus(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h])
             # Comparisons, because min() and max() lose a NaN.
-            if step < dt_min:
-                step = dt_min
-            elif step > dt_max:
-                step = dt_max
+            if step < dt_limit[0]:
+                step = dt_limit[0]
+            elif step > dt_limit[1]:
+                step = dt_limit[1]
             source, source_offset, source_stride = memory, offset, stride
             if write_slots[r, i] == 0:
                 memory, offset, stride = unwritten, 0, width
@@ -87,5 +92,10 @@ def update_heads(
                     for n in range(width):
                         new[n] = old[n]
             decay = np.float32(math.exp(A[h] * step))
-            B_i, C_i = B[r, i, h // heads_per_group], C[r, i, h // heads_per_group]
-            _advance(memory, offset, stride, decay, step, D[h], B_i, C_i, x[r, i, h], y[r, i, h])
+            o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2]
+            b = r * B_strides[0] + i * B_strides[1] + g * B_strides[2]
+            c = r * C_strides[0] + i * C_strides[1] + g * C_strides[2]
+            _advance(
+                memory, offset, stride, decay, step, D[h],
+                B[b : b + width], C[c : c + width], x[o : o + head_dim], out,
+            )  # fmt: skip

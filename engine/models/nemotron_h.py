@@ -22,6 +22,7 @@ from engine.models.linear import Linear
 from engine.models.mtp import Mtp
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import Weights
+from kernels.embedding import embedding
 
 PREFIXES = ("backbone.", "model.")
 """As published, and as transformers 5 may save it."""
@@ -68,7 +69,7 @@ class NemotronH:
         Attention takes the first KV caches; those after them are the MTP layer's. Returns the hidden
         states after the last norm, ``[n, hidden]``. Padding tokens come out finite.
         """
-        return self.layers.forward(F.embedding(batch.input_ids, self.embeddings), batch, caches)
+        return self.layers.forward(embedding(batch.input_ids, self.embeddings), batch, caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[m, hidden]`` after the last norm, the MTP layer's too, to ``[m, vocab]`` float32."""

@@ -1,0 +1,244 @@
+"""Runs a list of native kernel calls on this thread, helped by others where a call is long enough.
+
+The list is a table of int64, a call a row: trampoline, kernel, block (:mod:`kernels.native_call`), number of
+items, number of shares. Calls are made in order; a call's shares are claimed one by one, by whoever is there:
+a helper that the operating system gives no core costs nothing, since this thread does all shares but the
+one that a helper has claimed. No Python runs and no lock is taken between two calls.
+
+Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its successor. The
+generation changes with every call, so that a helper which slept through any number of them can't claim from
+a call that it did not read. Between two calls no share is left in the word, while the next call's address
+is written. Helpers sleep in a semaphore between lists, spin within one, and yield the core if it lasts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.cpu_jit import cpu_intrinsic, cpu_jit
+
+TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
+MOST_SHARES = 2**12 - 1
+_CALL, _DONE, _RUNNING, _STOPPED = 64, 128, 192, 256
+"""Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, the end."""
+_CONTROL_BYTES = 320
+_SEMAPHORE_BYTES = 64  # more than any C library's sem_t
+_SPINS = 2000  # about 50 µs
+_STOP_S = 1.0
+
+
+def _atomic(generate: Any, num_args: int) -> Any:
+    """An intrinsic on int64 arguments, the first an address, with an int64 result."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return generate(builder, pointer, *args[1:])
+
+    if num_args == 1:
+        return intrinsic(lambda context, a: (types.int64(types.int64), build))
+    if num_args == 2:
+        return intrinsic(lambda context, a, b: (types.int64(types.int64, types.int64), build))
+    return intrinsic(lambda context, a, b, c: (types.int64(types.int64, types.int64, types.int64), build))
+
+
+@cpu_intrinsic
+def _load() -> Any:
+    return _atomic(lambda builder, p: builder.load_atomic(p, "seq_cst", 8), 1)
+
+
+@cpu_intrinsic
+def _store() -> Any:
+    def generate(builder: Any, p: Any, value: Any) -> Any:
+        builder.store_atomic(value, p, "seq_cst", 8)
+        return value
+
+    return _atomic(generate, 2)
+
+
+@cpu_intrinsic
+def _add() -> Any:
+    return _atomic(lambda builder, p, value: builder.atomic_rmw("add", p, value, "seq_cst"), 2)
+
+
+@cpu_intrinsic
+def _swap_if_equal() -> Any:
+    """``swap_if_equal(address, expected, new)`` is 1 where it swapped."""
+
+    def generate(builder: Any, p: Any, expected: Any, new: Any) -> Any:
+        from llvmlite import ir
+
+        pair = builder.cmpxchg(p, expected, new, "seq_cst", "seq_cst")
+        return builder.zext(builder.extract_value(pair, 1), ir.IntType(64))
+
+    return _atomic(generate, 3)
+
+
+@cpu_intrinsic
+def _call_trampoline() -> Any:
+    """``call(trampoline, kernel, block, begin, end)``"""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        integer = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # a pointer is passed as an integer is
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    @intrinsic
+    def call(context, trampoline, kernel, block, begin, end):  # type: ignore[no-untyped-def]
+        return types.void(*[types.int64] * 5), generate
+
+    return call
+
+
+@cpu_intrinsic
+def _call_c() -> Any:
+    """``call(function, argument)``: a C function of a pointer that returns an int, which is dropped."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    @intrinsic
+    def call(context, function, argument):  # type: ignore[no-untyped-def]
+        return types.void(types.int64, types.int64), generate
+
+    return call
+
+
+@cpu_jit
+def _run_share(row, share, shares):
+    """``row`` is the address of a call's row in its table."""
+    items = _load(row + 8 * ITEMS)
+    begin, end = items * share // shares, items * (share + 1) // shares
+    _call_trampoline(_load(row), _load(row + 8 * KERNEL), _load(row + 8 * BLOCK), begin, end)
+
+
+@cpu_jit
+def _claim_shares(control):
+    """Works on the call in hand until no share of it is left."""
+    while True:
+        word = _load(control)
+        share, shares = word & MOST_SHARES, (word >> 12) & MOST_SHARES
+        if share >= shares:
+            return
+        if _swap_if_equal(control, word, word + 1) != 0:
+            _run_share(_load(control + _CALL), share, shares)
+            _add(control + _DONE, 1)
+
+
+@cpu_jit
+def _run_calls(table, control, sched_yield, is_shared):
+    row = table.ctypes.data
+    for i in range(table.shape[0]):
+        shares = table[i, SHARES]
+        if shares == 1 or not is_shared:
+            _run_share(row, 0, 1)
+        else:
+            generation = (_load(control) >> 24) + 1
+            _store(control, generation << 24)  # no shares: nobody claims while the call is written
+            _store(control + _CALL, row)
+            _store(control + _DONE, 0)
+            _store(control, (generation + 1) << 24 | shares << 12)
+            _claim_shares(control)
+            spins = 0
+            while _load(control + _DONE) < shares:
+                spins += 1
+                if spins > _SPINS:
+                    _call_c(sched_yield, 0)
+        row += 8 * COLUMNS
+
+
+@cpu_jit
+def _help(control, semaphore, sem_wait, sched_yield):
+    """A helper's life."""
+    while True:
+        _call_c(sem_wait, semaphore)
+        if _load(control + _STOPPED) != 0:
+            return
+        spins = 0
+        while _load(control + _RUNNING) != 0:
+            word = _load(control)
+            if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
+                _claim_shares(control)
+                spins = 0
+            else:
+                spins += 1
+                if spins > _SPINS:
+                    _call_c(sched_yield, 0)
+
+
+class CpuThreads:
+    """This process's helpers, as many as torch's number of threads asks for, less the caller."""
+
+    def __init__(self) -> None:
+        self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
+        self._address = -(-self._control.ctypes.data // 64) * 64
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+        self._libc = ctypes.CDLL(None)
+        self._yield, self._wait = self._address_of("sched_yield"), self._address_of("sem_wait")
+        if self._libc.sem_init(self._semaphore, 0, 0) != 0:
+            raise OSError("this system has no unnamed semaphores")
+        self._helpers: list[threading.Thread] = []
+        self._busy = threading.Lock()
+        atexit.register(self._stop)
+
+    def run(self, table: NDArray[np.int64]) -> None:
+        """Makes all calls of a table. Where other threads use the helpers already, without them."""
+        num_helpers = min(torch.get_num_threads() - 1, int(table[:, SHARES].max()) - 1)
+        if num_helpers <= 0 or not self._busy.acquire(blocking=False):
+            _run_calls.dispatcher(table, self._address, self._yield, False)
+            return
+        try:
+            self._wake(num_helpers)
+            _run_calls.dispatcher(table, self._address, self._yield, True)
+        finally:
+            self._set(_RUNNING, 0)
+            self._busy.release()
+
+    def _wake(self, num_helpers: int) -> None:
+        while len(self._helpers) < num_helpers:
+            args = self._address, ctypes.addressof(self._semaphore), self._wait, self._yield
+            helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
+            helper.start()
+            self._helpers.append(helper)
+        self._set(_RUNNING, 1)
+        for _ in range(num_helpers):
+            self._libc.sem_post(self._semaphore)
+
+    def _stop(self) -> None:
+        """Helpers leave native code before the interpreter is taken down."""
+        self._set(_STOPPED, 1)
+        for _ in self._helpers:
+            self._libc.sem_post(self._semaphore)
+        for helper in self._helpers:
+            helper.join(_STOP_S)
+
+    def _set(self, offset: int, value: int) -> None:
+        ctypes.c_int64.from_address(self._address + offset).value = value
+
+    def _address_of(self, name: str) -> int:
+        return ctypes.cast(getattr(self._libc, name), ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def cpu_threads() -> CpuThreads:
+    """The helpers of this process."""
+    return CpuThreads()

@@ -1,0 +1,103 @@
+"""Calls of numba kernels as plain data, so that native code can make them without Python.
+
+A call is three addresses: of the kernel's machine code, of a block of 64-bit words with its arguments, and of
+a trampoline ``(kernel, block, begin, end)`` that hands the words over as the kernel's signature wants them.
+Trampolines depend on types alone; there are about as many as kernels.
+
+Numba passes an array as its fields ``meminfo, parent, nitems, itemsize, data, shape…, strides…`` and a tuple
+as its elements, behind two pointers for result and exception; that is how its compiled functions call
+each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """One kernel bound to its arguments, all but ``begin`` and ``end``. It keeps arrays and code alive."""
+
+    trampoline: int
+    kernel: int
+    block: NDArray[np.int64]
+    _keeps: tuple[Any, ...]
+
+    @classmethod
+    def bind(cls, dispatcher: Any, args: tuple[Any, ...]) -> NativeCall:
+        """Compiles the kernel for these arguments' types if need be."""
+        import numba
+
+        signature = (*map(numba.typeof, args), numba.int64, numba.int64)
+        compiled = dispatcher.overloads.get(signature)
+        if compiled is None:
+            dispatcher.compile(signature)
+            compiled = dispatcher.overloads[signature]
+        kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        words = [word for arg in args for word in _words(arg)]
+        return cls(
+            _trampoline(signature, compiled.target_context),
+            kernel,
+            np.array(words, dtype=np.int64),
+            (compiled, args),
+        )
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Trampoline, kernel, block."""
+        return self.trampoline, self.kernel, self.block.ctypes.data
+
+
+def _words(arg: Any) -> list[int]:
+    """An argument as the kernel's signature spells it out, a word each."""
+    if isinstance(arg, np.ndarray):
+        return [0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides]
+    if isinstance(arg, tuple):
+        return [word for element in arg for word in _words(element)]
+    if isinstance(arg, np.float32):
+        return [int(np.array([arg, 0], dtype=np.float32).view(np.int64)[0])]
+    if isinstance(arg, float):
+        return [int(np.array([arg]).view(np.int64)[0])]
+    return [int(arg)]
+
+
+@functools.cache
+def _trampoline(signature: tuple[Any, ...], context: Any) -> int:
+    """``void (int64 kernel, int64* block, int64 begin, int64 end)``"""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.core.compiler_lock import global_compiler_lock
+
+    function_type = context.call_conv.get_function_type(types.none, signature)
+    name = f"twinfang_trampoline_{next(_numbers)}"
+    integer = ir.IntType(64)
+    with global_compiler_lock:
+        library = context.codegen().create_library(name)
+        module = library.create_ir_module(name)
+        arguments = [integer, integer.as_pointer(), integer, integer]
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+        builder = ir.IRBuilder(function.append_basic_block())
+        kernel, block, begin, end = function.args
+        result, error = (builder.alloca(pointer.pointee) for pointer in function_type.args[:2])
+        passed = [result, error]
+        for index, kind in enumerate(function_type.args[2:-2]):
+            word = builder.gep(block, [ir.Constant(integer, index)])
+            passed.append(builder.load(builder.bitcast(word, kind.as_pointer())))
+        builder.call(builder.inttoptr(kernel, function_type.as_pointer()), [*passed, begin, end])
+        builder.ret_void()
+        library.add_ir_module(module)
+        library.finalize()
+    _libraries.append(library)
+    return int(library.get_pointer_to_function(name))
+
+
+_libraries: list[Any] = []
+"""They own the trampolines' code."""
