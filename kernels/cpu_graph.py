@@ -6,19 +6,20 @@
     x.copy_(other); graph.replay()     # y is the model of the new x
 
 As with a CUDA graph tensors keep their addresses, nothing that was decided while recording is decided again,
-and results stay where they are until the next replay. Only numba kernels are noted. A torch operator that
-computes would be missing from every replay, so recording refuses it; views and empty tensors pass. (Values
-read on the host, with ``tolist`` or numpy, can't be caught: a kernel has to read them itself.)
+and results stay where they are until the next replay. Only numba kernels are noted. What torch computes,
+copies or hands to the host would be missing from every replay, so recording refuses it; views and empty
+tensors pass. (What numpy computes can't be caught.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from kernels.cpu_jit import recording
 from kernels.cpu_threads import COLUMNS, MOST_SHARES, cpu_threads
@@ -70,15 +71,37 @@ def _row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
     return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
 
 
-class _NothingComputed(TorchDispatchMode):
-    """Lets through what gives memory or looks at it in another way."""
+class _NothingComputed(TorchFunctionMode):
+    """Lets through what gives memory, looks at it in another way, or tells of its shape."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_view(func) and not func.overloadpacket.__name__.startswith(("empty", "new_empty")):
-            raise RuntimeError(f"{func} computes: a recorded step would leave it out when it is replayed")
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", str(func))
+        if not name.startswith(("empty", "new_empty")) and _computes(name, args, kwargs or {}, found):
+            raise RuntimeError(f"torch's {name} computes: a recorded step would leave it out when replayed")
+        return found
 
 
-def _is_view(func: Any) -> bool:
-    infos = [result.alias_info for result in func._schema.returns]
-    return bool(infos) and all(info is not None and not info.is_write for info in infos)
+def _computes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
+    if name in _READS or "out" in kwargs or kwargs.get("inplace") or _is_in_place(name):
+        return True
+    known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+    return any(tensor.untyped_storage().data_ptr() not in known for tensor in _tensors(found))
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+
+
+_READS = frozenset(
+    ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose", "is_nonzero")
+)
+"""They hand values to the host, which would decide by them once and for all."""

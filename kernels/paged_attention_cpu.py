@@ -170,8 +170,8 @@ def _attend_tiles(
 
 @cpu_jit
 def _attend_rows(
-    q, q_strides, k_cache, v_cache, cache_strides, shape, num_positions, seq_lens, block_table, columns, scale,
-    out, begin, end,
+    q, row_stride, q_strides, k_cache, v_cache, cache_strides, shape, num_positions, seq_lens,
+    block_table, columns, scale, out, begin, end,
 ):  # fmt: skip
     """Item ``r * KVH + h``: decode row r's positions with KV head h."""
     num_heads, kv_heads, block_size, head_dim = shape
@@ -186,15 +186,15 @@ def _attend_rows(
     bases = np.empty(step_blocks, np.int64)
     for item in range(begin, end):
         row, kv_head = item // kv_heads, item % kv_heads
-        first_token = row * num_positions
+        row_out = out[row * num_positions * num_heads * head_dim :]
         if seq_lens[row] == 0:
-            for token in range(first_token, first_token + num_positions):
-                target = (token * num_heads + kv_head * heads_per_kv) * head_dim
-                out[target : target + heads_per_kv * head_dim] = _ZERO
+            for i in range(num_positions):
+                target = (i * num_heads + kv_head * heads_per_kv) * head_dim
+                row_out[target : target + heads_per_kv * head_dim] = _ZERO
             continue
         _attend_tile(
-            q, q_strides, k_cache, v_cache, cache_strides, shape, row, first_token, num_positions,
-            seq_lens[row] - num_positions + 1, kv_head, block_table, columns, scale, out,
+            q[row * row_stride :], q_strides, k_cache, v_cache, cache_strides, shape, row, 0, num_positions,
+            seq_lens[row] - num_positions + 1, kv_head, block_table, columns, scale, row_out,
             queries, acc, highest, total, scores, bases,
         )  # fmt: skip
 
@@ -260,7 +260,7 @@ def paged_attention_rows_cpu(
     seq_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attend from decode rows q ``[R, T, QH, D]``, rows and positions at one stride. float32."""
+    """Attend from decode rows q ``[R, T, QH, D]``, adjacent in the last axis. float32."""
     num_rows, num_positions, num_heads, _ = q.shape
     kv_heads = k_cache.shape[1]
     out = torch.empty(q.shape)
@@ -268,6 +268,7 @@ def paged_attention_rows_cpu(
         num_rows * kv_heads,
         _GRAIN_HEADS,
         as_flat_array(q),
+        q.stride(0),
         q.stride()[1:3],
         as_flat_array(k_cache),
         as_flat_array(v_cache),

@@ -281,7 +281,5 @@ def paged_attention_decode(
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(q, k_cache, v_cache, block_table, seq_lens, scale, max_seq_len)
     if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        if q.stride(0) != q.shape[1] * q.stride(1) or q.stride(3) != 1:
-            q = q.contiguous()
         return paged_attention_rows_cpu(q, k_cache, v_cache, block_table, seq_lens, scale)
     return paged_attention_decode_reference(q, k_cache, v_cache, block_table, seq_lens, scale=scale)
