@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-import httpx
+from benchmarks.event_stream import EventStream, StreamError
 
 REQUEST_TIMEOUT_S = 600.0
 
@@ -74,21 +74,24 @@ async def run_load(url: str, model: str, workload: Workload, *, concurrency: int
     """Sends ``num_requests`` requests, ``concurrency`` of them at a time. Raises :class:`LoadError`."""
     indexes = iter(range(num_requests))
     timings: list[Timing] = []
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits) as client:
+    streams = [await EventStream.connect(url) for _ in range(min(concurrency, num_requests))]
 
-        async def work() -> None:
-            for index in indexes:
-                timings.append(await timed_request(client, model, workload, index))
+    async def work(stream: EventStream) -> None:
+        for index in indexes:
+            timings.append(await timed_request(stream, model, workload, index))
 
-        started = time.perf_counter()
+    started = time.perf_counter()
+    try:
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(concurrency, num_requests)):
-                workers.create_task(work())
+            for stream in streams:
+                workers.create_task(work(stream))
         return Run(concurrency, time.perf_counter() - started, timings)
+    finally:
+        for stream in streams:
+            stream.close()
 
 
-async def timed_request(client: httpx.AsyncClient, model: str, workload: Workload, index: int) -> Timing:
+async def timed_request(stream: EventStream, model: str, workload: Workload, index: int) -> Timing:
     """Sends the workload's prompt number ``index`` and reads the answer. Raises :class:`LoadError`."""
     body = {
         "model": model,
@@ -101,21 +104,23 @@ async def timed_request(client: httpx.AsyncClient, model: str, workload: Workloa
         "stream_options": {"include_usage": True},
     }
     timing = Timing(time.perf_counter())
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise LoadError(f"HTTP {response.status_code}: {(await response.aread()).decode()[:500]}")
-        rest = b""
-        async for chunk in response.aiter_raw():
-            *events, rest = (rest + chunk).split(b"\n\n")
-            now = time.perf_counter()
-            for event in events:
-                _take(event, now, timing)
+    broken: list[str] = []
+
+    def take(event: bytes, now: float) -> None:
+        _take(event, now, timing, broken)
+
+    try:
+        await stream.post("/v1/completions", body, take, REQUEST_TIMEOUT_S)
+    except (StreamError, TimeoutError) as error:
+        raise LoadError(str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s") from error
+    if broken:
+        raise LoadError(f"the stream broke: {broken[0]}")
     if timing.num_tokens != workload.output_len or not timing.events:
         raise LoadError(f"asked for {workload.output_len} tokens, got {timing.num_tokens}")
     return timing
 
 
-def _take(event: bytes, now: float, timing: Timing) -> None:
+def _take(event: bytes, now: float, timing: Timing, broken: list[str]) -> None:
     """Notes one server-sent event that came ``now``.
 
     Events of tokens are counted without being parsed: the client shares the cores with what it measures.
@@ -125,5 +130,6 @@ def _take(event: bytes, now: float, timing: Timing) -> None:
     elif event.startswith(b"data: {"):
         data = json.loads(event.removeprefix(b"data: "))
         if "error" in data:
-            raise LoadError(f"the stream broke: {data['error']}")
-        timing.num_tokens = data["usage"]["completion_tokens"]
+            broken.append(str(data["error"]))
+        else:
+            timing.num_tokens = data["usage"]["completion_tokens"]

@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.event_stream import EventStream
 from benchmarks.load import Workload, timed_request
 from benchmarks.machine import machine, waited_s
 from twinfang.flag_table import BUNDLED_MODEL
@@ -118,7 +119,9 @@ class Arrangement:
 
     async def times(self, workload: Workload, index: int) -> Times:
         before, waited_before_s = await self._parts(), waited_s(self._pids)
-        timing = await timed_request(self._client, self._model, workload, index)
+        stream = await EventStream.connect(str(self._client.base_url))
+        timing = await timed_request(stream, self._model, workload, index)
+        stream.close()
         waited = waited_s(self._pids) - waited_before_s
         after = await self._parts()
         parts = {part: (after[part] - before[part]) * 1e3 for part in PARTS}

@@ -15,6 +15,7 @@ from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat
+from kernels.cpu_jit import set_kernel_threads
 from wire.errors import ConfigError
 from wire.handoff import Role
 
@@ -222,10 +223,16 @@ class EngineConfig:
             return gpu_cache_bytes(free_bytes)
         return DEFAULT_CPU_CACHE_BYTES
 
-    def apply_threads(self) -> None:
-        """Sets torch's CPU threads for the process."""
+    def apply_threads(self, dtype: torch.dtype) -> None:
+        """Sets the process's CPU threads, for a model of this dtype.
+
+        Torch computes next to nothing of a float32 model on a CPU. Its threads spin when they have nothing to
+        do, at the expense of whoever else has work on the same cores.
+        """
         if self.num_threads is not None:
-            torch.set_num_threads(min(self.num_threads, os.cpu_count() or 1))
+            num_threads = min(self.num_threads, os.cpu_count() or 1)
+            set_kernel_threads(num_threads)
+            torch.set_num_threads(1 if dtype == torch.float32 else num_threads)
 
 
 def gpu_cache_bytes(free_bytes: int) -> int:

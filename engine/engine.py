@@ -53,11 +53,11 @@ class Engine:
         self, config: EngineConfig, tp: TensorParallel = ALONE, *, start_up: StartUp | None = None
     ) -> None:
         self.start_up = start_up or StartUp()
-        config.apply_threads()
         self.config = config
         self.tp = tp
         self.device = config.resolve_device(tp.rank)
         model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
+        config.apply_threads(model_config.dtype)
         self.start_up.ended("config")
         self.model = load_model(
             config.model_dir,

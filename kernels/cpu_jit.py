@@ -125,12 +125,25 @@ class CpuKernel:
             return
         if recording.note is not None:
             recording.note(self.dispatcher, num_items, grain, args)
-        if num_items < 2 * grain or torch.get_num_threads() == 1:
+        if num_items < 2 * grain or kernel_threads() == 1:
             self.dispatcher(*args, 0, num_items)
         else:
             from kernels.cpu_graph import run_shared
 
             run_shared(self.dispatcher, num_items, grain, args)
+
+
+_num_threads: list[int] = []
+
+
+def set_kernel_threads(num_threads: int) -> None:
+    """How many threads of this process share a kernel's work, the caller among them."""
+    _num_threads[:] = [num_threads]
+
+
+def kernel_threads() -> int:
+    """As set; torch's number while it is not."""
+    return _num_threads[0] if _num_threads else torch.get_num_threads()
 
 
 class _Recording(threading.local):

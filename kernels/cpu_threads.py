@@ -20,10 +20,9 @@ import threading
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from kernels.cpu_jit import cpu_intrinsic, cpu_jit
+from kernels.cpu_jit import cpu_intrinsic, cpu_jit, kernel_threads
 
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
@@ -32,6 +31,7 @@ _CALL, _DONE, _RUNNING, _STOPPED = 64, 128, 192, 256
 _CONTROL_BYTES = 320
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
 _SPINS = 2000  # about 50 µs
+_YIELDS = 100
 _STOP_S = 1.0
 
 
@@ -183,10 +183,12 @@ def _help(control, semaphore, sem_wait, sched_yield):
                 spins += 1
                 if spins > _SPINS:
                     _call_c(sched_yield, 0)
+                if spins > _SPINS + _YIELDS:
+                    break  # nothing for a helper in this stretch: sleep until the next list
 
 
 class CpuThreads:
-    """This process's helpers, as many as torch's number of threads asks for, less the caller."""
+    """This process's helpers: as many as there are kernel threads, less the caller."""
 
     def __init__(self) -> None:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
@@ -202,7 +204,7 @@ class CpuThreads:
 
     def run(self, table: NDArray[np.int64]) -> None:
         """Makes all calls of a table. Where other threads use the helpers already, without them."""
-        num_helpers = min(torch.get_num_threads() - 1, int(table[:, SHARES].max()) - 1)
+        num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
         if num_helpers <= 0 or not self._busy.acquire(blocking=False):
             _run_calls.dispatcher(table, self._address, self._yield, False)
             return

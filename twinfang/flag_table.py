@@ -393,14 +393,10 @@ def port(what: str, default: int) -> Flag:
     return Flag("--port", "PORT", _port, f"port that {what} listens on; 0: any free one", default=default)
 
 
-def threads(default_text: str) -> Flag:
-    return Flag(
-        *("--threads", "N", integer(1, 1024), "CPU threads of one server's rank"), default_text=default_text
-    )
-
-
-THREADS_ALL_CORES = threads("all cores this process may use")
-THREADS_SHARED = threads("the cores this process may use, divided among the servers, at least 1")
+THREADS = Flag(
+    *("--threads", "N", integer(1, 1024), "CPU threads of one server's rank"),
+    default_text="all cores this process may use, divided among the server's ranks",
+)
 
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))
 CAPACITY = (

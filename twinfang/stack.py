@@ -47,8 +47,10 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
     names = [(role, f"{role}-{i}") for role, count in roles.items() for i in range(count)]
     ports, metrics_ports = _ports(len(names), values.metrics_port)
-    num_ranks = sum(_tensor_parallel(role, values) for role, _ in names)
-    num_threads = values.threads or max(1, usable_cores() // num_ranks)
+    # Every server may use all cores: prefill and decode take turns, and a thread that finds no core free
+    # costs nothing (kernels/cpu_threads.py). Ranks of one server compute at the same time.
+    most_ranks = max(_tensor_parallel(role, values) for role, _ in names)
+    num_threads = values.threads or max(1, usable_cores() // most_ranks)
     servers = tuple(
         _server(role, name, port, metrics_port, num_threads, values)
         for (role, name), port, metrics_port in zip(names, ports, metrics_ports, strict=True)

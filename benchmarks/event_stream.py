@@ -1,0 +1,102 @@
+"""A client's connection for streamed answers, cheap enough to share two cores with what it measures.
+
+HTTP/1.1 over an asyncio protocol: what comes is unchunked, cut into server-sent events and handed on at once,
+some 10 µs of CPU an event, where a general client takes 100.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+OnEvent = Callable[[bytes, float], None]
+"""Gets an event without the blank line behind it, and when it came (``time.perf_counter``)."""
+
+
+class StreamError(Exception):
+    """A request failed, or the connection broke."""
+
+
+class EventStream(asyncio.Protocol):
+    """One connection, for one request after another."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._ended: asyncio.Future[None] | None = None
+        self._on_event: OnEvent = lambda event, now: None
+        self._begin()
+
+    @classmethod
+    async def connect(cls, url: str) -> EventStream:
+        """Raises :class:`OSError`."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        loop = asyncio.get_running_loop()
+        _, stream = await loop.create_connection(lambda: cls(parts.netloc), parts.hostname, parts.port or 80)
+        return stream
+
+    async def post(self, path: str, body: object, on_event: OnEvent, timeout_s: float) -> None:
+        """Returns at the answer's end. Raises :class:`StreamError`, and :class:`TimeoutError`."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        self._begin()
+        self._on_event = on_event
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        async with asyncio.timeout(timeout_s):
+            await self._ended
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the connection broke: {exc or 'closed by the server'}")
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self._unread += data
+        if not self._has_head and not self._read_head():
+            return
+        while (line_end := self._unread.find(b"\r\n")) >= 0:
+            size = int(self._unread[:line_end].partition(b";")[0], 16)
+            end = line_end + 2 + size
+            if len(self._unread) < end + 2:
+                return
+            self._body += self._unread[line_end + 2 : end]
+            self._unread = self._unread[end + 2 :]
+            if size == 0:
+                self._end()
+                return
+            *events, self._body = self._body.split(b"\n\n")
+            for event in events:
+                self._on_event(event, now)
+
+    def _begin(self) -> None:
+        self._unread = self._body = b""
+        self._has_head = False
+
+    def _read_head(self) -> bool:
+        head, blank, rest = self._unread.partition(b"\r\n\r\n")
+        if not blank:
+            return False
+        lower = head.lower()
+        if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in lower:
+            self._fail(f"answered with {self._unread[:600].decode(errors='replace')}")
+            return False
+        self._has_head, self._unread = True, rest
+        return True
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(StreamError(reason))
