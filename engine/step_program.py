@@ -130,14 +130,18 @@ class StepProgram:
     def run(self, step: Step) -> StepTensors:
         """Everything behind ``prepare``."""
         hidden, decode_logits = self._forward(step)
-        token_ids = torch.zeros_like(step.write_slots, dtype=torch.int64)
-        is_finite = torch.ones_like(step.write_slots, dtype=torch.bool)
         prefill_logits = None
-        if decode_logits is not None:
-            token_ids, is_finite = self._sample_decode(step, decode_logits, token_ids, is_finite)
-        if step.ends is not None:
-            prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
-            self._place_prefill(step, step.ends)
+        if decode_logits is not None and step.ends is None:
+            token_ids, is_finite = self._sample_decode(step, decode_logits)
+        else:
+            token_ids = torch.zeros_like(step.write_slots, dtype=torch.int64)
+            is_finite = torch.ones_like(step.write_slots, dtype=torch.bool)
+            if decode_logits is not None:
+                sampled = self._sample_decode(step, decode_logits)
+                token_ids[: step.num_decode], is_finite[: step.num_decode] = sampled
+            if step.ends is not None:
+                prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
+                self._place_prefill(step, step.ends)
         self._accept(step, token_ids, is_finite)
         self._sampler.commit(step.rows, step.results, step.accepted, step.needs, forced=step.forced)
         self._drafter.draft(step, hidden)
@@ -158,18 +162,11 @@ class StepProgram:
             logits = self._model.logits(hidden[: step.batch.num_decode_tokens])
         return hidden, logits.view(step.num_decode, -1, logits.shape[-1]) if step.samples else None
 
-    def _sample_decode(
-        self, step: Step, logits: Tensor, token_ids: Tensor, is_finite: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        num_rows, shape = step.num_decode, logits.shape[:2]
+    def _sample_decode(self, step: Step, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows, shape = step.rows[: step.num_decode], logits.shape[:2]
         positions = step.batch.positions[: step.batch.num_decode_tokens].view(shape)
         inputs = step.batch.input_ids[: step.batch.num_decode_tokens].view(shape)
-        sampled, finite = self._sampler.sample(logits, step.rows[:num_rows], positions, inputs, step.needs)
-        if step.ends is None:
-            return sampled, finite
-        token_ids[:num_rows] = sampled
-        is_finite[:num_rows] = finite
-        return token_ids, is_finite
+        return self._sampler.sample(logits, rows, positions, inputs, step.needs)
 
     def _sample_prefill(
         self, step: Step, ends: PrefillEnds, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
