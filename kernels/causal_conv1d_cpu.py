@@ -13,7 +13,6 @@ import functools
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from kernels.cpu_exp import exp_f32
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
