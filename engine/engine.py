@@ -32,6 +32,7 @@ from engine.step_result import StepResult
 from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.work_counts import WorkCounts
+from kernels.host_memory import keep_freed_memory
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
@@ -58,6 +59,8 @@ class Engine:
         self.device = config.resolve_device(tp.rank)
         model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
         config.apply_threads(model_config.dtype)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.start_up.ended("config")
         self.model = load_model(
             config.model_dir,

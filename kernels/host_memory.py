@@ -9,6 +9,7 @@ One row times a float32 matrix of 12,288 x 2,048, a thread of a shared AVX-512 m
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -31,3 +32,18 @@ def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Pages that nobody writes to take no memory."""
     memory = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
     return memory.view(dtype).view(shape)
+
+
+def keep_freed_memory() -> None:
+    """Tells the C library to keep what is freed and not to return it to the system (glibc; elsewhere nothing).
+
+    A prompt's activations are some megabytes each. By default each is mapped anew and faults once a page: 25,000
+    faults, 80 ms of system time, in a prompt of 256 tokens of a 120 M model.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that it takes
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
