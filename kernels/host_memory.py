@@ -35,10 +35,10 @@ def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def keep_freed_memory() -> None:
-    """Tells the C library to keep what is freed and not to return it to the system (glibc; elsewhere nothing).
+    """Tells the C library not to return what is freed to the system (glibc; elsewhere nothing).
 
-    A prompt's activations are some megabytes each. By default each is mapped anew and faults once a page: 25,000
-    faults, 80 ms of system time, in a prompt of 256 tokens of a 120 M model.
+    A prompt's activations are some megabytes each. By default each is mapped anew and faults once a page:
+    25,000 faults, 80 ms of system time, in a prompt of 256 tokens of a 120 M model.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

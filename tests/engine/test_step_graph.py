@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 import engine.models.moe as moe
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.recorded_forward import RecordedForward
 from engine.step_buffers import capture_sizes
 from tests.checkpoints import DENSE_WITH_MTP, EOS_TOKEN_ID, MOE_WITH_MTP, make_checkpoint
 from tests.engine.speculating import Ask, greedy_asks, make_engine, serve
@@ -144,8 +145,12 @@ def models(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    """Experts as a GPU runs them; a CPU loops over those that have tokens, which it has to read."""
+    """Experts as a GPU runs them; a CPU loops over those that have tokens, which it has to read.
+
+    And every step call by call: a CPU replays its own recording.
+    """
     monkeypatch.setattr(moe, "LoopedExperts", moe.StackedExperts)
+    monkeypatch.setattr(RecordedForward, "obstacle", lambda model: "steps are watched")
 
 
 def asks_of(kind: str, count: int, num_tokens: int = 12) -> list[Ask]:
