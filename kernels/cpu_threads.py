@@ -8,7 +8,8 @@ one that a helper has claimed. No Python runs and no lock is taken between two c
 Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its successor. The
 generation changes with every call, so that a helper which slept through any number of them can't claim from
 a call that it did not read. Between two calls no share is left in the word, while the next call's address
-is written. Helpers sleep in a semaphore between lists, spin within one, and yield the core if it lasts.
+is written. Helpers spin between two calls of a list, then yield the core, and if that lasts they sleep
+in a semaphore until a call with shares begins.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from kernels.cpu_jit import cpu_intrinsic, cpu_jit, kernel_threads
 
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
-_CALL, _DONE, _RUNNING, _STOPPED = 64, 128, 192, 256
-"""Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, the end."""
-_CONTROL_BYTES = 320
+_CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP = 64, 128, 192, 256, 320
+"""Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, whether the
+process ends, helpers that wait for the semaphore."""
+_CONTROL_BYTES = 384
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
-_SPINS = 2000  # about 50 µs
-_YIELDS = 100
+_SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than what one thread does between two shared calls
 _STOP_S = 1.0
 
 
@@ -145,7 +146,7 @@ def _claim_shares(control):
 
 
 @cpu_jit
-def _run_calls(table, control, sched_yield, is_shared):
+def _run_calls(table, control, semaphore, sem_post, sched_yield, is_shared):
     row = table.ctypes.data
     for i in range(table.shape[0]):
         shares = table[i, SHARES]
@@ -157,6 +158,9 @@ def _run_calls(table, control, sched_yield, is_shared):
             _store(control + _CALL, row)
             _store(control + _DONE, 0)
             _store(control, (generation + 1) << 24 | shares << 12)
+            asleep = _load(control + _ASLEEP)
+            if asleep > 0 and _swap_if_equal(control + _ASLEEP, asleep, asleep - 1) != 0:
+                _call_c(sem_post, semaphore)
             _claim_shares(control)
             spins = 0
             while _load(control + _DONE) < shares:
@@ -170,6 +174,7 @@ def _run_calls(table, control, sched_yield, is_shared):
 def _help(control, semaphore, sem_wait, sched_yield):
     """A helper's life."""
     while True:
+        _add(control + _ASLEEP, 1)
         _call_c(sem_wait, semaphore)
         if _load(control + _STOPPED) != 0:
             return
@@ -195,7 +200,8 @@ class CpuThreads:
         self._address = -(-self._control.ctypes.data // 64) * 64
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._libc = ctypes.CDLL(None)
-        self._yield, self._wait = self._address_of("sched_yield"), self._address_of("sem_wait")
+        names = "sched_yield", "sem_wait", "sem_post"
+        self._yield, self._wait, self._post = map(self._address_of, names)
         if self._libc.sem_init(self._semaphore, 0, 0) != 0:
             raise OSError("this system has no unnamed semaphores")
         self._helpers: list[threading.Thread] = []
@@ -206,24 +212,26 @@ class CpuThreads:
         """Makes all calls of a table. Where other threads use the helpers already, without them."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
         if num_helpers <= 0 or not self._busy.acquire(blocking=False):
-            _run_calls.dispatcher(table, self._address, self._yield, False)
+            self._run(table, False)
             return
         try:
-            self._wake(num_helpers)
-            _run_calls.dispatcher(table, self._address, self._yield, True)
+            self._hire(num_helpers)
+            self._set(_RUNNING, 1)
+            self._run(table, True)
         finally:
             self._set(_RUNNING, 0)
             self._busy.release()
 
-    def _wake(self, num_helpers: int) -> None:
+    def _run(self, table: NDArray[np.int64], is_shared: bool) -> None:
+        semaphore = ctypes.addressof(self._semaphore)
+        _run_calls.dispatcher(table, self._address, semaphore, self._post, self._yield, is_shared)
+
+    def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:
             args = self._address, ctypes.addressof(self._semaphore), self._wait, self._yield
             helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
             helper.start()
             self._helpers.append(helper)
-        self._set(_RUNNING, 1)
-        for _ in range(num_helpers):
-            self._libc.sem_post(self._semaphore)
 
     def _stop(self) -> None:
         """Helpers leave native code before the interpreter is taken down."""

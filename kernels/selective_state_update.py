@@ -235,7 +235,7 @@ def _adjacent(t: torch.Tensor) -> torch.Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-_GRAIN_ELEMENTS = 2**20  # of state, about 100 µs
+_GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache
 
 
 def selective_state_update(
