@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.lead_engine import LeadEngine
 from engine.loop import EngineLoop
+from engine.mailbox import Mailbox
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.rank_processes import RankMain, RankProcesses, work
@@ -46,6 +47,7 @@ class EngineHost:
             self.engine = LeadEngine(config, tp, self.ranks.tell, start_up=start_up)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
         self._event_loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._event_loop)
 
     def start(self) -> None:
         self._loop.start()
@@ -54,6 +56,7 @@ class EngineHost:
         self._loop.stop()
         if self.ranks is not None:
             self.ranks.stop()
+        self._mailbox.close()
 
     def post(self, event: Callable[[], None]) -> None:
         """Runs ``event`` on the engine's thread between two steps. From any thread."""
@@ -61,7 +64,7 @@ class EngineHost:
 
     def answer(self, callback: Callable[..., None], *args: object) -> None:
         """Runs ``callback`` on the event loop; the engine's thread speaks to asyncio through this alone."""
-        self._event_loop.call_soon_threadsafe(callback, *args)
+        self._mailbox.post(callback, *args)
 
     async def ask(self, question: Callable[[], T]) -> T:
         """What ``question`` returns when run on the engine's thread."""

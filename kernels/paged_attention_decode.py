@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from kernels.paged_attention_cpu import paged_attention_rows_cpu
+from kernels.paged_attention_decode_cpu import paged_attention_decode_cpu
 from kernels.paged_attention_prefill import (
     LOG2_E,
     attend_tokens,
@@ -281,5 +281,5 @@ def paged_attention_decode(
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(q, k_cache, v_cache, block_table, seq_lens, scale, max_seq_len)
     if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        return paged_attention_rows_cpu(q, k_cache, v_cache, block_table, seq_lens, scale)
+        return paged_attention_decode_cpu(q, k_cache, v_cache, block_table, seq_lens, scale)
     return paged_attention_decode_reference(q, k_cache, v_cache, block_table, seq_lens, scale=scale)

@@ -36,7 +36,6 @@ from kernels.cpu_vector import (
     sum_of,
     transpose,
 )
-from kernels.paged_attention_cpu import cut_rows
 
 _STEP_TOKENS = 64
 _TILE_QUERIES = 192  # K and V come from memory once for so many
@@ -213,6 +212,18 @@ def _attend_tiles(
             _scale(acc, i * width, inverse, out, target, head_dim)
 
 
+def _cut_rows(bounds: list[int], seq_lens: list[int], heads_per_kv: int) -> np.ndarray:
+    """Cut rows into tiles ``(row, first token, tokens, length that the first one sees)``; no padding."""
+    size = max(1, _TILE_QUERIES // heads_per_kv)
+    tiles = [
+        (row, token, min(size, bounds[row + 1] - token), seq_len - bounds[row + 1] + token + 1)
+        for row, seq_len in enumerate(seq_lens)
+        if seq_len > 0
+        for token in range(bounds[row], bounds[row + 1], size)
+    ]
+    return np.array(tiles, dtype=np.int64).reshape(-1, 4)
+
+
 def paged_attention_prefill_cpu(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -226,14 +237,11 @@ def paged_attention_prefill_cpu(
     out = torch.zeros(q.shape, dtype=q.dtype)
     num_heads, head_dim = q.shape[1:]
     heads_per_kv = num_heads // k_cache.shape[1]
-    tiles = cut_rows(cu_seqlens.tolist(), seq_lens.tolist(), heads_per_kv, _TILE_QUERIES)
+    tiles = _cut_rows(cu_seqlens.tolist(), seq_lens.tolist(), heads_per_kv)
     if len(tiles) == 0:
         return out
     num_items = len(tiles) * k_cache.shape[1]
     products = int(tiles[:, 2] @ tiles[:, 3]) * num_heads * head_dim
-    # Threads take contiguous shares: deal the tiles out, so that long ones do not meet in one share.
-    num_threads = torch.get_num_threads()
-    tiles = np.concatenate([tiles[i::num_threads] for i in range(num_threads)])
     _attend_tiles.parallel_for(
         num_items,
         1 + _GRAIN_PRODUCTS * num_items // products,

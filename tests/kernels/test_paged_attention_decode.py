@@ -123,7 +123,7 @@ def test_any_batch_decodes_as_dense_attention_on_cpu(
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_shares_of_several_threads_cover_all_rows(num_threads, monkeypatch):
-    monkeypatch.setattr("kernels.paged_attention_cpu._GRAIN_PRODUCTS", 1)
+    monkeypatch.setattr("kernels.paged_attention_decode_cpu._GRAIN_HEADS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     cache = PagedCache([90, 0, 3, 40, 77], kv_heads=1, block_size=16, head_dim=32)
     q = queries(5, 1, 4, 32)
