@@ -1,8 +1,8 @@
 """What the engine's thread says to an event loop, without handing it the interpreter.
 
-``call_soon_threadsafe`` wakes the loop with a write to a socket. The write lets go of the interpreter's lock, the
-loop's thread takes it to work on the message, and the engine waits for it to end: a sixth of a decode step.
-Here the write keeps the lock. The loop gets it as soon as the engine computes, and both go on at once.
+``call_soon_threadsafe`` wakes the loop with a write to a socket. The write lets go of the interpreter's lock,
+the loop's thread takes it to work on the message, and the engine waits for it to end: a sixth of a decode
+step. Here the write keeps the lock. The loop gets it when the engine computes, and both go on at once.
 """
 
 from __future__ import annotations

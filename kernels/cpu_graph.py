@@ -58,7 +58,8 @@ class CpuGraph:
     def _note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
         call = NativeCall.bind(dispatcher, args)
         self._calls.append(call)
-        self._rows.append(_row(call, num_items, num_items * _SHARES_A_GRAIN // grain))
+        num_shares = num_items * _SHARES_A_GRAIN // grain if num_items >= grain else 1
+        self._rows.append(_row(call, num_items, num_shares))
 
 
 def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:

@@ -9,7 +9,8 @@ Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and
 generation changes with every call, so that a helper which slept through any number of them can't claim from
 a call that it did not read. Between two calls no share is left in the word, while the next call's address
 is written. Helpers spin between two calls of a list, then yield the core, and if that lasts they sleep
-in a semaphore until a call with shares begins.
+in a semaphore until a call with shares begins. Where a helper lost its core with a share in its hands the
+next calls are made alone: on a machine whose cores are all taken, sharing is no gain.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from kernels.cpu_jit import cpu_intrinsic, cpu_jit, kernel_threads
 
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
-_CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP = 64, 128, 192, 256, 320
+_CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
 """Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, whether the
-process ends, helpers that wait for the semaphore."""
-_CONTROL_BYTES = 384
+process ends, helpers that wait for the semaphore, calls still to be made alone, how many after the next wait
+for a helper that lost its core, and room for the time."""
+_CONTROL_BYTES = 448
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
 _SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than what one thread does between two shared calls
+_PATIENCE_NS = 500_000  # several shares; a helper that lost its core is away for milliseconds
+_CLOCK_MONOTONIC = 1
+_LEAST_ALONE, _MOST_ALONE = 64, 4096  # calls
 _STOP_S = 1.0
 
 
@@ -107,19 +112,19 @@ def _call_trampoline() -> Any:
 
 @cpu_intrinsic
 def _call_c() -> Any:
-    """``call(function, argument)``: a C function of a pointer that returns an int, which is dropped."""
+    """``call(function, a, b)``: a C function of up to two words that returns an int, which is dropped."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)])
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2)
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
     @intrinsic
-    def call(context, function, argument):  # type: ignore[no-untyped-def]
-        return types.void(types.int64, types.int64), generate
+    def call(context, function, a, b):  # type: ignore[no-untyped-def]
+        return types.void(*[types.int64] * 3), generate
 
     return call
 
@@ -146,11 +151,38 @@ def _claim_shares(control):
 
 
 @cpu_jit
-def _run_calls(table, control, semaphore, sem_post, sched_yield, is_shared):
+def _now_ns(control, clock_gettime):
+    _call_c(clock_gettime, _CLOCK_MONOTONIC, control + _TIME)
+    return _load(control + _TIME) * 1_000_000_000 + _load(control + _TIME + 8)
+
+
+@cpu_jit
+def _await_shares(control, shares, sched_yield, clock_gettime):
+    """Waits for the helpers' shares; notes whether one of them lost its core meanwhile."""
+    for _ in range(_SPINS):
+        if _load(control + _DONE) == shares:
+            return
+    began_ns = _now_ns(control, clock_gettime)
+    while _load(control + _DONE) < shares:
+        _call_c(sched_yield, 0, 0)
+    penalty = _load(control + _PENALTY)
+    if _now_ns(control, clock_gettime) - began_ns > _PATIENCE_NS:
+        _store(control + _ALONE, penalty)
+        _store(control + _PENALTY, min(2 * penalty, _MOST_ALONE))
+    elif penalty > _LEAST_ALONE:
+        _store(control + _PENALTY, penalty - 1)
+
+
+@cpu_jit
+def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared):
     row = table.ctypes.data
     for i in range(table.shape[0]):
         shares = table[i, SHARES]
+        alone = _load(control + _ALONE)
         if shares == 1 or not is_shared:
+            _run_share(row, 0, 1)
+        elif alone > 0:
+            _store(control + _ALONE, alone - 1)
             _run_share(row, 0, 1)
         else:
             generation = (_load(control) >> 24) + 1
@@ -160,13 +192,9 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, is_shared):
             _store(control, (generation + 1) << 24 | shares << 12)
             asleep = _load(control + _ASLEEP)
             if asleep > 0 and _swap_if_equal(control + _ASLEEP, asleep, asleep - 1) != 0:
-                _call_c(sem_post, semaphore)
+                _call_c(sem_post, semaphore, 0)
             _claim_shares(control)
-            spins = 0
-            while _load(control + _DONE) < shares:
-                spins += 1
-                if spins > _SPINS:
-                    _call_c(sched_yield, 0)
+            _await_shares(control, shares, sched_yield, clock_gettime)
         row += 8 * COLUMNS
 
 
@@ -175,7 +203,7 @@ def _help(control, semaphore, sem_wait, sched_yield):
     """A helper's life."""
     while True:
         _add(control + _ASLEEP, 1)
-        _call_c(sem_wait, semaphore)
+        _call_c(sem_wait, semaphore, 0)
         if _load(control + _STOPPED) != 0:
             return
         spins = 0
@@ -187,7 +215,7 @@ def _help(control, semaphore, sem_wait, sched_yield):
             else:
                 spins += 1
                 if spins > _SPINS:
-                    _call_c(sched_yield, 0)
+                    _call_c(sched_yield, 0, 0)
                 if spins > _SPINS + _YIELDS:
                     break  # nothing for a helper in this stretch: sleep until the next list
 
@@ -198,12 +226,12 @@ class CpuThreads:
     def __init__(self) -> None:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
         self._address = -(-self._control.ctypes.data // 64) * 64
+        self._set(_PENALTY, _LEAST_ALONE)
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._libc = ctypes.CDLL(None)
-        names = "sched_yield", "sem_wait", "sem_post"
-        self._yield, self._wait, self._post = map(self._address_of, names)
-        if self._libc.sem_init(self._semaphore, 0, 0) != 0:
-            raise OSError("this system has no unnamed semaphores")
+        names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
+        self._yield, self._wait, self._post, self._clock = map(self._address_of, names)
+        self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has named ones alone
         self._helpers: list[threading.Thread] = []
         self._busy = threading.Lock()
         atexit.register(self._stop)
@@ -211,7 +239,7 @@ class CpuThreads:
     def run(self, table: NDArray[np.int64]) -> None:
         """Makes all calls of a table. Where other threads use the helpers already, without them."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
-        if num_helpers <= 0 or not self._busy.acquire(blocking=False):
+        if num_helpers <= 0 or not self._has_helpers or not self._busy.acquire(blocking=False):
             self._run(table, False)
             return
         try:
@@ -224,7 +252,9 @@ class CpuThreads:
 
     def _run(self, table: NDArray[np.int64], is_shared: bool) -> None:
         semaphore = ctypes.addressof(self._semaphore)
-        _run_calls.dispatcher(table, self._address, semaphore, self._post, self._yield, is_shared)
+        _run_calls.dispatcher(
+            table, self._address, semaphore, self._post, self._yield, self._clock, is_shared
+        )
 
     def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:

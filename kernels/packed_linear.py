@@ -34,6 +34,7 @@ TILE_ROWS = 6
 _ROW_BLOCK_ELEMENTS = 2**17
 """Inputs that are worked on while all panels pass by: half a megabyte."""
 _GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_ROWS_A_READ = 7  # a panel comes out of memory in the time that so many rows take to compute
 
 
 def linear_reference(
@@ -287,7 +288,7 @@ class PackedLinear:
             x = x.contiguous()
         block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
         num_panels = len(self.panels)
-        products = min(block_rows, num_rows) * num_inputs * self.panels.shape[2]
+        products = max(min(block_rows, num_rows), _ROWS_A_READ) * num_inputs * self.panels.shape[2]
         _linear.parallel_for(
             -(-num_rows // block_rows) * num_panels,
             1 + _GRAIN_PRODUCTS // products,
