@@ -1,7 +1,8 @@
 """Operators of an engine's step under clocks: seconds and calls of each, on the host.
 
-A clock sits on every function of ``kernels/`` that the engine calls, on linear layers by their shape, and on
-the methods below. An operator's time is without that of the operators which it calls.
+A clock sits on every function of ``kernels/`` that the engine calls, on linear layers by their shape, on the
+calls of a recorded decode pass by kernel and number of items, and on the methods below. An operator's time is
+without that of the operators which it calls.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.sampler import Sampler
 from engine.step_program import StepProgram
 from engine.step_runner import StepRunner
 from kernels.accept_drafts import AcceptDrafts
+from kernels.cpu_graph import CpuGraph
 from kernels.prepare_rows import PrepareRows
 
 METHODS = {
@@ -80,6 +82,8 @@ def clocks(clock: StepClock) -> Iterator[None]:
 
     for (owner, method), label in METHODS.items():
         patch(owner, method, label)
+    patched.append((CpuGraph, "replay", CpuGraph.replay))
+    CpuGraph.replay = lambda graph: [clock.timed(run, name)() for name, run in graph.calls()]
     patch(Linear, "__call__", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
     patch(Linear, "relu_squared", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
     for module in [module for name, module in sys.modules.items() if name.startswith("engine.")]:

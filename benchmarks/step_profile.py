@@ -165,9 +165,9 @@ class Steps:
 
 def profile(model: str, model_dir: Path, kind: StepKind, num_threads: int, num_rounds: int) -> Profile:
     """Measures one kind of step; two rounds more go before those that count."""
-    torch.set_num_threads(num_threads)
     now = time.thread_time if num_threads == 1 else time.perf_counter
     steps = Steps(model_dir, kind, num_threads)
+    torch.set_num_threads(num_threads)  # an engine computes without torch's threads; the limits are torch's
     square, long = torch.randn(GEMM_SIZE, GEMM_SIZE), torch.randn(2**25)
     rounds: list[dict[str, float]] = []
     by_item: dict[str, list[Item]] = defaultdict(list)

@@ -13,7 +13,8 @@ tensors pass. (What numpy computes can't be caught.)
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kernels.cpu_jit import recording
-from kernels.cpu_threads import COLUMNS, MOST_SHARES, cpu_threads
+from kernels.cpu_threads import COLUMNS, ITEMS, MOST_SHARES, cpu_threads
 from kernels.native_call import NativeCall
 
 _SHARES_A_GRAIN = 8
@@ -51,6 +52,12 @@ class CpuGraph:
     def replay(self) -> None:
         """Makes all calls again."""
         cpu_threads().run(self._table)
+
+    def calls(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Each call by itself, with its kernel's name and number of items, for those who time them."""
+        for call, row in zip(self._calls, self._table, strict=True):
+            name = call.name.strip("_").removesuffix("_cpu")
+            yield f"{name} ({row[ITEMS]})", functools.partial(cpu_threads().run, row[None].copy())
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -15,6 +15,19 @@ import torch.nn.functional as F
 
 from kernels.cpu_exp import exp_f32
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu_vector import (
+    add,
+    divide,
+    exponential,
+    lanes,
+    load,
+    multiply,
+    multiply_add,
+    splat,
+    store,
+    subtract,
+    sum_of,
+)
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -85,24 +98,33 @@ def _launch(
 
 @cpu_jit
 def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
-    width = weight.shape[0]
+    w, width = lanes(), weight.shape[0]
+    whole = group_size - group_size % w
+    one, zero = splat(_ONE), splat(_ZERO)
     for i in range(begin, end):
         for start in range(0, width, group_size):
-            y_group = y[i * y_stride + start : i * y_stride + start + group_size]
-            z_group = z[i * z_stride + start : i * z_stride + start + group_size]
-            weight_group = weight[start : start + group_size]
-            out_group = out[i * width + start : i * width + start + group_size]
-            squares = np.float32(0)
-            for j in range(group_size):
-                # np.divide: the operator's check for a zero divisor would keep the loop scalar.
-                gated = y_group[j] * np.divide(z_group[j], np.float32(1) + exp_f32(-z_group[j]))
-                squares += gated * gated
-                out_group[j] = gated
+            a, b, c = i * y_stride + start, i * z_stride + start, i * width + start
+            sums = zero
+            for j in range(0, whole, w):
+                gate = load(z, b + j)
+                silu = divide(gate, add(one, exponential(subtract(zero, gate))))
+                gated = multiply(load(y, a + j), silu)
+                store(out, c + j, gated)
+                sums = multiply_add(gated, gated, sums)
+            squares = sum_of(sums)
+            for j in range(whole, group_size):
+                gated_j = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+                out[c + j] = gated_j
+                squares += gated_j * gated_j
             inverse = np.float32(1 / np.sqrt(squares / group_size + eps))
-            for j in range(group_size):
-                out_group[j] = out_group[j] * inverse * weight_group[j]
+            scale = splat(inverse)
+            for j in range(0, whole, w):
+                store(out, c + j, multiply(multiply(load(out, c + j), scale), load(weight, start + j)))
+            for j in range(whole, group_size):
+                out[c + j] = out[c + j] * inverse * weight[start + j]
 
 
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
 
 

@@ -26,6 +26,7 @@ _numbers = itertools.count()
 class NativeCall:
     """One kernel bound to its arguments, all but ``begin`` and ``end``. It keeps arrays and code alive."""
 
+    name: str
     trampoline: int
     kernel: int
     block: NDArray[np.int64]
@@ -44,6 +45,7 @@ class NativeCall:
         kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
         words = [word for arg in args for word in _words(arg)]
         return cls(
+            dispatcher.py_func.__name__,
             _trampoline(signature, compiled.target_context),
             kernel,
             np.array(words, dtype=np.int64),

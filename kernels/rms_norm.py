@@ -8,7 +8,7 @@ Inside in float32 (float64 for float64 inputs), rounded once to x's dtype.
 | device | float32 | other dtypes |
 |---|---|---|
 | CUDA | Triton | Triton |
-| CPU | numba: 6 µs for one row of 256, where torch's operators take 12 | reference |
+| CPU | numba, in vector registers | reference |
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kernels.cpu_jit import as_array, cpu_jit
+from kernels.cpu_vector import add, lanes, load, multiply, multiply_add, splat, store, sum_of
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -110,30 +111,38 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 # Flat arrays, so that one compiled version serves every number of axes.
 @cpu_jit
 def _rms_norm_cpu(x, weight, eps, y, begin, end):
-    hidden_size = weight.shape[0]
-    for i in range(begin, end):
-        x_row = x[i * hidden_size : (i + 1) * hidden_size]
-        y_row = y[i * hidden_size : (i + 1) * hidden_size]
-        squares = np.float32(0)
-        for j in range(hidden_size):
-            squares += x_row[j] * x_row[j]
+    w, hidden_size = lanes(), weight.shape[0]
+    whole = hidden_size - hidden_size % w
+    for o in range(begin * hidden_size, end * hidden_size, hidden_size):
+        sums = splat(_ZERO)
+        for j in range(0, whole, w):
+            element = load(x, o + j)
+            sums = multiply_add(element, element, sums)
+        squares = sum_of(sums)
+        for j in range(whole, hidden_size):
+            squares += x[o + j] * x[o + j]
         inverse = np.float32(1 / np.sqrt(squares / hidden_size + eps))
-        for j in range(hidden_size):
-            y_row[j] = x_row[j] * inverse * weight[j]
+        scale = splat(inverse)
+        for j in range(0, whole, w):
+            store(y, o + j, multiply(multiply(load(x, o + j), scale), load(weight, j)))
+        for j in range(whole, hidden_size):
+            y[o + j] = x[o + j] * inverse * weight[j]
 
 
 @cpu_jit
 def _add_rms_norm_cpu(x, residual, weight, eps, y, total, begin, end):
-    hidden_size = weight.shape[0]
+    w, hidden_size = lanes(), weight.shape[0]
+    whole = hidden_size - hidden_size % w
     for i in range(begin, end):
-        x_row = x[i * hidden_size : (i + 1) * hidden_size]
-        residual_row = residual[i * hidden_size : (i + 1) * hidden_size]
-        total_row = total[i * hidden_size : (i + 1) * hidden_size]
-        for j in range(hidden_size):
-            total_row[j] = residual_row[j] + x_row[j]
+        o = i * hidden_size
+        for j in range(0, whole, w):
+            store(total, o + j, add(load(residual, o + j), load(x, o + j)))
+        for j in range(whole, hidden_size):
+            total[o + j] = residual[o + j] + x[o + j]
         _rms_norm_cpu(total, weight, eps, y, i, i + 1)
 
 
+_ZERO = np.float32(0)
 _GRAIN_ELEMENTS = 2**19  # a thread's least share: about 100 µs
 
 
