@@ -76,6 +76,7 @@ def tiny_model():
     return replace(whole, name="tiny", device="cpu", config=config, experts=ExpertShape(8, 3, 32, 24))
 
 
+@pytest.mark.exhaustive
 @torch.inference_mode()
 def test_contenders_compute_the_same():
     model = tiny_model()
