@@ -18,12 +18,14 @@ from __future__ import annotations
 import functools
 import itertools
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssd_scan_cpu import scan_heads
+from kernels.ssm_recurrence import scan_steps
 from kernels.staged_slots import StagedSlots
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
@@ -295,7 +297,15 @@ def _ssd_chunk_scan_cpu(
         return y
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    step = F.softplus(dt.float() + dt_bias.float()).clamp_(*dt_limit).T.contiguous()
+    step, decay = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
+    scan_steps.parallel_for(
+        num_heads,
+        1 + _GRAIN_STEPS // (1 + num_tokens),
+        *(as_array(t.float()) for t in (dt, dt_bias, A)),
+        (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
+        as_array(step),
+        as_array(decay),
+    )
     y = torch.zeros(x.shape)
     strided = [(as_flat_array(t), *t.stride()[:2]) for t in (x.float(), B.float(), C.float())]
     scan_heads.parallel_for(
@@ -303,7 +313,7 @@ def _ssd_chunk_scan_cpu(
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * head_dim * state_dim),
         *itertools.chain.from_iterable(strided),
         as_array(step),
-        as_array(torch.exp(step * A.float()[:, None])),
+        as_array(decay),
         as_array(D.float()),
         num_groups,
         head_dim,
@@ -320,6 +330,7 @@ def _ssd_chunk_scan_cpu(
 
 
 _GRAIN_ELEMENTS = 2**21  # tokens times elements of state, about 100 µs
+_GRAIN_STEPS = 2**12  # tokens times heads, about 100 µs
 
 
 def ssd_chunk_scan(

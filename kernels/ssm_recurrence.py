@@ -53,6 +53,28 @@ def _advance(state, offset, stride, decay, step, D, B, C, x, y):
 
 
 @cpu_jit
+def _time_step(dt, dt_limit):
+    """softplus within limits; comparisons, because min() and max() lose a NaN."""
+    step = _softplus(dt)
+    if step < dt_limit[0]:
+        return dt_limit[0]
+    return dt_limit[1] if step > dt_limit[1] else step
+
+
+@cpu_jit
+def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
+    """``step`` and ``decay`` ``[H, n]`` of heads ``begin`` to ``end`` of a prompt, as decode rows have them.
+
+    Element by element: torch's vectorized functions round the last elements of a tensor in another way, so
+    that a token's bits would depend on who else is in the batch.
+    """
+    for h in range(begin, end):
+        for t in range(dt.shape[0]):
+            step[h, t] = _time_step(dt[t, h] + dt_bias[h], dt_limit)
+            decay[h, t] = np.float32(math.exp(A[h] * step[h, t]))
+
+
+@cpu_jit
 def update_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
     read_slots, write_slots, dt_limit, shape, y, begin, end,
@@ -73,12 +95,7 @@ def update_heads(
             if read_slots[r] == 0:
                 out[:] = np.float32(0)
                 continue
-            step = _softplus(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h])
-            # Comparisons, because min() and max() lose a NaN.
-            if step < dt_limit[0]:
-                step = dt_limit[0]
-            elif step > dt_limit[1]:
-                step = dt_limit[1]
+            step = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
             source, source_offset, source_stride = memory, offset, stride
             if write_slots[r, i] == 0:
                 memory, offset, stride = unwritten, 0, width
