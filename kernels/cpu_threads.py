@@ -9,8 +9,8 @@ Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and
 generation changes with every call, so that a helper which slept through any number of them can't claim from
 a call that it did not read. Between two calls no share is left in the word, while the next call's address
 is written. Helpers spin between two calls of a list, then yield the core, and if that lasts they sleep
-in a semaphore until a call with shares begins. Where a helper lost its core with a share in its hands the
-next calls are made alone: on a machine whose cores are all taken, sharing is no gain.
+in a semaphore until a call with shares begins. Where a helper lost its core with a share in its hands, calls
+are made alone for some milliseconds: on a machine whose cores are all taken, sharing is no gain.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
 _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
 """Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, whether the
-process ends, helpers that wait for the semaphore, calls still to be made alone, how many after the next wait
-for a helper that lost its core, and room for the time."""
+process ends, helpers that wait for the semaphore, until when calls are made alone, for how long after the
+next wait for a helper that lost its core, and room for the time."""
 _CONTROL_BYTES = 448
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
 _SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than what one thread does between two shared calls
 _PATIENCE_NS = 500_000  # several shares; a helper that lost its core is away for milliseconds
 _CLOCK_MONOTONIC = 1
-_LEAST_ALONE, _MOST_ALONE = 64, 4096  # calls
+_LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
 
 
@@ -165,12 +165,24 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
     began_ns = _now_ns(control, clock_gettime)
     while _load(control + _DONE) < shares:
         _call_c(sched_yield, 0, 0)
-    penalty = _load(control + _PENALTY)
-    if _now_ns(control, clock_gettime) - began_ns > _PATIENCE_NS:
-        _store(control + _ALONE, penalty)
-        _store(control + _PENALTY, min(2 * penalty, _MOST_ALONE))
-    elif penalty > _LEAST_ALONE:
-        _store(control + _PENALTY, penalty - 1)
+    penalty_ns, now_ns = _load(control + _PENALTY), _now_ns(control, clock_gettime)
+    if now_ns - began_ns > _PATIENCE_NS:
+        _store(control + _ALONE, now_ns + penalty_ns)
+        _store(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
+    else:
+        _store(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
+
+
+@cpu_jit
+def _is_alone(control, clock_gettime):
+    """Whether a helper lost its core a moment ago."""
+    until_ns = _load(control + _ALONE)
+    if until_ns == 0:
+        return False
+    if _now_ns(control, clock_gettime) < until_ns:
+        return True
+    _store(control + _ALONE, 0)
+    return False
 
 
 @cpu_jit
@@ -178,11 +190,7 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
     row = table.ctypes.data
     for i in range(table.shape[0]):
         shares = table[i, SHARES]
-        alone = _load(control + _ALONE)
-        if shares == 1 or not is_shared:
-            _run_share(row, 0, 1)
-        elif alone > 0:
-            _store(control + _ALONE, alone - 1)
+        if shares == 1 or not is_shared or _is_alone(control, clock_gettime):
             _run_share(row, 0, 1)
         else:
             generation = (_load(control) >> 24) + 1
@@ -226,7 +234,7 @@ class CpuThreads:
     def __init__(self) -> None:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
         self._address = -(-self._control.ctypes.data // 64) * 64
-        self._set(_PENALTY, _LEAST_ALONE)
+        self._set(_PENALTY, _LEAST_ALONE_NS)
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._libc = ctypes.CDLL(None)
         names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
