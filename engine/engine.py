@@ -36,7 +36,7 @@ from kernels.host_memory import keep_freed_memory
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
-from wire.generation import ErrorReply, FinishReason, RequestOutput, RequestStats, ServerStats
+from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
 from wire.handoff import Digests
 from wire.outbox import Outbox
 from wire.prefixes import PrefixNews
@@ -202,7 +202,7 @@ class Engine:
             self.measures.ended["moved"] += 1
             self._landed.add(
                 RequestOutput(
-                    request.request_id, (), finish_reason="moved", ticket=ticket, stats=_stats_of(request)
+                    request.request_id, (), finish_reason="moved", ticket=ticket, stats=request.stats()
                 )
             )
 
@@ -416,7 +416,7 @@ class Engine:
                 prompt_logprobs=prompt_logprobs,
                 finish_reason=request.finish_reason,
                 stop_token_id=last if request.finish_reason == "stop" else None,
-                stats=None if request.finish_reason is None else _stats_of(request),
+                stats=None if request.finish_reason is None else request.stats(),
             )
         )
 
@@ -460,7 +460,7 @@ class Engine:
             token_ids=(),
             finish_reason="error",
             error=ErrorReply(error.code, error.message),
-            stats=_stats_of(request),
+            stats=request.stats(),
         )
 
     # --- figures ---------------------------------------------------------------------------------
@@ -493,18 +493,3 @@ class Engine:
             queued_tokens=scheduler.num_queued_tokens,
             prefix_version=owned.cache.journal.version,
         )
-
-
-def _stats_of(request: Request) -> RequestStats:
-    return RequestStats(
-        queue_s=max(0.0, request.admitted_s - request.arrived_s) if request.admitted_s else 0.0,
-        first_token_s=max(0.0, request.first_token_s - max(request.admitted_s, request.landed_s)),
-        transfer_s=request.transfer_s,
-        transfer_bytes=request.transfer_bytes,
-        transfer_descriptors=request.transfer_descriptors,
-        cached_tokens=request.num_cached,
-        drafted_tokens=request.num_drafted,
-        accepted_tokens=request.num_accepted,
-        early_bytes=request.early_bytes,
-        decode_s=request.last_token_s - request.first_token_s,
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine.grammar import Matcher
 from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
-from wire.generation import FinishReason, TokenLogprobs
+from wire.generation import FinishReason, RequestStats, TokenLogprobs
 from wire.handoff import AnyTicket
 from wire.sampling_params import SamplingParams
 
@@ -132,3 +132,18 @@ class Request:
         if self.params is None:
             return self.num_prompt - 1
         return self.num_prompt + self.params.max_tokens - 1
+
+    def stats(self) -> RequestStats:
+        """How long its parts took and what it moved, for whoever gets its answer."""
+        return RequestStats(
+            queue_s=max(0.0, self.admitted_s - self.arrived_s) if self.admitted_s else 0.0,
+            first_token_s=max(0.0, self.first_token_s - max(self.admitted_s, self.landed_s)),
+            transfer_s=self.transfer_s,
+            transfer_bytes=self.transfer_bytes,
+            transfer_descriptors=self.transfer_descriptors,
+            cached_tokens=self.num_cached,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
+            early_bytes=self.early_bytes,
+            decode_s=self.last_token_s - self.first_token_s,
+        )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import logging
 import threading
 from typing import Any
 
@@ -25,6 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu_jit import cpu_intrinsic, cpu_jit, kernel_threads
+
+log = logging.getLogger(__name__)
 
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
@@ -240,6 +243,8 @@ class CpuThreads:
         names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
         self._yield, self._wait, self._post, self._clock = map(self._address_of, names)
         self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has named ones alone
+        if not self._has_helpers:
+            log.warning("this system has no unnamed semaphores: CPU kernels run on one thread")
         self._helpers: list[threading.Thread] = []
         self._busy = threading.Lock()
         atexit.register(self._stop)
