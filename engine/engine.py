@@ -125,9 +125,11 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Runs a short request of each kind of row, so that no client's pays for compiling kernels."""
-        params = None if self.config.role == "prefill" else SamplingParams(max_tokens=3, temperature=0)
-        for num_tokens in (2, min(20, self.max_model_len - 3)):
+        """Runs a short request of each kind of row, greedy and drawn: no client's pays for compiling."""
+        for num_tokens, temperature in ((2, 0), (min(20, self.max_model_len - 3), 1)):
+            params = None
+            if self.config.role != "prefill":
+                params = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9)
             self.add(Request("warm-up", [0] * num_tokens, params))
             while not self.step().did_nothing:
                 pass
