@@ -212,7 +212,7 @@ class Fleet:
         """Retries so far, by the code of what went wrong."""
         prefix = 'twinfang_request_retries_total{code="'
         found = self.metrics(router).items()
-        return {name[len(prefix) : -2]: value for name, value in found if name.startswith(prefix)}
+        return {name[len(prefix) : -2]: value for name, value in found if value and name.startswith(prefix)}
 
     def is_idle(self) -> bool:
         """All servers are."""

@@ -336,6 +336,7 @@ class Engine:
         for request, damaged in zip(planned, is_damaged, strict=True):
             if damaged:
                 faults.setdefault(request, TwinfangError(DAMAGED_ELSEWHERE))
+        self.measures.state_faults["state"] += len(faults)
         return [(request, faults[request]) for request in planned if request in faults]
 
     def _land_all(self, *, but: int = 0) -> None:
@@ -371,6 +372,7 @@ class Engine:
         self._counts.count(row, result)
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
+            self.measures.state_faults["logits"] += 1
             self._landed.add(self._failed(request, fault))
             self.scheduler.owned.give_up(row)
             self._leave(request)

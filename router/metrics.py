@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from router.access.key_figures import KeyFigures
 from router.admission.gate_figures import GateFigures
+from router.dispatch import RETRIED
 from router.server_figures import ServerFigures
 from router.token_figures import SHORT_S, TokenFigures
 from router.told_figures import ToldFigures
-from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
 from wire.generation import PrefillReply, RequestStats
 
 WIDE_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+
+Outcome = Literal["completed", "cancelled", "refused", "failed"]
 
 
 class Metrics:
@@ -31,6 +35,13 @@ class Metrics:
             "twinfang_requests",
             "HTTP requests for text by outcome: completed, cancelled, refused (4xx), failed (5xx).",
             ["outcome"],
+            registry=registry,
+        )
+        self.request_errors = Counter(
+            "twinfang_request_errors",
+            "HTTP requests for text that were refused or failed, by the error's code; overloaded: the queue "
+            "was full (429).",
+            ["code"],
             registry=registry,
         )
         self.in_flight = Gauge(
@@ -122,6 +133,12 @@ class Metrics:
         self.servers = Gauge(
             "twinfang_servers_connected", "Servers in use, by configured role.", ["role"], registry=registry
         )
+        self.configured = Gauge(
+            "twinfang_servers_configured",
+            "Servers that this router is to use, by configured role.",
+            ["role"],
+            registry=registry,
+        )
         self.unauthorized = Counter(
             "twinfang_unauthorized_requests",
             "HTTP requests without an API key that holds.",
@@ -134,6 +151,16 @@ class Metrics:
         registry.register(self.server_figures)
         self.told_figures = ToldFigures()
         self._servers_registry.register(self.told_figures)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """What can be counted is shown before it has happened: the first time is a rise that a rate sees."""
+        for outcome in get_args(Outcome):
+            self.requests.labels(outcome)
+        for code in all_codes():
+            self.request_errors.labels(code)
+        for code in sorted(RETRIED):
+            self.retries.labels(code)
 
     @contextmanager
     def refusals(self, key_name: str = "") -> Iterator[None]:
@@ -141,27 +168,31 @@ class Metrics:
         try:
             yield
         except BaseException as error:
-            self._ended(key_name, _outcome_of(error))
+            self._ended(key_name, error)
             raise
 
     @contextmanager
     def request(self, key_name: str = "") -> Iterator[None]:
         """Counts one HTTP request from here to the end of the block, under the outcome it has."""
-        started, outcome = time.monotonic(), "completed"
+        started, ended_by = time.monotonic(), None
         self.in_flight.inc()
         try:
             yield
             self.request_duration.observe(time.monotonic() - started)
         except BaseException as error:
-            outcome = _outcome_of(error)
+            ended_by = error
             raise
         finally:
             self.in_flight.dec()
-            self._ended(key_name, outcome)
+            self._ended(key_name, ended_by)
 
-    def _ended(self, key_name: str, outcome: str) -> None:
+    def _ended(self, key_name: str, error: BaseException | None) -> None:
+        outcome = "completed" if error is None else _outcome_of(error)
         self.requests.labels(outcome).inc()
         self.key_figures.ended(key_name, outcome)
+        if outcome in ("refused", "failed"):
+            code = error.code if isinstance(error, TwinfangError) else TwinfangError.code
+            self.request_errors.labels(code).inc()
 
     def prefilled(self, reply: PrefillReply, call_s: float) -> None:
         """``call_s``: what the call took as the router saw it."""
@@ -196,7 +227,7 @@ class Metrics:
         return generate_latest(self._servers_registry)
 
 
-def _outcome_of(error: BaseException) -> str:
+def _outcome_of(error: BaseException) -> Outcome:
     """How a request ended that this ended."""
     if isinstance(error, AbortedRequestError):
         return "cancelled"

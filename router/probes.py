@@ -50,6 +50,8 @@ async def metrics_of_one(request: Request) -> Response:
 def _own_figures(services: Services) -> bytes:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
+    for role, num in services.pool.num_configured().items():
+        services.metrics.configured.labels(role).set(num)
     gates = {model.name: model.gate for _, model in services.models}
     services.metrics.gate_figures.update(gates)
     services.metrics.server_figures.update(services.pool.assignments())

@@ -131,6 +131,10 @@ class ServerPool:
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
+    def num_configured(self) -> dict[str, int]:
+        """Servers that there should be, by the role they were configured for."""
+        return {"prefill": len(self._prefill), "decode": len(self._decode)}
+
     def workers(self) -> list[Worker]:
         """All servers, prefill servers first."""
         return [*self._prefill, *self._decode]

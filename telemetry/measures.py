@@ -12,6 +12,8 @@ StepRun = Literal["graph", "eager"]
 """Whether it was one launch of a captured graph."""
 End = Literal["stop", "length", "cancelled", "error", "moved", "prefilled"]
 """A finish reason, or that the prompt waits to be read by a decode server."""
+Fault = Literal["state", "logits"]
+"""What showed that a request's memory was damaged: the sanitizer before a step, or logits not finite."""
 
 STEP_S = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -54,6 +56,7 @@ class Measures:
         self.time_to_first_token = Tally(REQUEST_S)
         self.inter_token_latency = Tally(TOKEN_S)
         self.ended: dict[str, int] = dict.fromkeys(get_args(End), 0)
+        self.state_faults: dict[Fault, int] = dict.fromkeys(get_args(Fault), 0)
         self.prompt_tokens_looked_up = 0
         self.prompt_tokens_found = 0
         """Of those, the ones that the prefix cache had, as far as a request could start behind them."""

@@ -142,6 +142,15 @@ def _of_measures(measures: Measures) -> Iterator[Metric]:
     for reason, count in measures.ended.items():
         ended.add_metric([reason], count)
     yield ended
+    faults = CounterMetricFamily(
+        "twinfang_state_faults",
+        "Requests ended since their blocks or state were damaged, by what showed it: state (the sanitizer, "
+        "before a step), logits (not finite).",
+        labels=["found"],
+    )
+    for found, count in measures.state_faults.items():
+        faults.add_metric([found], count)
+    yield faults
     yield CounterMetricFamily(
         "twinfang_prefix_cache_queries",
         "Prompt tokens that were looked up in the prefix cache.",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from telemetry.measures import Measures
 from telemetry.probe_port import ProbePort
@@ -17,6 +20,7 @@ from telemetry.start_up import StartUp
 from telemetry.stats_reader import StatsReader
 from wire.errors import ConfigError
 from wire.generation import ServerInfo, ServerStats
+from wire.health import ServerState
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ class ServerTelemetry:
     def __init__(self, server: GrpcServer, *, host: str, port: int, metrics_port: int | None) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._registry.register(_State(server))
         self._server = server
         self._port: ProbePort | None = None
         if metrics_port != 0:
@@ -60,6 +65,24 @@ class ServerTelemetry:
     def _not_ready(self) -> str | None:
         state = self._server.health.state
         return None if state == "serving" else state
+
+
+class _State(Collector):
+    """What the server says of itself, shown from before its model is loaded."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._server.health.state
+        state = GaugeMetricFamily(
+            "twinfang_server_state",
+            "1 for the state that this server is in, 0 for the others; serving: it takes requests.",
+            labels=["state"],
+        )
+        for name in get_args(ServerState):
+            state.add_metric([name], float(name == now))
+        yield state
 
 
 def _derived(port: int) -> int:

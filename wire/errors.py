@@ -214,6 +214,11 @@ def _subclasses(base: type[TwinfangError]) -> list[type[TwinfangError]]:
     return found
 
 
+def all_codes() -> list[str]:
+    """What errors may be told by, in order."""
+    return sorted({cls.code for cls in _subclasses(TwinfangError)})
+
+
 def error_from_code(code: str, message: str) -> TwinfangError:
     """The error another process raised, made again from what crossed the wire.
 

@@ -163,6 +163,8 @@ def test_a_damaged_request_ends_with_an_error_and_no_other_does(bundled_model, a
         outputs += result.outputs
     ended = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
     assert ended == {"0": "length", "1": "error", "2": "length", "3": "length"}
+    shown_by = {"state": 1, "logits": 0} if sanitize else {"state": 0, "logits": 1}
+    assert engine.measures.state_faults == shown_by
     for i in (0, 2, 3):
         tokens = [token for output in outputs if output.request_id == str(i) for token in output.token_ids]
         assert tokens == alone[i]

@@ -36,15 +36,43 @@ async def told(stack):
     await until(lambda: all(is_heard(a, known) for _, a, known in stack.services.pool.assignments()))
 
 
-async def outcomes(stack) -> dict[str, float]:
+async def counted(stack, name="twinfang_requests_total") -> dict[str, float]:
+    """What a counter with one label has counted, by that label's values."""
     found = await samples_of(stack)
-    return {key[1]: value for key, value in found.items() if key[0] == "twinfang_requests_total"}
+    return {key[1]: value for key, value in found.items() if key[0] == name and value}
+
+
+async def outcomes(stack) -> dict[str, float]:
+    return await counted(stack)
+
+
+async def errors(stack) -> dict[str, float]:
+    return await counted(stack, "twinfang_request_errors_total")
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Servers of these tests give figures at once or never."""
     monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
+
+
+async def test_what_has_not_happened_yet_is_shown_as_zero(make_stack):
+    """A rate sees no rise in a series that begins with it."""
+    found = await samples_of(await make_stack())
+    for name, label in (
+        ("twinfang_requests_total", "failed"),
+        ("twinfang_request_errors_total", "overloaded"),
+        ("twinfang_request_retries_total", "state_corrupted"),
+    ):
+        assert found[name, label] == 0
+
+
+async def test_servers_that_are_configured_are_shown_whether_they_are_there_or_not(make_stack):
+    stack = await make_stack(num_decode=2)
+    await stack.decode[0].stop()
+    await until(lambda: stack.services.pool.num_connected()["decode"] == 1)
+    assert await counted(stack, "twinfang_servers_configured") == {"prefill": 1, "decode": 2}
+    assert await counted(stack, "twinfang_servers_connected") == {"prefill": 1, "decode": 1}
 
 
 # --- refused requests ------------------------------------------------------------------------------
@@ -95,10 +123,12 @@ async def test_a_429_is_counted_and_those_in_flight_are_not_touched(make_stack):
     for stream in (False, True):
         assert (await stack.complete(stream=stream)).status_code == 429
     assert await outcomes(stack) == {"refused": 2}
+    assert await errors(stack) == {"overloaded": 2}
     assert await stack.metric("twinfang_requests_in_flight") == 1
     first.cancel()
     await until(lambda: stack.gate.num_in_flight == 0)
     assert await outcomes(stack) == {"refused": 2, "cancelled": 1}
+    assert await errors(stack) == {"overloaded": 2}
     assert await stack.metric("twinfang_requests_in_flight") == 0
 
 
@@ -111,6 +141,7 @@ async def test_no_server_and_no_answer_in_time_are_failures(make_stack):
     await until(lambda: stack.services.pool.not_ready_reason() is not None)
     assert (await stack.complete()).status_code == 503
     assert await outcomes(stack) == {"failed": 2}
+    assert await errors(stack) == {"deadline_exceeded": 1, "no_server_available": 1}
 
 
 async def test_a_client_that_leaves_while_it_sends_counts_as_cancelled(make_stack):
