@@ -13,6 +13,7 @@ from engine.cache_modes import CacheModeName
 from engine.capacity import Demand
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
+from engine.priority import MAX_NICENESS
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat
 from kernels.cpu_jit import set_kernel_threads
@@ -77,6 +78,8 @@ class EngineConfig:
     """Whether every step checks that it reads the blocks and states it should (:mod:`engine.sanitizer`)."""
     num_threads: int | None = None
     """CPU threads of torch, of each rank; None leaves torch's choice."""
+    niceness: int = 0
+    """Of the threads that compute, 0 to 19: how far they step back for others that want the same cores."""
     tensor_parallel: int = 1
     """Ranks that share the model: processes on one host, each with a GPU where there are any."""
 
@@ -96,6 +99,8 @@ class EngineConfig:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
+        if not 0 <= self.niceness <= MAX_NICENESS:
+            raise ConfigError(f"--nice must be from 0 to {MAX_NICENESS}, got {self.niceness}")
         self._check_state_block_size()
         self._check_speculation()
         self._check_batch_tokens()

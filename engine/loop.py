@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from engine.engine import Engine
+from engine.priority import lower_priority
 from engine.step_result import StepResult
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            lower_priority(self._engine.config.niceness)
             idle = True
             while self._handle_events(wait=idle):
                 result = self._engine.step()

@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.priority import lower_priority
 from engine.rank_link import RankLink, RankLogHandler
 from engine.rank_worker import RankWorker
 from engine.tensor_parallel import TensorParallel, join, leave
@@ -182,6 +183,7 @@ class _Rank:
 
 def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
     try:
+        lower_priority(place.config.niceness)  # threads made from here on inherit it
         main(place, RankLink(connection))
         leave()
     except EOFError:

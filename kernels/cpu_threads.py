@@ -249,6 +249,11 @@ class CpuThreads:
         self._busy = threading.Lock()
         atexit.register(self._stop)
 
+    @property
+    def helper_ids(self) -> list[int]:
+        """Of the helpers that there are; later ones inherit what their caller has."""
+        return [helper.native_id for helper in self._helpers if helper.native_id is not None]
+
     def run(self, table: NDArray[np.int64]) -> None:
         """Makes all calls of a table. Where other threads use the helpers already, without them."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)

@@ -47,14 +47,15 @@ class Child:
         return None if process is None or process.returncode is not None else process.pid
 
     async def start(self, *, lifeline_fd: int, environment: Mapping[str, str]) -> None:
-        """Starts the process in a session of its own: Ctrl-C reaches the supervisor alone, which stops its
-        children in order."""
+        """Starts the process in a group of its own: Ctrl-C reaches the supervisor alone, which stops its
+        children in order. Not in a session of its own: Linux may give each session the same share of the
+        cores (autogroup), whatever the niceness of its threads."""
         self.is_ready = False
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "twinfang", *self.spec.arguments, "--lifeline", str(lifeline_fd)),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(lifeline_fd,),
-            start_new_session=True,
+            process_group=0,
             env=dict(environment),
         )
 

@@ -398,6 +398,11 @@ THREADS = Flag(
     default_text="all cores this process may use, divided among the server's ranks",
 )
 
+NICE = Flag(
+    *("--nice", "N", integer(0, 19), "niceness of the threads that compute: they step back for others"),
+    default=0,
+)
+
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))
 CAPACITY = (
     TENSOR_PARALLEL,

@@ -132,6 +132,7 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
         "steps_ahead": None,
         "sanitize": False,
         "threads": None,
+        "nice": 0,
     }
     made_for_any = argparse.Namespace(**vars(values), **unasked)
     return prepare(values, _engine_config(made_for_any, values.role))
@@ -175,6 +176,7 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
         num_threads=values.threads or max(1, usable_cores() // values.tensor_parallel),
+        niceness=values.nice,
         tensor_parallel=values.tensor_parallel,
     )
 
