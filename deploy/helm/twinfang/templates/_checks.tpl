@@ -1,0 +1,38 @@
+{{/* What the schema can't see: values that don't go together. Each error names them, and says what would do. */}}
+
+{{- define "twinfang.checks" -}}
+{{- $values := .Values -}}
+{{- if and $values.model.directory (not $values.model.volume) -}}
+{{- fail (printf "model.directory %q: there is no model.volume for it to be in; set one, or leave both empty for the small model of the image" $values.model.directory) -}}
+{{- end -}}
+{{- if and $values.model.volume (not $values.model.directory) -}}
+{{- fail "model.volume is set, but not model.directory: name the model's directory in it, or \".\" for its root" -}}
+{{- end -}}
+{{- if and (eq (clean $values.model.directory) ".") $values.model.directory (not $values.model.name) -}}
+{{- fail "model.directory \".\" is no name that clients could use: set model.name" -}}
+{{- end -}}
+{{- if and $values.model.volume.image (semverCompare "<1.31-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "model.volume.image needs Kubernetes 1.31, this is %s: use a persistentVolumeClaim or a hostPath" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if not $values.decodePools -}}
+{{- fail "decodePools is empty: a router needs at least one decode server" -}}
+{{- end -}}
+{{- $needsNoPrefill := false -}}
+{{- range $name, $pool := $values.decodePools -}}
+{{- $flags := ($pool | default dict).flags | default dict -}}
+{{- if or (eq (get $flags "role") "both") (eq (toString (get $flags "local-prefill")) "true") -}}
+{{- $needsNoPrefill = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not (or $values.prefillPools $needsNoPrefill) -}}
+{{- fail "prefillPools is empty, and no decode pool runs prompts itself: add a prefill pool, or set flags {role: both} on a decode pool" -}}
+{{- end -}}
+{{- $ports := splitList "-" $values.nixl.portRange -}}
+{{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}
+{{- fail (printf "nixl.portRange %q: give the lower port first, and none above 65535" $values.nixl.portRange) -}}
+{{- end -}}
+{{- $admin := $values.auth.adminToken -}}
+{{- if and (or $admin.existingSecret $admin.digest) (gt (int (get $values.router.flags "workers" | default 1)) 1) -}}
+{{- fail (printf "router.flags.workers %v and auth.adminToken: the admin API is that of one process; raise router.replicas instead" (get $values.router.flags "workers")) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,56 @@
+{{/* Names and labels. */}}
+
+{{/* At most 34 characters: with "-prefill-" and a pool's 20 it stays a label of 63. */}}
+{{- define "twinfang.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 34 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 34 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 34 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects all pods of this release; never changes over its life. */}}
+{{- define "twinfang.selector" -}}
+app.kubernetes.io/name: twinfang
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{/* Labels of every pod: a new version of the chart alone restarts none. */}}
+{{- define "twinfang.podLabels" -}}
+{{ include "twinfang.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: twinfang
+{{- end -}}
+
+{{/* Labels of every other object. */}}
+{{- define "twinfang.labels" -}}
+{{ include "twinfang.podLabels" . }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* What clients call the model. */}}
+{{- define "twinfang.model" -}}
+{{- .Values.model.name | default (.Values.model.directory | base | trimPrefix ".") | default "bundled_model" -}}
+{{- end -}}
+
+{{/* The same as a label can have it; routers write it in the same way. */}}
+{{- define "twinfang.modelLabel" -}}
+{{- regexReplaceAll "[^A-Za-z0-9._-]" (include "twinfang.model" .) "-" | trunc 63 | trimAll "-_." -}}
+{{- end -}}
+
+{{/* Of a dictionary with image and root. */}}
+{{- define "twinfang.image" -}}
+{{- with .image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}

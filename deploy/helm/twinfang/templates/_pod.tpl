@@ -1,0 +1,42 @@
+{{/* What pods of routers and of servers have in common. */}}
+
+{{/* Where a pod may run: of a dictionary with values (a pool's or the router's) and selector (of its pods). */}}
+{{- define "twinfang.placement" -}}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml (mergeOverwrite (dict "labelSelector" (dict "matchLabels" ($.selector | fromYaml))) .) | nindent 4 | trim }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* No privileges, nothing written but to volumes. */}}
+{{- define "twinfang.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* The images' user. */}}
+{{- define "twinfang.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}

@@ -1,0 +1,29 @@
+{{/* The router. */}}
+
+{{- define "twinfang.routerSelector" -}}
+{{ include "twinfang.selector" . }}
+app.kubernetes.io/component: router
+{{- end -}}
+
+{{- define "twinfang.routerArguments" -}}
+- router
+- --host=0.0.0.0
+- --port=8000
+{{- with include "twinfang.modelPath" . }}
+- {{ printf "--model=%s" . | quote }}
+{{- end }}
+- {{ printf "--served-model-name=%s" (include "twinfang.model" .) | quote }}
+- --kubernetes-namespace={{ .Release.Namespace }}
+- --kubernetes-selector=app.kubernetes.io/instance={{ .Release.Name }},twinfang.io/role
+- --shutdown-grace={{ include "twinfang.text" .Values.router.shutdownGraceSeconds }}
+{{- if or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines }}
+- {{ printf "--api-keys-file=/etc/twinfang/api-keys/%s" .Values.auth.apiKeys.key | quote }}
+{{- end }}
+{{- if or .Values.auth.adminToken.existingSecret .Values.auth.adminToken.digest }}
+- {{ printf "--admin-token-file=/etc/twinfang/admin-token/%s" .Values.auth.adminToken.key | quote }}
+{{- end }}
+{{- with .Values.tracing.otlpEndpoint }}
+- {{ printf "--otlp-endpoint=%s" . | quote }}
+{{- end }}
+{{- include "twinfang.flags" .Values.router.flags }}
+{{- end -}}

@@ -1,0 +1,218 @@
+{{/* A pool of prefill or decode servers. All take a dictionary with root, role, name and pool. */}}
+
+{{/* gRPC port by role; metrics are 10,000 above, as the servers have it by default. */}}
+{{- define "twinfang.serverPort" -}}
+{{- ternary 8100 8200 (eq . "prefill") -}}
+{{- end -}}
+
+{{- define "twinfang.serverMetricsPort" -}}
+{{- ternary 18100 18200 (eq . "prefill") -}}
+{{- end -}}
+
+{{- define "twinfang.poolName" -}}
+{{ include "twinfang.fullname" .root }}-{{ .role }}-{{ .name }}
+{{- end -}}
+
+{{- define "twinfang.poolSelector" -}}
+{{ include "twinfang.selector" .root }}
+app.kubernetes.io/component: {{ .role }}
+twinfang.io/pool: {{ .name | quote }}
+{{- end -}}
+
+{{/* Of its pods: router discovery goes by them. */}}
+{{- define "twinfang.serverLabels" -}}
+{{ include "twinfang.podLabels" .root }}
+app.kubernetes.io/component: {{ .role }}
+twinfang.io/pool: {{ .name | quote }}
+twinfang.io/role: {{ .role }}
+twinfang.io/model: {{ include "twinfang.modelLabel" .root | quote }}
+twinfang.io/port: {{ include "twinfang.serverPort" .role | quote }}
+{{- end -}}
+
+{{- define "twinfang.serverArguments" -}}
+{{- $values := .root.Values -}}
+- {{ .role }}
+- --host=0.0.0.0
+- --port={{ include "twinfang.serverPort" .role }}
+- --advertise-host=$(POD_IP)
+- --metrics-port={{ include "twinfang.serverMetricsPort" .role }}
+{{- with include "twinfang.modelPath" .root }}
+- {{ printf "--model=%s" . | quote }}
+{{- end }}
+- {{ printf "--served-model-name=%s" (include "twinfang.model" .root) | quote }}
+- --device={{ .pool.device }}
+- --tensor-parallel={{ .pool.tensorParallel }}
+{{- with $values.speculative }}
+{{- if .tokens }}
+- --speculative={{ .tokens }}
+{{- with .drafter }}
+- --drafter={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $values.tracing.otlpEndpoint }}
+- {{ printf "--otlp-endpoint=%s" . | quote }}
+{{- end }}
+{{- include "twinfang.flags" .pool.flags }}
+{{- end -}}
+
+{{- define "twinfang.serverEnvironment" -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: HOME
+  value: /tmp
+# What is compiled for this machine outlives a restart of the container.
+- name: NUMBA_CACHE_DIR
+  value: /cache/numba
+- name: TRITON_CACHE_DIR
+  value: /cache/triton
+- name: UCX_TCP_PORT_RANGE
+  value: {{ .root.Values.nixl.portRange | quote }}
+{{- with .root.Values.nixl.transports }}
+- name: UCX_TLS
+  value: {{ . | quote }}
+{{- end }}
+{{- with .root.Values.nixl.netDevices }}
+- name: UCX_NET_DEVICES
+  value: {{ . | quote }}
+{{- end }}
+{{- include "twinfang.env" .pool.env }}
+{{- end -}}
+
+{{/* The pool's own resources, and what the chart knows that a server needs. */}}
+{{- define "twinfang.serverResources" -}}
+{{- $resources := deepCopy .pool.resources -}}
+{{- $limits := $resources.limits | default dict -}}
+{{- if eq .pool.device "cuda" -}}
+{{- $_ := set $limits .pool.gpuResource .pool.tensorParallel -}}
+{{- end -}}
+{{- with .root.Values.nixl -}}
+{{- if .rdmaResource -}}
+{{- $_ := set $limits .rdmaResource .rdmaCount -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (set $resources "limits" $limits) -}}
+{{- end -}}
+
+{{- define "twinfang.serverSecurity" -}}
+{{- if .root.Values.nixl.ipcLock -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: false
+runAsUser: 0
+capabilities:
+  drop: [ALL]
+  add: [IPC_LOCK]
+{{- else -}}
+{{- include "twinfang.containerSecurity" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+gRPC's health service says NOT_SERVING while a server drains and stops, which must not restart it: liveness asks
+the HTTP port, whose own thread answers from the start on.
+*/}}
+{{- define "twinfang.serverProbes" -}}
+startupProbe:
+  grpc:
+    port: {{ include "twinfang.serverPort" .role }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add .pool.startTimeoutSeconds 4) 5 }}
+readinessProbe:
+  grpc:
+    port: {{ include "twinfang.serverPort" .role }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+livenessProbe:
+  httpGet:
+    path: /healthz
+    port: metrics
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{- define "twinfang.serverPod" -}}
+serviceAccountName: {{ include "twinfang.fullname" .root }}-server
+automountServiceAccountToken: false
+# A Service called twinfang would set TWINFANG_PORT, which is a flag.
+enableServiceLinks: false
+# The drain, what SIGTERM adds to it, and an end without haste.
+terminationGracePeriodSeconds: {{ add .pool.drainSeconds 30 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pool.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+securityContext: {{- include "twinfang.podSecurity" . | nindent 2 }}
+{{- include "twinfang.placement" (dict "values" .pool "selector" (include "twinfang.poolSelector" .)) }}
+containers:
+  - name: server
+    image: {{ include "twinfang.image" (dict "image" .root.Values.image "root" .root) | quote }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    args: {{- include "twinfang.serverArguments" . | nindent 6 }}
+    env: {{- include "twinfang.serverEnvironment" . | nindent 6 }}
+    ports:
+      - name: grpc
+        containerPort: {{ include "twinfang.serverPort" .role }}
+      - name: metrics
+        containerPort: {{ include "twinfang.serverMetricsPort" .role }}
+    {{- include "twinfang.serverProbes" . | nindent 4 }}
+    resources: {{- include "twinfang.serverResources" . | nindent 6 }}
+    securityContext: {{- include "twinfang.serverSecurity" . | nindent 6 }}
+    volumeMounts:
+      - name: shared-memory
+        mountPath: /dev/shm
+      - name: tmp
+        mountPath: /tmp
+      - name: cache
+        mountPath: /cache
+      {{- if .root.Values.model.volume }}
+      {{- include "twinfang.modelMount" . | nindent 6 }}
+      {{- end }}
+volumes:
+  - name: shared-memory
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ .pool.sharedMemory }}
+  - name: tmp
+    emptyDir: {}
+  - name: cache
+    emptyDir: {}
+  {{- with .root.Values.model.volume }}
+  {{- include "twinfang.modelVolume" . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "twinfang.serverDeployment" -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ include "twinfang.poolName" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "twinfang.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+    twinfang.io/pool: {{ .name | quote }}
+spec:
+  {{- if not .pool.autoscaling.enabled }}
+  replicas: {{ .pool.replicas }}
+  {{- end }}
+  strategy: {{- toYaml .pool.strategy | nindent 4 }}
+  # Loading a large model takes longer than the default of ten minutes.
+  progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds 600 }}
+  selector:
+    matchLabels: {{- include "twinfang.poolSelector" . | nindent 6 }}
+  template:
+    metadata:
+      labels: {{- include "twinfang.serverLabels" . | nindent 8 }}
+      {{- with .pool.podAnnotations }}
+      annotations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec: {{- include "twinfang.serverPod" . | nindent 6 }}
+{{- end -}}

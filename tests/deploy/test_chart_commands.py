@@ -1,0 +1,98 @@
+"""What the chart's containers run is what the command line takes, and the schema knows all of its flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.helm import CHART, EXAMPLES, container_of, of_kind, render
+from twinfang.cli import _parser
+from twinfang.commands import DECODE, PREFILL, ROUTER, Command
+from twinfang.flags import resolve
+
+SET_BY_THE_CHART = {
+    *("host", "port", "advertise-host", "metrics-port", "model", "served-model-name", "device"),
+    *("tensor-parallel", "speculative", "drafter", "otlp-endpoint", "prefill", "decode", "name"),
+    *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
+    *("shutdown-grace", "api-keys-file", "admin-token-file"),
+    "state-file",  # its changes are one router's, and a pod's disk ends with it
+}
+NOT_THERE_YET = ("--kubernetes-namespace=", "--kubernetes-selector=")
+
+
+@pytest.fixture
+def parse(bundled_model: Path, tmp_path: Path) -> Callable[[list[str]], argparse.Namespace]:
+    """Reads a container's arguments as the process does, with files of this machine for those of a pod."""
+    secret = tmp_path / "secret"
+    secret.touch()
+
+    def here(argument: str) -> str:
+        flag, _, value = argument.partition("=")
+        if value.startswith("/models"):
+            return f"{flag}={bundled_model}"
+        if value.startswith("/etc/twinfang/"):
+            return f"{flag}={secret}"
+        return argument.replace("$(POD_IP)", "10.0.0.1")
+
+    def parsed(arguments: list[str]) -> argparse.Namespace:
+        given, unknown = _parser().parse_known_args([here(argument) for argument in arguments])
+        assert [argument for argument in unknown if not argument.startswith(NOT_THERE_YET)] == []
+        return resolve(given.command.groups, given, {})
+
+    return parsed
+
+
+@pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")
+def test_every_container_runs_a_command_that_twinfang_takes(
+    example: Path | None, parse: Callable[[list[str]], argparse.Namespace]
+) -> None:
+    manifests = render({}, *([example] if example else []))
+    for name, deployment in of_kind(manifests, "Deployment").items():
+        arguments = container_of(deployment)["args"]
+        assert arguments[0] == name.partition("-")[0]
+        parse(arguments)
+
+
+def test_values_of_flags_reach_the_command_line_as_they_are(
+    parse: Callable[[list[str]], argparse.Namespace],
+) -> None:
+    values = {
+        "poolDefaults": {"flags": {"max-num-seqs": 100000, "dtype": "bfloat16", "sanitize": True}},
+        "decodePools": {"default": {"flags": {"max-model-len": 1048576, "local-prefill": False}}},
+        "router": {
+            "flags": {"cors-origin": ["https://a.example", "https://b.example"], "request-timeout": 0.5}
+        },
+    }
+    deployments = of_kind(render(values), "Deployment")
+    decode = parse(container_of(deployments["decode-default"])["args"])
+    assert (decode.max_num_seqs, decode.max_model_len, decode.dtype) == (100000, 1048576, "bfloat16")
+    assert (decode.sanitize, decode.local_prefill) == (True, False)
+    router = parse(container_of(deployments["router"])["args"])
+    assert (router.cors_origin, router.request_timeout) == (("https://a.example", "https://b.example"), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "definition"), [(PREFILL, "prefillFlags"), (DECODE, "decodeFlags"), (ROUTER, "routerFlags")]
+)
+def test_the_schema_knows_every_flag_that_is_not_the_charts_own(command: Command, definition: str) -> None:
+    assert set(schema_of(definition)) == names_of(command) - SET_BY_THE_CHART
+
+
+def test_flags_for_all_pools_are_those_that_both_kinds_of_servers_have() -> None:
+    assert set(schema_of("serverFlags")) == (names_of(PREFILL) & names_of(DECODE)) - SET_BY_THE_CHART
+
+
+def names_of(command: Command) -> set[str]:
+    flags = [flag for group in command.groups for flag in group.flags if not flag.is_internal]
+    return {flag.name.removeprefix("--") for flag in flags}
+
+
+def schema_of(definition: str) -> dict[str, Any]:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    properties: dict[str, Any] = schema["$defs"][definition]["properties"]
+    return properties

@@ -1,0 +1,62 @@
+"""Values that can't work are refused before anything is installed, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.deploy.helm import Refusal, render
+
+DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"reference": "models/m:1"}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"router": {"replica": 3}}, "at '/router': additional properties 'replica' not allowed"),
+        (
+            {"prefillPools": {"default": {"replicas": "two"}}},
+            "at '/prefillPools/default/replicas': got string",
+        ),
+        ({"decodePools": {"default": {"flags": {"max-num-seq": 4}}}}, "'max-num-seq' not allowed"),
+        ({"prefillPools": {"default": {"flags": {"local-prefill": True}}}}, "'local-prefill' not allowed"),
+        ({"poolDefaults": {"flags": {"cache-mode": "some"}}}, "at '/poolDefaults/flags/cache-mode'"),
+        ({"poolDefaults": {"sharedMemory": "1GiB"}}, "'1GiB' does not match"),
+        ({"decodePools": {"Big": {}}}, "'Big' does not match"),
+        ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match"),
+        ({"auth": {"apiKeys": {"lines": ["alice twinfang-secret"]}}}, "at '/auth/apiKeys/lines/0'"),
+        ({"auth": {"adminToken": {"digest": "secret"}}}, "at '/auth/adminToken/digest'"),
+        ({"model": {"volume": {"hostPath": {"path": "/m"}, "image": {"reference": "m"}}}}, "maxProperties"),
+        ({"model": {"directory": "m"}}, 'model.directory "m": there is no model.volume'),
+        ({"model": {"volume": {"hostPath": {"path": "/m"}}}}, "but not model.directory"),
+        ({"model": {"directory": ".", "volume": {"hostPath": {"path": "/m"}}}}, "set model.name"),
+        ({"decodePools": {"default": None}}, "decodePools is empty"),
+        ({"prefillPools": {"default": None}}, "prefillPools is empty"),
+        ({"nixl": {"portRange": "30000-20000"}}, 'nixl.portRange "30000-20000"'),
+        (
+            {"router": {"flags": {"workers": 2}}, "auth": {"adminToken": {"existingSecret": "t"}}},
+            "router.flags.workers 2 and auth.adminToken",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_named(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        render(values)
+    assert complaint in refusal.value.message
+
+
+def test_an_image_volume_needs_a_version_of_kubernetes_that_has_them() -> None:
+    with pytest.raises(Refusal, match=r"model\.volume\.image needs Kubernetes 1\.31, this is v1\.30"):
+        render({"model": DIRECTORY_IN_IMAGE}, kube_version="1.30")
+    assert render({"model": DIRECTORY_IN_IMAGE}, kube_version="1.31")
+
+
+def test_an_old_cluster_is_refused_as_a_whole() -> None:
+    with pytest.raises(Refusal, match=r"1\.26"):
+        render(kube_version="1.26")
+
+
+def test_decode_servers_that_prefill_themselves_need_no_prefill_pool() -> None:
+    render({"prefillPools": {"default": None}, "decodePools": {"default": {"flags": {"role": "both"}}}})
