@@ -189,8 +189,9 @@ def _slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 _advance(
-                    scratch, 0, width, scales[i, 0], scales[i, 1], D[h], B[r, i, g], C[r, i, g], x_i, y_i
-                )
+                    scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
+                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width,
+                )  # fmt: skip
                 o = (write_slots[r, i] * num_heads + h) * head_size + p * width
                 _copy(scratch, 0, state, o, _TILE * width)
 
@@ -218,8 +219,9 @@ def _replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acc
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 _advance(
-                    scratch, 0, width, scales[i, 0], scales[i, 1], D[h], B[r, i, g], C[r, i, g], x_i, y_i
-                )
+                    scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
+                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width,
+                )  # fmt: skip
 
 
 @cpu_jit

@@ -145,7 +145,7 @@ class Caches:
             if segment.name.split(".")[0] == kind:
                 sizes = [self.num_slots, *(axis.size for axis in segment.axes)]
                 strides = [slot_stride, *(axis.stride // dtype.itemsize for axis in segment.axes)]
-                views.append(typed.as_strided(sizes, strides, segment.offset // dtype.itemsize))
+                views.append(typed[segment.offset // dtype.itemsize :].as_strided(sizes, strides))
         return views
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +23,24 @@ CACHE_LINE = 64
 
 def host_empty(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """``[num_elements]``, which begin at a huge page if they fill one, else at a cache line."""
-    num_bytes = num_elements * dtype.itemsize
-    unit = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE
-    memory = torch.from_numpy(np.empty(num_bytes + unit, dtype=np.uint8))
-    skipped = -memory.data_ptr() % unit
-    return memory[skipped : skipped + num_bytes].view(dtype)
+    return _aligned(np.empty, num_elements, dtype)
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Pages that nobody writes to take no memory."""
-    memory = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8))
-    return memory.view(dtype).view(shape)
+    """Aligned likewise; pages that nobody writes to take no memory.
+
+    The C library's large pieces begin 16 bytes into a page, where every vector of a cache line's size lies
+    across two of them: the update of states then takes 2.3 times as long.
+    """
+    return _aligned(np.zeros, math.prod(shape), dtype).view(shape)
+
+
+def _aligned(allocate: Callable[..., Any], num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    num_bytes = num_elements * dtype.itemsize
+    unit = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE
+    memory = torch.from_numpy(allocate(num_bytes + unit, dtype=np.uint8))
+    skipped = -memory.data_ptr() % unit
+    return memory[skipped : skipped + num_bytes].view(dtype)
 
 
 def keep_freed_memory() -> None:

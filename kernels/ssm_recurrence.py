@@ -2,7 +2,8 @@
 
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
-Four rows of a head's ``[P, N]`` state advance together and share each load of B and C: as fast as memory.
+Four rows of a head's ``[P, N]`` state advance together, in vector registers, and share each load of B and C.
+A position reads the state where the one before it was written, and writes its own: nothing is copied.
 Prefill, where states are used again and again, is ssd_scan_cpu.py.
 
 Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
@@ -15,6 +16,9 @@ import math
 import numpy as np
 
 from kernels.cpu_jit import cpu_jit
+from kernels.cpu_vector import lanes, load, multiply, multiply_add, splat, store, sum_of
+
+_ZERO = np.float32(0)
 
 
 @cpu_jit
@@ -24,32 +28,55 @@ def _softplus(v):
 
 
 @cpu_jit
-def _advance(state, offset, stride, decay, step, D, B, C, x, y):
-    """One token of one head: row p of its state is ``state[offset + p * stride :][:N]``."""
-    num_rows, width = x.shape[0], B.shape[0]
-    for p in range(0, num_rows - 3, 4):
-        o = offset + p * stride
-        h0, h1 = state[o : o + width], state[o + stride : o + stride + width]
-        o += 2 * stride
-        h2, h3 = state[o : o + width], state[o + stride : o + stride + width]
-        u0, u1, u2, u3 = step * x[p], step * x[p + 1], step * x[p + 2], step * x[p + 3]
-        y0 = y1 = y2 = y3 = np.float32(0.0)
+def _advance(
+    source, first, stride, target, target_first, target_stride, decay, step, D, B, b, C, c, x, o, y, out,
+    num_rows, width,
+):  # fmt: skip
+    """One token of one head: row p of its state goes from ``source[first + p * stride :][:width]`` to target.
+
+    B, C, x and y begin at b, c, o and out. Both states may be the same.
+    """
+    w = lanes()
+    whole, decays = width - width % w, splat(decay)
+    p = 0
+    while p + 4 <= num_rows:
+        s0, t0 = first + p * stride, target_first + p * target_stride
+        s1, t1 = s0 + stride, t0 + target_stride
+        s2, t2 = s1 + stride, t1 + target_stride
+        s3, t3 = s2 + stride, t2 + target_stride
+        u0, u1, u2, u3 = step * x[o + p], step * x[o + p + 1], step * x[o + p + 2], step * x[o + p + 3]
+        a0, a1, a2, a3 = splat(u0), splat(u1), splat(u2), splat(u3)
+        y0, y1, y2, y3 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
+        for n in range(0, whole, w):
+            input_n, output_n = load(B, b + n), load(C, c + n)
+            h0 = multiply_add(load(source, s0 + n), decays, multiply(a0, input_n))
+            h1 = multiply_add(load(source, s1 + n), decays, multiply(a1, input_n))
+            h2 = multiply_add(load(source, s2 + n), decays, multiply(a2, input_n))
+            h3 = multiply_add(load(source, s3 + n), decays, multiply(a3, input_n))
+            store(target, t0 + n, h0)
+            store(target, t1 + n, h1)
+            store(target, t2 + n, h2)
+            store(target, t3 + n, h3)
+            y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
+            y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
+        r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
+        for n in range(whole, width):
+            input_1, output_1 = B[b + n], C[c + n]
+            v0, v1 = source[s0 + n] * decay + u0 * input_1, source[s1 + n] * decay + u1 * input_1
+            v2, v3 = source[s2 + n] * decay + u2 * input_1, source[s3 + n] * decay + u3 * input_1
+            target[t0 + n], target[t1 + n], target[t2 + n], target[t3 + n] = v0, v1, v2, v3
+            r0, r1, r2, r3 = r0 + v0 * output_1, r1 + v1 * output_1, r2 + v2 * output_1, r3 + v3 * output_1
+        y[out + p], y[out + p + 1] = r0 + D * x[o + p], r1 + D * x[o + p + 1]
+        y[out + p + 2], y[out + p + 3] = r2 + D * x[o + p + 2], r3 + D * x[o + p + 3]
+        p += 4
+    while p < num_rows:
+        s0, t0, u0, r0 = first + p * stride, target_first + p * target_stride, step * x[o + p], _ZERO
         for n in range(width):
-            b, c = B[n], C[n]
-            v0, v1 = h0[n] * decay + u0 * b, h1[n] * decay + u1 * b
-            v2, v3 = h2[n] * decay + u2 * b, h3[n] * decay + u3 * b
-            h0[n], h1[n], h2[n], h3[n] = v0, v1, v2, v3
-            y0, y1, y2, y3 = y0 + v0 * c, y1 + v1 * c, y2 + v2 * c, y3 + v3 * c
-        y[p], y[p + 1] = y0 + D * x[p], y1 + D * x[p + 1]
-        y[p + 2], y[p + 3] = y2 + D * x[p + 2], y3 + D * x[p + 3]
-    for p in range(num_rows - num_rows % 4, num_rows):
-        h = state[offset + p * stride : offset + p * stride + width]
-        u, out = step * x[p], np.float32(0.0)
-        for n in range(width):
-            v = h[n] * decay + u * B[n]
-            h[n] = v
-            out += v * C[n]
-        y[p] = out + D * x[p]
+            v0 = source[s0 + n] * decay + u0 * B[b + n]
+            target[t0 + n] = v0
+            r0 += v0 * C[c + n]
+        y[out + p] = r0 + D * x[o + p]
+        p += 1
 
 
 @cpu_jit
@@ -87,32 +114,24 @@ def update_heads(
     for item in range(begin, end):
         r, h = item // num_heads, item % num_heads
         g = h // heads_per_group
-        slot = read_slots[r]
-        memory, offset, stride = state, slot * slot_stride + h * head_stride, row_stride
+        memory, offset, row_stride_now = state, read_slots[r] * slot_stride + h * head_stride, row_stride
         for i in range(num_positions):
-            o = ((r * num_positions + i) * num_heads + h) * head_dim
-            out = y[o : o + head_dim]
+            out = ((r * num_positions + i) * num_heads + h) * head_dim
             if read_slots[r] == 0:
-                out[:] = np.float32(0)
+                y[out : out + head_dim] = _ZERO
                 continue
             step = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
-            source, source_offset, source_stride = memory, offset, stride
+            source, first, stride = memory, offset, row_stride_now
             if write_slots[r, i] == 0:
-                memory, offset, stride = unwritten, 0, width
+                memory, offset, row_stride_now = unwritten, 0, width
             else:
-                memory, offset, stride = state, write_slots[r, i] * slot_stride + h * head_stride, row_stride
-            if write_slots[r, i] != slot:
-                slot = write_slots[r, i]
-                for p in range(head_dim):
-                    o, q = offset + p * stride, source_offset + p * source_stride
-                    new, old = memory[o : o + width], source[q : q + width]
-                    for n in range(width):
-                        new[n] = old[n]
+                memory, row_stride_now = state, row_stride
+                offset = write_slots[r, i] * slot_stride + h * head_stride
             decay = np.float32(math.exp(A[h] * step))
-            o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2]
-            b = r * B_strides[0] + i * B_strides[1] + g * B_strides[2]
-            c = r * C_strides[0] + i * C_strides[1] + g * C_strides[2]
             _advance(
-                memory, offset, stride, decay, step, D[h],
-                B[b : b + width], C[c : c + width], x[o : o + head_dim], out,
+                source, first, stride, memory, offset, row_stride_now, decay, step, D[h],
+                B, r * B_strides[0] + i * B_strides[1] + g * B_strides[2],
+                C, r * C_strides[0] + i * C_strides[1] + g * C_strides[2],
+                x, r * x_strides[0] + i * x_strides[1] + h * x_strides[2],
+                y, out, head_dim, width,
             )  # fmt: skip

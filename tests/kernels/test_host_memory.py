@@ -21,3 +21,7 @@ def test_zeros_have_shape_and_dtype():
     tensor = host_zeros((3, 5, 7), torch.bfloat16)
     assert (tensor.shape, tensor.dtype) == ((3, 5, 7), torch.bfloat16)
     assert not tensor.any()
+
+
+def test_large_zeros_begin_at_a_huge_page():
+    assert host_zeros((1 << 19,), torch.float32).data_ptr() % HUGE_PAGE == 0
