@@ -44,15 +44,17 @@ class Vllm:
         return self.program.parent.parent.glob("lib/python*/site-packages")
 
     def server(self, flags: str) -> Process:
-        return self._process("vllm", "vLLM", flags)
+        return self._process("vllm", "vLLM", flags, _cores())
 
     def pair(self, flags: str) -> Pair:
-        """Each of the two has its threads on all cores, too; both compile anew whenever they start."""
+        """Half of the cores for each of the two: threads of both on one core would wait for each other, spinning,
+        at each of a pass's hundreds of barriers. Both compile anew whenever they start."""
+        half = max(1, len(_cores()) // 2)
 
-        def server(name: str, role: str) -> Process:
+        def server(name: str, role: str, cores: list[int]) -> Process:
             transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
             words = f"--kv-transfer-config {shlex.quote(json.dumps(transfer))}"
-            return self._process(name, name, f"{words} --no-disable-hybrid-kv-cache-manager {flags}")
+            return self._process(name, name, f"{words} --no-disable-hybrid-kv-cache-manager {flags}", cores)
 
         def router(prefill: str, decode: str, port: int) -> list[str]:
             words = f"--vllm-pd-disaggregation --prefill {prefill} --decode {decode} --policy round_robin"
@@ -62,15 +64,15 @@ class Vllm:
         return Pair(
             "vllm-pair",
             "vLLM, prefill + decode",
-            prefill=server("prefill", "kv_producer"),
-            decode=server("decode", "kv_consumer"),
+            prefill=server("prefill", "kv_producer", _cores()[:half]),
+            decode=server("decode", "kv_consumer", _cores()[-half:]),
             router=router,
             side_channel="VLLM_NIXL_SIDE_CHANNEL_PORT",
             share=0.25,
         )
 
-    def _process(self, name: str, title: str, flags: str) -> Process:
-        """Its threads are bound to all cores: left to itself it would compute on all but one.
+    def _process(self, name: str, title: str, flags: str, cores: list[int]) -> Process:
+        """Its threads are bound to these cores: left to itself it would compute on all but one.
 
         What the caller's environment says of that and of libraries to load first is kept.
         """
@@ -83,7 +85,7 @@ class Vllm:
             return [str(self.program), "serve", str(model), *shlex.split(words)]
 
         ours_to_say = {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "LD_PRELOAD": ":".join(str(file) for file in libraries if file.exists()),
         }
         environment = {
@@ -96,3 +98,7 @@ class Vllm:
             **{variable: os.environ.get(variable, value) for variable, value in ours_to_say.items()},
         }
         return Process(name, title, command, environment)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
