@@ -47,8 +47,8 @@ class Vllm:
         return self._process("vllm", "vLLM", flags, _cores())
 
     def pair(self, flags: str) -> Pair:
-        """Half of the cores for each of the two: threads of both on one core would wait for each other, spinning,
-        at each of a pass's hundreds of barriers. Both compile anew whenever they start."""
+        """Half of the cores for each of the two: on one core the threads of both would wait for each other,
+        spinning, at each of a pass's hundreds of barriers. Both compile anew whenever they start."""
         half = max(1, len(_cores()) // 2)
 
         def server(name: str, role: str, cores: list[int]) -> Process:
