@@ -67,8 +67,10 @@ def by_round(measurements: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, 
 
 
 def median_ratio(rounds: Rounds, others: Rounds, figure: str) -> float | None:
-    """None without a round that has both."""
-    ratios = [rounds[number][figure] / others[number][figure] for number in rounds if number in others]
+    """None without a round that has both. Nothing is a multiple of 0, which is the time between tokens that
+    arrive all at once."""
+    pairs = [(rounds[number][figure], others[number][figure]) for number in rounds if number in others]
+    ratios = [ours / theirs for ours, theirs in pairs if theirs]
     return round(statistics.median(ratios), 3) if ratios else None
 
 

@@ -11,7 +11,7 @@ from benchmarks.side_by_side.generate_server import Job, gather
 from benchmarks.side_by_side.options import ARRANGEMENTS
 from benchmarks.side_by_side.plan import num_requests, visits
 from benchmarks.side_by_side.random_model import LARGE, MODELS, SMALL
-from benchmarks.side_by_side.report import answers_line, medians, pairs_table, section, table
+from benchmarks.side_by_side.report import answers_line, median_ratio, medians, pairs_table, section, table
 
 
 def measurement(arrangement, number, tokens_per_s, *, ttft=10.0, concurrency=8):
@@ -126,3 +126,9 @@ def test_what_generate_takes_into_one_batch_is_of_one_size():
     for job in (alike, longer):
         jobs.put(job)
     assert gather(jobs, first) == ([first, alike], longer)
+
+
+def test_a_round_whose_tokens_came_all_at_once_has_no_ratio_of_times_between_tokens():
+    ours = {1: {"tpot_ms": 2.0}, 2: {"tpot_ms": 3.0}}
+    assert median_ratio(ours, {1: {"tpot_ms": 0.0}, 2: {"tpot_ms": 6.0}}, "tpot_ms") == 0.5
+    assert median_ratio(ours, {1: {"tpot_ms": 0.0}}, "tpot_ms") is None
