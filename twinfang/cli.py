@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = command.prepare(values)
     except ConfigError as error:
         return _fail(prog, error, 2)
+    except ModuleNotFoundError as error:
+        return _fail(prog, _missing(error), 1)
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
     try:
@@ -88,6 +90,14 @@ def _take_argument(flag: Flag, given: argparse.Namespace, unknown: list[str]) ->
     if getattr(given, flag.dest) is not None:
         given.parser.error(f"{flag.name} is given, and {unknown[0]} as well")
     setattr(given, flag.dest, unknown.pop(0))
+
+
+def _missing(error: ModuleNotFoundError) -> TwinfangError:
+    """Routers run without torch, and their container image does not have it."""
+    return ConfigError(
+        f"the package {error.name} is not installed: an image for routers runs routers alone, use the one "
+        "for servers; elsewhere, pip install twinfang"
+    )
 
 
 def _fail(prog: str, error: TwinfangError, code: int) -> int:

@@ -50,6 +50,12 @@ def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values, {"both": 1})
 
 
+def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.drain import prepare
+
+    return prepare(values)
+
+
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
     "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
@@ -234,6 +240,20 @@ BENCH = Command(
     argument=table.BENCHMARK,
 )
 
+DRAIN = Command(
+    "drain",
+    "have a server take no new requests, and wait until it has none left",
+    "Tells a prefill or decode server that it is about to go, and waits. Routers send it nothing new, "
+    "prompts are computed and read to their end, and answers end where they are, or move to another decode "
+    "server if their router knows that this one's pod is being deleted.\n\n"
+    "For what comes before SIGTERM: a preStop hook, ExecStop of a unit. It exits with 1 if something is left "
+    "at the end of --timeout. To take it back, undrain the server through the admin API, or restart it.",
+    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
+    "twinfang drain 127.0.0.1:8200 --timeout 300",
+    _prepare_drain,
+    argument=table.DRAINED_SERVER,
+)
+
 API_KEY = Command(
     "api-key",
     "make an API key",
@@ -250,4 +270,4 @@ API_KEY = Command(
     argument=table.KEY_NAME,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, BENCH, API_KEY)
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, DRAIN, BENCH, API_KEY)

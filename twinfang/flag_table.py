@@ -332,6 +332,11 @@ LISTEN = Flag(
 )
 PEER = Flag(*("--peer", "HOST:PORT", address, "the side that listens"))
 
+DRAINED_SERVER = Flag(*("--server", "HOST:PORT", address, "the server's gRPC address"))
+DRAIN_TIMEOUT = Flag(
+    *("--timeout", "SECONDS", _seconds, "when to give up; the server goes on draining"), default=120.0
+)
+
 BENCHMARK = Flag(*("--benchmark", "NAME", _only("transfer"), "what to measure"), default="transfer")
 PROMPT_LENS = Flag(
     *("--prompt-len", "TOKENS", _at_least_one, "a prompt length to measure; repeat for more"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -160,6 +162,34 @@ def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
         assert refused.status_code == 503
         assert "undrain" in refused.json()["error"]["message"]
         assert answer.result(timeout=60) == expected
+    for worker in (first, second):
+        admin(stack, "POST", f"/workers/{worker}/undrain")
+    assert stream(stack.url, body) == expected
+
+
+def drain(address, timeout):
+    command = [sys.executable, "-m", "twinfang", "drain", address, "--timeout", timeout]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_drain_command_returns_once_a_server_has_nothing_left(stack):
+    body = bodies("greedy")[0]
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    expected = stream(stack.url, body)
+    first, second = decode_workers(stack)
+    admin(stack, "POST", f"/workers/{second}/drain")
+    begun = threading.Semaphore(0)
+    address = decode_workers(stack)[first]["address"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(stream, stack.url, body | {"max_tokens": 800}, begun)
+        assert begun.acquire(timeout=60)
+        given_up = drain(address, "0.01")
+        assert given_up.returncode == 1
+        assert f"{address} is not drained after 0.01 s: 1 requests run" in given_up.stderr
+        assert drain(address, "60").returncode == 0
+        assert answer.done(), "it ended where it was"
+        assert answer.result()[1] == 800
+    assert decode_workers(stack)[first]["state"] == "drained"
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
     assert stream(stack.url, body) == expected

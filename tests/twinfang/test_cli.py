@@ -71,6 +71,18 @@ def test_help_loads_no_torch_no_grpc_and_no_http_server():
     assert not {"torch", "grpc", "fastapi", "numpy"} & loaded_modules("up", "--help")
 
 
+def test_where_there_is_no_torch_a_server_says_so_in_one_line():
+    """As in the container image of routers."""
+    code = (
+        "import sys\nfrom twinfang.cli import main\nsys.modules['torch'] = None\n"
+        "sys.exit(main(['decode', '--device', 'cpu']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("twinfang decode: error: the package torch is not installed")
+    assert ran.stderr.count("\n") == 1
+
+
 def test_the_router_loads_no_torch(bundled_model: Path):
     with socket.socket() as taken:  # so that it ends right after it has loaded everything
         taken.bind(("127.0.0.1", 0))
