@@ -73,6 +73,9 @@ class ServerFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._identity()
         yield from _of_start_up(self._start_up)
+        yield GaugeMetricFamily(
+            "twinfang_rows", "Requests that can run at once, if memory allows.", self._info.max_num_seqs
+        )
         then = self._stats()
         if then is not None:
             yield GaugeMetricFamily(
