@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.helm import CHART, EXAMPLES, container_of, of_kind, render
+from tests.deploy.helm import CHART, EXAMPLES, container_of, of_kind, pod_of, render
 from twinfang.cli import _parser
 from twinfang.commands import DECODE, PREFILL, ROUTER, Command
 from twinfang.flags import resolve
+from wire.server import DRAIN_S, STOP_GRACE_S
 
 SET_BY_THE_CHART = {
     *("host", "port", "advertise-host", "metrics-port", "model", "served-model-name", "device"),
@@ -53,9 +54,34 @@ def test_every_container_runs_a_command_that_twinfang_takes(
 ) -> None:
     manifests = render({}, *([example] if example else []))
     for name, deployment in of_kind(manifests, "Deployment").items():
-        arguments = container_of(deployment)["args"]
-        assert arguments[0] == name.partition("-")[0]
-        parse(arguments)
+        container = container_of(deployment)
+        assert container["args"][0] == name.partition("-")[0]
+        parse(container["args"])
+
+
+def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
+    parse: Callable[[list[str]], argparse.Namespace],
+) -> None:
+    deployments = of_kind(render({"poolDefaults": {"drainSeconds": 77}}), "Deployment")
+    for name in ("prefill-default", "decode-default"):
+        container = container_of(deployments[name])
+        program, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
+        drain = parse(arguments)
+        (grpc_port,) = (port["containerPort"] for port in container["ports"] if port["name"] == "grpc")
+        assert (program, drain.server, drain.timeout) == ("twinfang", f"127.0.0.1:{grpc_port}", 77)
+        grace_s = pod_of(deployments[name])["terminationGracePeriodSeconds"]
+        assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
+
+
+def test_routers_have_time_for_what_they_promise_to_wait_for(
+    parse: Callable[[list[str]], argparse.Namespace],
+) -> None:
+    deployment = of_kind(render(), "Deployment")["router"]
+    container = container_of(deployment)
+    wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+    given = parse(container["args"])
+    assert pod_of(deployment)["terminationGracePeriodSeconds"] > wait_s + given.shutdown_grace
+    assert given.shutdown_grace >= given.request_timeout, "no answer is cut off by an upgrade"
 
 
 def test_values_of_flags_reach_the_command_line_as_they_are(

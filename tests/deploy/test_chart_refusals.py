@@ -33,6 +33,7 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
         ({"model": {"directory": ".", "volume": {"hostPath": {"path": "/m"}}}}, "set model.name"),
         ({"decodePools": {"default": None}}, "decodePools is empty"),
         ({"prefillPools": {"default": None}}, "prefillPools is empty"),
+        ({"gateway": {"enabled": True}}, "gateway.parentRefs names no gateway"),
         ({"nixl": {"portRange": "30000-20000"}}, 'nixl.portRange "30000-20000"'),
         (
             {"router": {"flags": {"workers": 2}}, "auth": {"adminToken": {"existingSecret": "t"}}},

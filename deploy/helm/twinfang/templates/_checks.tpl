@@ -27,6 +27,9 @@
 {{- if not (or $values.prefillPools $needsNoPrefill) -}}
 {{- fail "prefillPools is empty, and no decode pool runs prompts itself: add a prefill pool, or set flags {role: both} on a decode pool" -}}
 {{- end -}}
+{{- if and $values.gateway.enabled (not $values.gateway.parentRefs) -}}
+{{- fail "gateway.enabled is true, but gateway.parentRefs names no gateway" -}}
+{{- end -}}
 {{- $ports := splitList "-" $values.nixl.portRange -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}
 {{- fail (printf "nixl.portRange %q: give the lower port first, and none above 65535" $values.nixl.portRange) -}}
@@ -34,5 +37,20 @@
 {{- $admin := $values.auth.adminToken -}}
 {{- if and (or $admin.existingSecret $admin.digest) (gt (int (get $values.router.flags "workers" | default 1)) 1) -}}
 {{- fail (printf "router.flags.workers %v and auth.adminToken: the admin API is that of one process; raise router.replicas instead" (get $values.router.flags "workers")) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The same of one pool: of its dictionary. */}}
+{{- define "twinfang.poolChecks" -}}
+{{- $where := printf "%sPools.%s.autoscaling" .role .name -}}
+{{- with .pool.autoscaling -}}
+{{- if .enabled -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "%s: minReplicas %v is above maxReplicas %v" $where .minReplicas .maxReplicas) -}}
+{{- end -}}
+{{- if and (eq .kind "keda") (not $.root.Values.keda.prometheusAddress) -}}
+{{- fail (printf "%s.kind keda: set keda.prometheusAddress to the Prometheus that has this release's metrics" $where) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -30,13 +30,10 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* The images' user. */}}
-{{- define "twinfang.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
+{{/* Of a Deployment: of a dictionary like router.strategy. */}}
+{{- define "twinfang.strategy" -}}
+type: {{ .type }}
+{{- if eq .type "RollingUpdate" }}
+rollingUpdate: {{- toYaml .rollingUpdate | nindent 2 }}
+{{- end }}
 {{- end -}}

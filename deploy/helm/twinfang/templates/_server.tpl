@@ -149,7 +149,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with .pool.runtimeClassName }}
 runtimeClassName: {{ . | quote }}
 {{- end }}
-securityContext: {{- include "twinfang.podSecurity" . | nindent 2 }}
+securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- include "twinfang.placement" (dict "values" .pool "selector" (include "twinfang.poolSelector" .)) }}
 containers:
   - name: server
@@ -163,6 +163,16 @@ containers:
       - name: metrics
         containerPort: {{ include "twinfang.serverMetricsPort" .role }}
     {{- include "twinfang.serverProbes" . | nindent 4 }}
+    # Routers that see the pod being deleted have its requests move; this waits until nothing is left, or its time
+    # is over. Then comes SIGTERM.
+    lifecycle:
+      preStop:
+        exec:
+          command:
+            - twinfang
+            - drain
+            - --server=127.0.0.1:{{ include "twinfang.serverPort" .role }}
+            - --timeout={{ .pool.drainSeconds }}
     resources: {{- include "twinfang.serverResources" . | nindent 6 }}
     securityContext: {{- include "twinfang.serverSecurity" . | nindent 6 }}
     volumeMounts:
@@ -203,7 +213,7 @@ spec:
   {{- if not .pool.autoscaling.enabled }}
   replicas: {{ .pool.replicas }}
   {{- end }}
-  strategy: {{- toYaml .pool.strategy | nindent 4 }}
+  strategy: {{- include "twinfang.strategy" .pool.strategy | nindent 4 }}
   # Loading a large model takes longer than the default of ten minutes.
   progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds 600 }}
   selector:
