@@ -30,7 +30,7 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, 33 minutes; VLLM=environment that has vLLM
+bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, half an hour; VLLM=environment that has vLLM
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
 gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder PEERS=folder
