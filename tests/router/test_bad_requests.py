@@ -364,7 +364,7 @@ async def test_an_unexpected_exception_is_a_500_without_internals(make_stack, mo
 
 @pytest.mark.parametrize("num_prefill", [0, 1])
 async def test_no_server_is_a_503_that_says_what_is_missing(make_stack, num_prefill):
-    stack = await make_stack(num_prefill=num_prefill, ready=False)
+    stack = await make_stack(num_prefill=num_prefill, ready=num_prefill > 0)
     if num_prefill:
         await stack.prefill[0].stop()
         await until(
