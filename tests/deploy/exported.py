@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.source import EndedLease
+from router.access.api_keys import ApiKey, digest_of, new_key
+from router.access.key_file import key_line
 from router.config import ModelSource, RouterConfig
 from telemetry.measures import Measures
 from telemetry.server_telemetry import ServerTelemetry
@@ -63,7 +65,10 @@ async def _router_page(folder: Path) -> Page:
             one.stats = STATS
             exits.push_async_callback(one.stop)
             await one.start()
+        key = new_key()
+        (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key))), encoding="utf-8")
         config = RouterConfig(
+            api_keys_file=folder / "keys",
             models=(ModelSource(MODEL, write_model_dir(folder / "model")),),
             prefill_addresses=(prefill.address,),
             decode_addresses=(decode.address,),
@@ -75,7 +80,8 @@ async def _router_page(folder: Path) -> Page:
         await until(lambda: all(known.stats == STATS for _, _, known in pool.assignments()))
         await until(lambda: pool.not_ready_reason() is None)
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
-        (await client.post("/v1/completions", json=body)).raise_for_status()
+        headers = {"Authorization": f"Bearer {key}"}
+        (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
         return _page((await client.get("/metrics")).text)
 
 

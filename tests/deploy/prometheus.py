@@ -54,7 +54,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(folder: Path, targets: Mapping[str, list[str]]) -> Iterator[Prometheus]:
-    """Scrapes ``targets``, addresses by job, with the labels that docs/monitoring.md asks for; the chart's rules."""
+    """Scrapes ``targets``, addresses by job, with the labels of docs/monitoring.md; evaluates our rules."""
     (port,) = free_ports(1)
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump(_config(targets)), encoding="utf-8")
@@ -83,7 +83,10 @@ def _config(targets: Mapping[str, list[str]]) -> dict[str, Any]:
             {
                 "job_name": job,
                 "static_configs": [
-                    {"targets": addresses, "labels": labels | ({} if job == "router" else {"pool": "default"})}
+                    {
+                        "targets": addresses,
+                        "labels": labels | ({} if job == "router" else {"pool": "default"}),
+                    }
                 ],
             }
             for job, addresses in targets.items()

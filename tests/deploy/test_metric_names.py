@@ -1,6 +1,7 @@
 """Whatever rules, dashboard and documents select is what the processes export."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.deploy.exported import JOBS, TARGET_LABELS, Exports, exported_pages
 from tests.deploy.expressions import defined, parse, result_labels, selectors
 from tests.deploy.observability import ROOT, VARIABLES, dashboard, panels, queries, rules
 
+HISTOGRAMS = {
+    "ttft": "twinfang_time_to_first_token_seconds",
+    "tpot": "twinfang_inter_token_latency_seconds",
+}
 METRICS = ROOT / "docs" / "metrics.md"
 
 
@@ -42,14 +47,10 @@ def test_a_rule_selects_what_is_exported_and_tells_by_labels_that_it_has(exports
 
 
 def test_objectives_are_bounds_of_the_histograms_that_they_are_compared_with(pages):
-    histograms = {
-        "twinfang:ttft_objective:seconds": "twinfang_time_to_first_token_seconds_bucket",
-        "twinfang:tpot_objective:seconds": "twinfang_inter_token_latency_seconds_bucket",
-    }
-    objectives = {rule.name: rule for rule in rules() if rule.name in histograms}
-    assert objectives.keys() == histograms.keys()
-    for name, rule in objectives.items():
-        assert rule.labels["le"] in pages["router"][histograms[name]]["le"]
+    recorded = {rule.name: rule for rule in rules() if not rule.is_alert}
+    for objective, metric in HISTOGRAMS.items():
+        rule = recorded[f"twinfang:{objective}_objective:seconds"]
+        assert rule.labels["le"] in pages["router"][f"{metric}_bucket"]["le"]
         assert rule.expr == f"vector({rule.labels['le']})"
 
 
@@ -125,6 +126,30 @@ def test_the_table_of_metrics_names_the_labels_that_they_have(pages):
             documented = set(re.findall(r"`(\w+)`", labels))
             if sample in pages[job]:
                 assert pages[job][sample].keys() == documented, name
+
+
+def test_bounds_of_the_document_and_of_the_charts_schema_are_those_of_the_histograms(pages):
+    document = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    schema = json.loads((ROOT / "deploy/helm/twinfang/values.schema.json").read_text(encoding="utf-8"))
+    monitoring = schema["properties"]["monitoring"]["properties"]
+    objectives = monitoring["prometheusRule"]["properties"]["objectives"]["properties"]
+    for objective, metric in HISTOGRAMS.items():
+        bounds = pages["router"][f"{metric}_bucket"]["le"] - {"+Inf"}
+        (row,) = re.findall(rf"(?m)^\| `{objective}` \| ([\d., ]+) \|$", document)
+        assert set(row.split(", ")) == bounds
+        assert set(objectives[objective]["properties"]["seconds"]["enum"]) == bounds
+
+
+def test_metrics_that_are_named_in_the_deployment_and_in_runbooks_are_exported(pages):
+    """Scaling rules, which are templates and can't be parsed."""
+    exported = {name for page in pages.values() for name in page}
+    families = {name.removesuffix("_count") for name in exported}
+    files = [*(ROOT / "deploy").rglob("*.*"), *(ROOT / "docs" / "runbooks").glob("*.md")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+    made_by_the_adapter = set(re.findall(r"name: \{as: (\w+)\}", text))
+    named = set(re.findall(r"\btwinfang_[a-z_]+", text))
+    assert len(named) > 50
+    assert named <= exported | families | made_by_the_adapter
 
 
 # --- what finds them -------------------------------------------------------------------------------

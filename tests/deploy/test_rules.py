@@ -5,8 +5,9 @@ import re
 import pytest
 import yaml
 
-from tests.deploy.observability import RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, promtool
+from tests.deploy.observability import ROOT, RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, panels, promtool
 
+FLAGS = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "twinfang" / "flag_table.py").read_text(encoding="utf-8")))
 SECTIONS = ["What it means", "What users notice", "How to look", "How to mend"]
 
 
@@ -44,6 +45,14 @@ def test_a_runbook_says_what_it_means_what_users_notice_how_to_look_and_how_to_m
     assert re.findall(r"(?m)^## (.+)$", page) == SECTIONS
     for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page):
         assert (RUNBOOKS / target).exists(), target
+
+
+def test_panels_and_flags_that_runbooks_name_exist():
+    titles = {panel["title"] for panel in panels()}
+    for page in RUNBOOKS.glob("*.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert set(re.findall(r'"([^"]+)"', text)) <= titles, page
+        assert set(re.findall(r"`(--[\w-]+)", text)) <= FLAGS, page
 
 
 def test_the_index_of_runbooks_names_each_alert_with_its_severities():
