@@ -33,6 +33,7 @@ from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
+from wire.address import host_port
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import (
     Cancel,
@@ -85,7 +86,7 @@ class DecodeService:
             self._exchange = StateExchange(
                 self._host,
                 server,
-                address=f"{config.advertise_host or config.host}:{server.port}",
+                address=host_port(config.advertise_host or config.host, server.port),
                 incarnation=incarnation,
                 lease_ttl_s=config.keep_ttl_s,
                 transfer_deadline_s=config.transfer_deadline_s,

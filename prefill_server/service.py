@@ -29,6 +29,7 @@ from prefill_server.config import PrefillConfig
 from telemetry.measures import Measures
 from telemetry.server_spans import PrefillSpans
 from telemetry.start_up import StartUp
+from wire.address import host_port
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import (
     Empty,
@@ -80,7 +81,7 @@ class PrefillService:
         self._exchange = StateExchange(
             self._host,
             server,
-            address=f"{config.advertise_host or config.host}:{server.port}",
+            address=host_port(config.advertise_host or config.host, server.port),
             incarnation=incarnation,
             lease_ttl_s=config.lease_ttl_s,
             transfer_deadline_s=config.transfer_deadline_s,

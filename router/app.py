@@ -7,8 +7,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -30,6 +32,7 @@ from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
 from router.drain import Drain, DrainMiddleware
 from router.live_config import LiveConfig
+from router.membership import Membership
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
@@ -43,6 +46,9 @@ from router.services import Services
 from router.tool_calls.format_names import tool_format
 from telemetry.tracing import start_tracing
 
+if TYPE_CHECKING:
+    from router.kubernetes.pod_watch import PodWatch
+
 
 def end_process(_error: BaseException) -> None:
     """Lets the HTTP server shut down in order; whoever supervises the process starts it again."""
@@ -50,13 +56,14 @@ def end_process(_error: BaseException) -> None:
 
 
 def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
-    """The application. Raises :class:`ModelLoadError` if a model folder's tokenizer or chat
-    template can't be used.
+    """The application. Raises :class:`ConfigError` if it can't work, a :class:`ModelLoadError` if that is
+    for a model folder's tokenizer or chat template.
 
     ``on_fatal`` is told if a background task dies of an unexpected error.
     """
     key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     drain = Drain()
+    make_pod_watch = _pod_watch_maker(config)
     folders = {source.name: ModelFolder.read(source) for source in config.models}
 
     token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
@@ -72,6 +79,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool = ServerPool(config)  # channels belong to the running event loop
         models = [_served(name, folder, pool.models[name], config) for name, folder in folders.items()]
+        membership = Membership(pool)
+        pods = None if make_pod_watch is None else make_pod_watch(membership)
         settings = LiveConfig(config)
         settings.on_change(pool.use_policies)
         for model in models:
@@ -87,10 +96,14 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             recent=RecentFigures(),
             created=int(time.time()),
             tracing=tracing,
+            pods=pods,
         )
-        changes = app.state.changes = Changes(pool, settings, state_file)
+        changes = app.state.changes = Changes(pool, membership, settings, state_file)
         changes.restore(saved)
         pool.start(on_fatal)
+        if pods is not None:
+            services.metrics.registry.register(pods.figures)
+            pods.start(on_fatal)
         feed = app.state.event_feed = EventFeed(services)
         watching = [start_background(feed.run(), "admin events", on_fatal)]
         if key_file is not None:
@@ -99,6 +112,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             yield
         finally:
             feed.close()
+            if pods is not None:
+                await pods.close()
             await cancel_and_wait(*watching)
             await pool.close()
             if state_file is not None:
@@ -118,6 +133,18 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     app.state.drain = drain
     _add_middleware(app, config, drain, key_file)
     return app
+
+
+def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:
+    """What it needs is an extra, imported where it is used only. Raises :class:`ConfigError`."""
+    if config.pods is None:
+        return None
+    from router.kubernetes.cluster import require_service_account
+    from router.kubernetes.pod_watch import PodWatch
+
+    if config.pods.kubeconfig is None:
+        require_service_account()
+    return partial(PodWatch, config.pods, config)
 
 
 def _served(name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig) -> ServedModel:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from router.kubernetes.settings import PodDiscovery
 from router.policies.policy_names import PolicyName
 from router.tool_calls.parser_name import ToolParserName
 from wire.errors import ConfigError
@@ -82,6 +83,8 @@ class RouterConfig:
     """``host:port`` of decode servers, or of servers that do both."""
     prefill_addresses: tuple[str, ...] = ()
     """``host:port`` of prefill servers; none are needed where every decode server does both."""
+    pods: PodDiscovery | None = None
+    """Pods that are servers too, as long as they are there and ready; None: pods are not looked at."""
     aliases: tuple[ModelAlias, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
@@ -124,8 +127,11 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         self._check_names()
-        if not self.decode_addresses:
-            raise ConfigError("a router needs at least one decode server: --decode host:port")
+        if not self.decode_addresses and self.pods is None:
+            raise ConfigError(
+                "a router needs at least one decode server: --decode host:port, or --kubernetes-namespace NS "
+                "to find those that are pods"
+            )
         for address in (*self.prefill_addresses, *self.decode_addresses):
             check_address(address)
         for addresses in (self.prefill_addresses, self.decode_addresses):

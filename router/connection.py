@@ -33,12 +33,19 @@ class Connection:
         self.channel = open_channel(address)
         self.is_serving = True
         """False while the server's own health service says so; one that says nothing is taken to serve."""
+        self.held_back = ""
+        """Why the router does not want to use it now; empty if it does."""
         self._problem: str = "not reached yet"
+
+    @property
+    def is_usable(self) -> bool:
+        """As far as the server's health and the router's own wish go."""
+        return self.is_serving and not self.held_back
 
     @property
     def problem(self) -> str:
         """Why the server is not in use; said by /readyz. Logged when it changes."""
-        return self._problem if self.is_serving else NOT_SERVING
+        return self.held_back or (self._problem if self.is_serving else NOT_SERVING)
 
     async def keep_health(self, retry_interval_s: float) -> None:
         """Follows what the server says of its health, until it is cancelled."""

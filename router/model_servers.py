@@ -11,6 +11,7 @@ from router.admission.room import Room
 from router.config import RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
+from router.kubernetes.settings import ROLE_LABEL
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
@@ -50,6 +51,9 @@ class ModelServers:
     ) -> None:
         self.model = model
         self._is_only_model = len(config.models) == 1
+        self._remedy = "add --prefill host:port"
+        if config.pods is not None:
+            self._remedy += f", or a pod with {ROLE_LABEL}=prefill in namespace {config.pods.namespace}"
         self._prefill = prefill
         self._decode = decode
         # One's turns, and what is kept for one's conversations, are nothing to another.
@@ -143,9 +147,7 @@ class ModelServers:
         if not connected:
             return f"no decode server{of_model} is connected{_problems(self._decode)}"
         if not self._prefill:
-            return (
-                "no prefill server is configured, and no connected server does both: add --prefill host:port"
-            )
+            return f"there is no prefill server, and no connected server does both: {self._remedy}"
         if not any(self._connected(self._prefill)):
             return f"no prefill server{of_model} is connected{_problems(self._prefill)}"
         if any(self._prefill_of(info.fingerprint) for _, info in taking):

@@ -58,11 +58,15 @@ class PrefillClient:
     @property
     def info(self) -> ServerInfo | None:
         """None as long as the server can't be used."""
-        return self._info if self._connection.is_serving else None
+        return self._info if self._connection.is_usable else None
 
     @property
     def problem(self) -> str:
         return self._connection.problem
+
+    def hold_back(self, why: str) -> None:
+        """Sends nothing new there as long as there is a reason; an empty one ends that."""
+        self._connection.held_back = why
 
     @property
     def num_requests(self) -> int:

@@ -26,6 +26,8 @@ async def readyz(request: Request) -> JSONResponse:
     services = services_of(request)
     reason = "this router is about to stop" if services.drain.has_begun else services.pool.not_ready_reason()
     if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
+        if services.pods is not None and services.pods.problem:
+            reason += f"; pods can't be followed: {services.pods.problem}"
         return error_response(UnavailableError(reason))
     return JSONResponse({"status": "ready"})
 

@@ -19,7 +19,9 @@ class ServerDrain:
     """Draining is a state of the server, so that all routers see it; a new life of it is told again."""
 
     def __init__(self, connection: Connection) -> None:
-        self.is_draining = False
+        self.why = ""
+        """Why it is not to serve again; empty if it may."""
+        self._is_draining = False
         self.num_wishes = 0
         """Since the start."""
         self._connection = connection
@@ -28,9 +30,25 @@ class ServerDrain:
         """What an operator wants and the server does not know yet."""
         self._telling = asyncio.Lock()
 
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining or self.is_retired
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it drains for good."""
+        return bool(self.why)
+
+    def retire(self, why: str, *, lets_go: bool) -> None:
+        """Nothing takes that back. Another process at this address is not the one that was meant: it gets
+        nothing from here, and is told nothing."""
+        self.why = why
+        self.num_wishes += 1
+        self._untold = SetDraining(True, lets_go) if self._incarnation else None
+
     def wish(self, is_draining: bool, *, lets_go: bool = False) -> None:
         """Counts for this router from now on; :meth:`tell` has to follow once the server can be reached."""
-        self.is_draining = is_draining
+        self._is_draining = is_draining
         self.num_wishes += 1
         self._untold = SetDraining(is_draining, lets_go)
 
@@ -56,7 +74,9 @@ class ServerDrain:
         """
         is_new = info.incarnation != self._incarnation
         self._incarnation = info.incarnation
-        if is_new and self.is_draining and not info.is_draining and self._untold is None:
+        if is_new and self.is_retired:
+            self._untold = None
+        elif is_new and self.is_draining and not info.is_draining and self._untold is None:
             self._untold = SetDraining(True)
         if num_wishes == self.num_wishes:
             self.heard(info.is_draining)
@@ -64,4 +84,4 @@ class ServerDrain:
     def heard(self, is_draining: bool) -> None:
         """What the server says; maybe another router's operator wanted it."""
         if self._untold is None:
-            self.is_draining = is_draining
+            self._is_draining = is_draining

@@ -18,6 +18,7 @@ from router.request_log import RequestLog
 from router.server_pool import ServerPool
 
 if TYPE_CHECKING:
+    from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
 
 
@@ -36,6 +37,8 @@ class Services:
     """When this router started, in seconds since 1970."""
     tracing: Tracing | None = None
     """None: this router exports no traces."""
+    pods: PodWatch | None = None
+    """None: this router does not look for servers that are pods."""
 
     @property
     def config(self) -> RouterConfig:

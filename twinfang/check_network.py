@@ -33,6 +33,7 @@ from kv_transfer.source import TransferSource
 from kv_transfer.transfer import TransferResult
 from twinfang.ucx_advice import Advice, advise, needed_transport_advice
 from twinfang.ucx_transport import HostFacts, Transport, errors, host_facts, picked_transport
+from wire.address import host_port
 from wire.codec import message
 from wire.errors import ConfigError, TransferError
 from wire.handoff import HandshakeReply, Ticket
@@ -158,7 +159,7 @@ async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
     caches.kv.view(torch.uint8).fill_(PATTERN)
     source = TransferSource(
         caches,
-        address=f"{host}:{server.port}",
+        address=host_port(host, server.port),
         incarnation=secrets.token_hex(8),
         fingerprint="check-network",
         lease_ttl_s=LEASE_TTL_S,

@@ -175,6 +175,7 @@ ROUTER = Command(
                 table.PLACE,
             ),
         ),
+        FlagGroup("servers that are pods", table.DISCOVERY),
         FlagGroup("models", (table.MODELS, table.SERVED_MODEL_NAME)),
         table.TRACES,
         table.LOGS,

@@ -263,6 +263,21 @@ PREFILL_ADDRESSES = Flag(
 DECODE_ADDRESSES = Flag(
     *("--decode", "HOST:PORT", address, "a decode server; repeat for more"), repeatable=True
 )
+KUBERNETES_NAMESPACE = Flag(
+    *("--kubernetes-namespace", "NS", some_text),
+    "find servers that are pods of this namespace, by their labels twinfang.io/role and twinfang.io/port, "
+    "and follow them as they come and go",
+    default_text="none: pods are not looked at",
+)
+KUBERNETES_SELECTOR = Flag(
+    *("--kubernetes-selector", "LABELS", some_text, "which pods of the namespace: a label selector"),
+    default="twinfang.io/role",
+)
+KUBECONFIG = Flag(
+    *("--kubeconfig", "FILE", existing_file, "how the Kubernetes API is reached"),
+    default_text="the service account of the pod that this runs in",
+)
+DISCOVERY = (KUBERNETES_NAMESPACE, KUBERNETES_SELECTOR, KUBECONFIG)
 
 KEY_NAME = Flag("--key-name", "NAME", some_text, "whose key it is, in metrics and in the admin API")
 KEYS_FILE = Flag(
@@ -439,7 +454,14 @@ ROUTER_LIMITS = (
     STATE_FILE,
     CORS_ORIGINS,
 )
-ROUTER_FLAGS = (MODELS, SERVED_MODEL_NAME, PREFILL_ADDRESSES, DECODE_ADDRESSES, *ROUTER_LIMITS)
+ROUTER_FLAGS = (
+    MODELS,
+    SERVED_MODEL_NAME,
+    PREFILL_ADDRESSES,
+    DECODE_ADDRESSES,
+    *DISCOVERY,
+    *ROUTER_LIMITS,
+)
 """All of a router but where it listens and how it logs."""
 SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))

@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from router.config import ModelSource
+    from router.kubernetes.settings import PodDiscovery
     from wire.handoff import Role
 
 KIB = 1 << 10
@@ -82,6 +83,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         aliases=values.alias,
         decode_addresses=values.decode,
         prefill_addresses=values.prefill,
+        pods=_pod_discovery(values),
         host=values.host,
         port=values.port,
         max_body_bytes=int(values.max_body_size * MIB),
@@ -121,6 +123,16 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         run(config)
 
     return run_until_signal
+
+
+def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:
+    from router.kubernetes.settings import PodDiscovery
+
+    if values.kubernetes_namespace is not None:
+        return PodDiscovery(values.kubernetes_namespace, values.kubernetes_selector, values.kubeconfig)
+    if values.kubeconfig is not None:
+        raise ConfigError("--kubeconfig is for finding pods: give --kubernetes-namespace NS as well")
+    return None
 
 
 def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from wire.address import host_port
 from wire.errors import ConfigError
 from wire.generation import Empty, ServerInfo, ServerStats, SetDraining
 from wire.health import Health
@@ -46,7 +47,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self.health = Health(self._server)
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = self._server.add_insecure_port(host_port(host, port))
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another --port") from error
         self._stopping = asyncio.Event()

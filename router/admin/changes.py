@@ -9,8 +9,8 @@ from typing import Any, cast
 from fastapi import Request
 
 from router.admin.state_file import SavedChanges, SavedState, SavedWorker, StateFile
-from router.decode_stream import DecodeStream
 from router.live_config import LiveConfig
+from router.membership import Membership
 from router.server_drain import TIMEOUT_S
 from router.server_pool import ServerPool
 from router.worker_id import PoolRole
@@ -19,12 +19,21 @@ from wire.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 
+BY_OPERATOR = "asked for through the admin API"
+
 
 class Changes:
     """Changes of the pool and of settings while the router runs."""
 
-    def __init__(self, pool: ServerPool, settings: LiveConfig, state_file: StateFile | None) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        membership: Membership,
+        settings: LiveConfig,
+        state_file: StateFile | None,
+    ) -> None:
         self._pool = pool
+        self._membership = membership
         self._settings = settings
         self._state_file = state_file
 
@@ -52,23 +61,18 @@ class Changes:
 
     async def add_worker(self, role: PoolRole, address: str) -> Worker:
         """Raises :class:`ConflictError` if it is there."""
-        worker = self._pool.add(role, address, added_by="api")
-        log.info("%s server %s was added", role, address)
+        worker = self._membership.add(role, address, added_by="api", why=BY_OPERATOR)
         await self._save(worker, "serving")
         return worker
 
     async def remove_worker(self, worker: Worker) -> None:
-        self._pool.remove(worker)
-        log.info("%s server %s was removed", worker.pool_role, worker.address)
+        self._membership.remove(worker, why=BY_OPERATOR)
         await self._save(worker, "removed")
 
     async def set_draining(self, worker: Worker, is_draining: bool) -> None:
         """One that is out of reach is told once it appears. Raises :class:`UnavailableError` for one that is
-        not, and can't be told."""
-        lets_go = isinstance(worker, DecodeStream) and self._pool.has_other_decode(worker)
-        worker.drain.wish(is_draining, lets_go=is_draining and lets_go)
-        was_told = worker.info is None or await worker.drain.tell()
-        log.info("%s server %s %s", worker.pool_role, worker.address, "drains" if is_draining else "serves")
+        not, and can't be told, and :class:`ConflictError` for one that drains for good."""
+        was_told = await self._membership.set_draining(worker, is_draining, why=BY_OPERATOR)
         await self._save(worker, "draining" if is_draining else "serving")
         if not was_told:
             what = "sends nothing there" if is_draining else "sends requests there again"
@@ -85,7 +89,8 @@ class Changes:
             await self._state_file.save_settings(values)
 
     async def _save(self, worker: Worker, state: SavedState) -> None:
-        if self._state_file is not None:
+        """Not of a pod: when the router starts again, another one may have its address."""
+        if self._state_file is not None and worker.added_by != "discovery":
             saved = SavedWorker(worker.pool_role, worker.address, state, worker.added_by)
             await self._state_file.save_worker(saved)
 

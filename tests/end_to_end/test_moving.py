@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.kubernetes_api import NAMESPACE, api_in_thread
 from tests.stack import running_router, running_stack
 
 NUM_REQUESTS = 12
@@ -145,6 +146,43 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(st
     assert {one["decode_worker"] for one in newest} == {first}, "nothing new goes where it drains"
     admin(stack, "POST", f"/workers/{second}/undrain")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(stack, tmp_path):
+    """Behind a router that follows pods, with the same servers."""
+    asked = bodies("sampled")[: NUM_REQUESTS // 2]
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    expected = [stream(stack.url, body) for body in asked]
+    first, _ = decode_workers(stack).values()
+    with api_in_thread() as (api, do):
+        names = {}
+        for process in stack.processes().values():
+            if process.name != "router":
+                role, port = process.name.split("-")[0], process.address.rpartition(":")[2]
+                do(api.create_pod, process.name, role=role, port=port)
+                names[process.address] = process.name
+        begun = threading.Semaphore(0)
+        flags = ("--kubernetes-namespace", NAMESPACE, "--kubeconfig", str(api.kubeconfig(tmp_path / "kube")))
+        with running_router(*flags) as url, ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            stack.wait_until(lambda: _num_connected(url) == 3, "all pods are connected")
+            answers = [pool.submit(stream, url, body, begun) for body in asked]
+            for _ in asked:
+                assert begun.acquire(timeout=60)
+            do(api.delete_pod, names[first["address"]])
+            stack.wait_until(
+                lambda: decode_workers(stack)[first["id"]]["state"] == "drained", "all have left"
+            )
+            later = [pool.submit(stream, url, body) for body in asked]
+            assert [answer.result(timeout=60) for answer in (*answers, *later)] == expected * 2
+            assert decode_workers(stack)[first["id"]]["state"] == "drained", "nothing new went there"
+            assert num_retries(url) == 0, "states were handed over; nothing was computed twice"
+    admin(stack, "POST", f"/workers/{first['id']}/undrain")
+    stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+def _num_connected(url):
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("twinfang_servers_connected{"))
 
 
 def test_where_there_is_no_other_server_answers_end_where_they_are(stack):

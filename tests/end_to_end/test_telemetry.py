@@ -113,7 +113,7 @@ def documented():
     """Names of the document's tables by the process of the heading above each."""
     found, names = {}, set()
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
-        if heading := re.match(r"## (Router|Servers)$", line):
+        if heading := re.match(r"## (.*)$", line):
             names = found.setdefault(heading[1], set())
         elif row := re.match(r"\| `(twinfang_\w+)", line):
             names.add(row[1].removesuffix("_total"))

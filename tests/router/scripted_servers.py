@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from wire.address import host_port
 from wire.codec import encode
 from wire.errors import TwinfangError
 from wire.generation import (
@@ -142,6 +143,7 @@ class Scripted:
 
     info: ServerInfo
     port: int = 0
+    host: str = "127.0.0.1"
     stats: ServerStats | None = field(default_factory=server_stats)
     """None: it never answers GetStats."""
     prefixes: PrefixNews = field(default_factory=lambda: PrefixNews(1, True))
@@ -153,7 +155,7 @@ class Scripted:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return host_port(self.host, self.port)
 
     async def start(self) -> None:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -185,7 +187,7 @@ class Scripted:
             GET_STATS.name: unary_handler(GET_STATS, get_stats),
         }
         self.server.add_generic_rpc_handlers((service(SERVER_SERVICE, methods),))
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self.server.add_insecure_port(self.address)
         await self.server.start()
 
     async def stop(self) -> None:

@@ -371,9 +371,7 @@ async def test_no_server_is_a_503_that_says_what_is_missing(make_stack, num_pref
             lambda: "no prefill server is connected" in (stack.services.pool.not_ready_reason() or "")
         )
     else:
-        await until(
-            lambda: "no prefill server is configured" in (stack.services.pool.not_ready_reason() or "")
-        )
+        await until(lambda: "there is no prefill server" in (stack.services.pool.not_ready_reason() or ""))
     for stream in (False, True):
         response = await stack.complete(stream=stream)
         assert response.status_code == 503

@@ -1,0 +1,1 @@
+"""Servers that are pods: found by watching the Kubernetes API, taken in and out as an operator would."""

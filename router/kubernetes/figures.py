@@ -1,0 +1,58 @@
+"""How discovery goes, in Prometheus' form."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from router.kubernetes.cluster_error import CAUSES
+
+PodState = Literal["ready", "not_ready", "terminating", "other_model", "unusable"]
+EVENTS = ("added", "modified", "deleted", "bookmark")
+
+
+class DiscoveryFigures(Collector):
+    """Counted by those who do it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._contact_s = clock()
+        self.events: Counter[str] = Counter()
+        """Of the watch, by type in lower case."""
+        self.relists: Counter[str] = Counter()
+        """By what ended the list or watch before."""
+        self.pods: Counter[PodState] = Counter()
+        """As they are now."""
+
+    def contact(self) -> None:
+        """The API server has said something."""
+        self._contact_s = self._clock()
+
+    def collect(self) -> Iterator[Metric]:
+        events = CounterMetricFamily(
+            "twinfang_discovery_events", "Events of the watch of pods, by type.", labels=["event"]
+        )
+        relists = CounterMetricFamily(
+            "twinfang_discovery_relists",
+            "How often pods were listed again, by what had ended the list or watch before.",
+            labels=["cause"],
+        )
+        age = GaugeMetricFamily(
+            "twinfang_discovery_contact_age_seconds",
+            "Since the Kubernetes API has said anything, bookmarks included; until then, since the start.",
+        )
+        pods = GaugeMetricFamily("twinfang_discovery_pods", "Pods that match, by state.", labels=["state"])
+        for name in EVENTS:
+            events.add_metric([name], self.events[name])
+        for cause in ("ended", *CAUSES):
+            relists.add_metric([cause], self.relists[cause])
+        for state in get_args(PodState):
+            pods.add_metric([state], self.pods[state])
+        age.add_metric([], self._clock() - self._contact_s)
+        yield from (events, relists, age, pods)

@@ -1,0 +1,126 @@
+"""What a pod offers to a router, read from the object that the Kubernetes API has of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from router.kubernetes.cluster_error import ClusterError
+from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL
+from router.worker_id import PoolRole
+from wire.address import host_port
+
+ENDED_PHASES = ("Failed", "Succeeded")
+"""No container of such a pod runs, or ever will; its IP may be another pod's already."""
+
+
+@dataclass(frozen=True)
+class PodServer:
+    """A pod with a server in it."""
+
+    uid: str
+    """Of this pod alone: one that is made anew under the same name or with the same IP has another."""
+    name: str
+    role: PoolRole
+    address: str
+    """``IP:port`` of its gRPC."""
+    is_ready: bool
+    is_terminating: bool
+    """It is being deleted, which nothing takes back."""
+    created: str = ""
+    """In RFC 3339, so that text sorts as time does."""
+
+    @property
+    def place(self) -> tuple[PoolRole, str]:
+        """What no two servers of a router can share."""
+        return self.role, self.address
+
+
+@dataclass(frozen=True)
+class NoServer:
+    """A pod that a router has nothing to do with, or not yet."""
+
+    uid: str
+    name: str
+    kind: Literal["starting", "ended", "other_model", "unusable"]
+    reason: str
+
+
+def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodServer | NoServer:
+    """``served_labels``: models of the router, as values of the label :data:`MODEL_LABEL`.
+
+    Raises :class:`ClusterError` for what is no pod.
+    """
+    uid, name = pod_id(pod)
+    metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
+    labels = {key: text for key, text in _mapping(metadata.get("labels")).items() if isinstance(text, str)}
+    if status.get("phase") in ENDED_PHASES:
+        return NoServer(uid, name, "ended", f"its phase is {status['phase']}")
+    role, port, model = (labels.get(label) for label in (ROLE_LABEL, PORT_LABEL, MODEL_LABEL))
+    if role not in ("prefill", "decode"):
+        return NoServer(uid, name, "unusable", f"its label {ROLE_LABEL} is {role!r}, not prefill or decode")
+    if model is not None and model not in served_labels:
+        serves = ", ".join(map(repr, sorted(served_labels)))
+        reason = f"its label {MODEL_LABEL} is {model!r}, and this router serves {serves}"
+        return NoServer(uid, name, "other_model", reason)
+    if port is None or not _is_port(port):
+        return NoServer(uid, name, "unusable", f"its label {PORT_LABEL} is {port!r}, no port from 1 to 65535")
+    ip = status.get("podIP")
+    if not ip:
+        return NoServer(uid, name, "starting", "it has no IP yet")
+    try:
+        host = str(ipaddress.ip_address(str(ip)))
+    except ValueError:
+        return NoServer(uid, name, "unusable", f"its IP {ip!r} is no IP address")
+    return PodServer(
+        uid,
+        name,
+        "prefill" if role == "prefill" else "decode",
+        host_port(host, int(port)),
+        is_ready=_is_ready(status),
+        is_terminating=metadata.get("deletionTimestamp") is not None,
+        created=str(metadata.get("creationTimestamp") or ""),
+    )
+
+
+def pod_id(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Uid and name. Raises :class:`ClusterError` for what is no pod."""
+    metadata = _mapping(pod.get("metadata"))
+    uid, name = metadata.get("uid"), metadata.get("name")
+    if not (isinstance(uid, str) and uid and isinstance(name, str) and name):
+        raise ClusterError("garbage", "the API server told of a pod without a uid or a name")
+    return uid, name
+
+
+def claimants(offers: Iterable[PodServer]) -> dict[str, PodServer]:
+    """Those whose address is theirs, by uid.
+
+    The API may still have a pod whose containers have ended when its IP is another's already.
+    """
+    by_place: dict[tuple[PoolRole, str], PodServer] = {}
+    for offer in offers:
+        rival = by_place.get(offer.place)
+        if rival is None or _claim(offer) > _claim(rival):
+            by_place[offer.place] = offer
+    return {offer.uid: offer for offer in by_place.values()}
+
+
+def _claim(offer: PodServer) -> tuple[bool, bool, str, str]:
+    return not offer.is_terminating, offer.is_ready, offer.created, offer.uid
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions")
+    return isinstance(conditions, list) and any(
+        _mapping(one).get("type") == "Ready" and _mapping(one).get("status") == "True" for one in conditions
+    )
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

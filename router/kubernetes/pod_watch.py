@@ -1,0 +1,39 @@
+"""Discovery of a router, put together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.background import OnFatal, cancel_and_wait, start_background
+from router.config import RouterConfig
+from router.kubernetes.figures import DiscoveryFigures
+from router.kubernetes.pod_workers import PodWorkers
+from router.kubernetes.reflector import Reflector
+from router.kubernetes.settings import PodDiscovery, label_value
+from router.membership import Membership
+
+
+class PodWatch:
+    """Follows the pods that the configuration names, from :meth:`start` to :meth:`close`."""
+
+    def __init__(self, pods: PodDiscovery, config: RouterConfig, membership: Membership) -> None:
+        names = [source.name for source in config.models]
+        served = frozenset(map(label_value, [*names, *(alias.name for alias in config.aliases)]))
+        self.figures = DiscoveryFigures()
+        self._workers = PodWorkers(membership, served, self.figures)
+        self._reflector = Reflector(pods, self._workers, self.figures)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why the router may not know all pods that there are; empty if it does."""
+        return self._reflector.problem
+
+    def start(self, on_fatal: OnFatal) -> None:
+        self._task = start_background(self._reflector.run(), "watch of pods", on_fatal)
+
+    async def close(self) -> None:
+        """Servers stay as they are."""
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+        await self._workers.close()

@@ -1,0 +1,117 @@
+"""Keeps the router's servers what pods offer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.kubernetes.figures import DiscoveryFigures, PodState
+from router.kubernetes.pod import NoServer, PodServer, claimants, offer_of, pod_id
+from router.kubernetes.reconciliation import Change, after, reconcile
+from router.kubernetes.watch_lines import WatchEvent
+from router.membership import Membership
+from router.worker_watch import Worker
+from wire.errors import ConflictError
+
+log = logging.getLogger(__name__)
+
+NOT_READY = "its pod {} is not ready"
+
+
+class PodWorkers:
+    """Owns the servers that it has added and no others.
+
+    A server that an operator removes stays away as long as its pod is there; an address that a flag or an
+    operator has added is left to them.
+    """
+
+    def __init__(
+        self, membership: Membership, served_labels: frozenset[str], figures: DiscoveryFigures
+    ) -> None:
+        self._membership = membership
+        self._served_labels = served_labels
+        self._figures = figures
+        self._offers: dict[str, PodServer | NoServer] = {}
+        """What the API says of each pod, by uid."""
+        self._known: Mapping[str, PodServer] = {}
+        """What was applied."""
+        self._workers: dict[str, Worker] = {}
+        self._telling: set[asyncio.Task[bool]] = set()
+
+    def listed(self, pods: Sequence[Mapping[str, Any]]) -> None:
+        offers = [offer_of(pod, self._served_labels) for pod in pods]
+        before, self._offers = self._offers, {offer.uid: offer for offer in offers}
+        for offer in offers:
+            _say_if_unusable(offer, before.get(offer.uid))
+        self._reconcile()
+
+    def changed(self, event: WatchEvent) -> None:
+        if event.type == "DELETED":
+            self._offers.pop(pod_id(event.object)[0], None)
+        else:
+            offer = offer_of(event.object, self._served_labels)
+            _say_if_unusable(offer, self._offers.get(offer.uid))
+            self._offers[offer.uid] = offer
+        self._reconcile()
+
+    async def close(self) -> None:
+        for telling in self._telling:
+            telling.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    def _reconcile(self) -> None:
+        self._figures.pods = Counter(filter(None, map(_state, self._offers.values())))
+        wanted = claimants(offer for offer in self._offers.values() if isinstance(offer, PodServer))
+        changes = reconcile(wanted, self._known)
+        self._known = after(self._known, changes)
+        for change in changes:
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
+        pod = change.pod
+        if change.kind == "add":
+            self._add(pod)
+            return
+        worker = self._workers.pop(pod.uid, None) if change.kind == "remove" else self._workers.get(pod.uid)
+        if worker is None or not self._membership.has(worker):
+            return
+        if change.kind == "remove":
+            self._membership.remove(worker, why=f"pod {pod.name} is gone")
+        elif change.kind == "pause":
+            self._membership.pause(worker, why=NOT_READY.format(pod.name))
+        elif change.kind == "resume":
+            self._membership.resume(worker, why=f"pod {pod.name} is ready again")
+        else:
+            telling = self._membership.retire(worker, why=f"pod {pod.name} is being deleted")
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    def _add(self, pod: PodServer) -> None:
+        try:
+            self._workers[pod.uid] = self._membership.add(
+                pod.role, pod.address, added_by="discovery", why=f"pod {pod.name} is ready"
+            )
+        except ConflictError as error:
+            log.warning("pod %s is left alone: %s", pod.name, error.message)
+
+
+def _say_if_unusable(offer: PodServer | NoServer, before: PodServer | NoServer | None) -> None:
+    if isinstance(offer, NoServer) and offer != before:
+        if offer.kind == "unusable":
+            log.warning("pod %s is not used: %s", offer.name, offer.reason)
+        elif offer.kind == "other_model":
+            log.info("pod %s is not used: %s", offer.name, offer.reason)
+
+
+def _state(offer: PodServer | NoServer) -> PodState | None:
+    """None: it counts no more."""
+    if isinstance(offer, PodServer):
+        if offer.is_terminating:
+            return "terminating"
+        return "ready" if offer.is_ready else "not_ready"
+    if offer.kind == "starting":
+        return "not_ready"
+    return None if offer.kind == "ended" else offer.kind

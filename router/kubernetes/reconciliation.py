@@ -1,0 +1,62 @@
+"""What has to be done to servers so that they are what pods offer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from router.kubernetes.pod import PodServer
+
+Kind = Literal["remove", "add", "resume", "drain", "pause"]
+"""
+| change | its pod |
+|---|---|
+| ``remove`` | is gone, or is found elsewhere now |
+| ``add`` | is ready, and was not known |
+| ``resume`` | is ready again |
+| ``drain`` | is being deleted: nothing new, for good; what runs there moves to other servers, or ends there |
+| ``pause`` | is ready no longer: nothing new until it is again, and what runs there goes on |
+"""
+ORDER: tuple[Kind, ...] = get_args(Kind)
+"""An address is free before another pod has it, and there are others before a server lets its requests go."""
+
+
+@dataclass(frozen=True)
+class Change:
+    kind: Kind
+    pod: PodServer
+
+
+def reconcile(wanted: Mapping[str, PodServer], known: Mapping[str, PodServer]) -> list[Change]:
+    """From what was applied (``known``) to what there is (``wanted``), both by uid; in order."""
+    changes = [Change("remove", pod) for uid, pod in known.items() if not _stays(pod, wanted.get(uid))]
+    for uid, pod in wanted.items():
+        before = known.get(uid)
+        if before is None or not _stays(before, pod):
+            if pod.is_ready and not pod.is_terminating:
+                changes.append(Change("add", pod))
+            continue
+        if before.is_ready != pod.is_ready:
+            changes.append(Change("resume" if pod.is_ready else "pause", pod))
+        if pod.is_terminating and not before.is_terminating:
+            changes.append(Change("drain", pod))
+    return sorted(changes, key=lambda change: ORDER.index(change.kind))
+
+
+def after(known: Mapping[str, PodServer], changes: Iterable[Change]) -> dict[str, PodServer]:
+    """What is known once the changes are done."""
+    result = dict(known)
+    for change in changes:
+        pod = change.pod
+        if change.kind == "remove":
+            del result[pod.uid]
+            continue
+        before = result.get(pod.uid)
+        was_terminating = before is not None and before.is_terminating
+        result[pod.uid] = replace(pod, is_terminating=pod.is_terminating or was_terminating)
+    return result
+
+
+def _stays(before: PodServer, now: PodServer | None) -> bool:
+    return now is not None and now.place == before.place

@@ -1,0 +1,110 @@
+"""Lists pods, then watches them, and lists them again whenever the watch has ended, for whatever reason.
+
+So nothing that happens while the API server is away is missed, and a watch need not be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from router.kubernetes.backoff import Backoff
+from router.kubernetes.cluster import Cluster, Deadlines, open_cluster
+from router.kubernetes.cluster_error import ClusterError
+from router.kubernetes.figures import DiscoveryFigures
+from router.kubernetes.settings import PodDiscovery
+from router.kubernetes.watch_lines import WatchEvent
+
+log = logging.getLogger(__name__)
+
+WATCH_JITTER = 0.2
+"""Routers that started together do not list together for ever."""
+ORDINARY = ("gone", "ended")
+"""How watches end where nothing is wrong."""
+
+
+class PodObserver(Protocol):
+    """Who is told. Both may raise :class:`ClusterError` for objects that are no pods: all is listed again."""
+
+    def listed(self, pods: Sequence[Mapping[str, Any]]) -> None:
+        """These there are, and no others."""
+
+    def changed(self, event: WatchEvent) -> None:
+        """One was added, modified or deleted."""
+
+
+class Reflector:
+    """Tells an observer of pods, until it is cancelled."""
+
+    def __init__(
+        self,
+        pods: PodDiscovery,
+        observer: PodObserver,
+        figures: DiscoveryFigures,
+        *,
+        deadlines: Deadlines | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.problem = "its pods are not listed yet"
+        """Why what is told is not up to date; empty if it is."""
+        self._pods = pods
+        self._observer = observer
+        self._figures = figures
+        self._deadlines = deadlines or Deadlines()
+        self._rng = rng or random.Random()
+        self._clock = clock
+
+    async def run(self) -> None:
+        backoff = Backoff(self._rng)
+        while True:
+            began_s = self._clock()
+            try:
+                await self._list_and_watch()
+                cause = "ended"
+            except ClusterError as error:
+                cause = error.cause
+                self._failed(error)
+            self._figures.relists[cause] += 1
+            await asyncio.sleep(backoff.pause_s(self._clock() - began_s))
+
+    async def _list_and_watch(self) -> None:
+        """Until the watch has ended in order."""
+        async with open_cluster(self._pods.kubeconfig, self._deadlines) as cluster:
+            listed = await cluster.list_pods(self._pods)
+            self._figures.contact()
+            self._observer.listed(listed.pods)
+            self._succeeded(len(listed.pods))
+            await self._watch(cluster, listed.resource_version)
+
+    async def _watch(self, cluster: Cluster, resource_version: str) -> None:
+        watch_s = self._deadlines.watch_s * self._rng.uniform(1 - WATCH_JITTER, 1)
+        async with aclosing(cluster.watch_pods(self._pods, resource_version, watch_s)) as batches:
+            async for events in batches:
+                self._figures.contact()
+                for event in events:
+                    self._figures.events[event.type.lower()] += 1
+                    if event.type != "BOOKMARK":
+                        self._observer.changed(event)
+
+    def _succeeded(self, num_pods: int) -> None:
+        if self.problem:
+            log.info("pods of namespace %s are watched: %d now", self._pods.namespace, num_pods)
+        self.problem = ""
+
+    def _failed(self, error: ClusterError) -> None:
+        """One line where something is wrong, and not the same one with each attempt."""
+        if error.cause in ORDINARY:
+            log.info("pods of namespace %s are listed again: %s", self._pods.namespace, error.message)
+        elif error.message != self.problem:
+            log.warning(
+                "pods of namespace %s can't be followed, what is known of them stays: %s",
+                self._pods.namespace,
+                error.message,
+            )
+            self.problem = error.message

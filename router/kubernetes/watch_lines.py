@@ -1,0 +1,79 @@
+"""Events of a watch out of the bytes of its answer: one JSON object a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import orjson
+
+from router.kubernetes.cluster_error import Cause, ClusterError
+
+EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+EVENT_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
+MAX_LINE_BYTES = 8 << 20
+"""etcd keeps no object above 1.5 MiB; what is longer is no event."""
+GONE = 410
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    type: EventType
+    object: Mapping[str, Any]
+    """Of a bookmark its kind and version alone."""
+
+
+class WatchLines:
+    """Takes bytes as they come."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[WatchEvent]:
+        """Events whose lines are complete. Raises :class:`ClusterError` for what is none, and for one that
+        says what went wrong."""
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ClusterError("garbage", f"a line of the watch is longer than {MAX_LINE_BYTES} bytes")
+        return [_event(line) for line in lines if line.strip()]
+
+    def ended(self) -> None:
+        """The answer is over. Raises :class:`ClusterError` if a line is not."""
+        if self._rest.strip():
+            raise ClusterError("broken", "the watch ended in the midst of a line")
+
+
+def status_error(what: str, status: int, body: Mapping[str, Any]) -> ClusterError:
+    """Of an answer, or an event, that is a ``Status``: what Kubernetes says of a failure."""
+    said = body.get("message") or body.get("reason") or "it does not say why"
+    cause: Cause = "gone" if status == GONE else "refused"
+    return ClusterError(cause, f"the API server answers {status} to {what}: {said}{_remedy(status)}")
+
+
+def _remedy(status: int) -> str:
+    if status == 401:
+        return "; is the token of the service account, or the kubeconfig, still good?"
+    if status == 403:
+        return "; allow it with a Role and a RoleBinding for this service account"
+    return ""
+
+
+def _event(line: bytes) -> WatchEvent:
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ClusterError("garbage", f"a line of the watch is no JSON: {error}") from error
+    kind, told = (event.get("type"), event.get("object")) if isinstance(event, dict) else (None, None)
+    if not isinstance(told, dict):
+        raise ClusterError("garbage", "a line of the watch is no event")
+    if kind == "ERROR":
+        code = told.get("code")
+        raise status_error("the watch", code if isinstance(code, int) else 500, told)
+    if kind not in EVENT_TYPES:
+        raise ClusterError("garbage", f"an event of the watch has the unknown type {str(kind)[:40]!r}")
+    return WatchEvent(cast(EventType, kind), told)
