@@ -7,6 +7,7 @@ import pytest
 
 from router.admin.state_file import StateFile
 from tests.router.admin.conftest import get, ids, patch, post
+from tests.router.conftest import until
 from wire.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ async def test_changes_survive_a_restart(make_admin_stack, tmp_path):
         "round_robin",
     )
     await post(second, f"/workers/{drained}/undrain")
+    await until(lambda: not first.decode[1].info.is_draining)  # it is told once it is connected
     await post(second, "/workers", 201, address=addresses[removed], role="decode")
     third = await make_admin_stack(num_decode=0, decode_addresses=flags, state_file=state_file, ready=False)
     assert set(await ids(third)) == {kept, drained, removed}
