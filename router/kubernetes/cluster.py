@@ -1,4 +1,4 @@
-"""The Kubernetes API as far as pods are concerned: one consistent list, and what changes after it.
+"""The Kubernetes API as far as it is used: pods, listed and watched, and the scales of Deployments.
 
 Credentials, certificates and addresses are kubernetes_asyncio's business. Answers are read here, as plain
 JSON: its models cost a hundred times as much, and its watch neither tells a silent connection from a quiet
@@ -38,8 +38,8 @@ class Deadlines:
     """Whatever takes longer has failed."""
 
     connect_s: float = 5.0
-    list_s: float = 30.0
-    """A whole list."""
+    answer_s: float = 30.0
+    """To anything but a watch."""
     watch_s: float = 300.0
     """The API server is asked to end a watch after this time, so that all is listed again now and then."""
     silent_s: float = 90.0
@@ -58,6 +58,7 @@ class Cluster:
 
     def __init__(self, api: Any, deadlines: Deadlines) -> None:
         self._core = client.CoreV1Api(api)
+        self._apps = client.AppsV1Api(api)
         self._deadlines = deadlines
 
     async def list_pods(self, pods: PodDiscovery) -> PodList:
@@ -76,18 +77,39 @@ class Cluster:
                 return PodList(found, str(metadata.get("resourceVersion") or ""))
 
     async def _get_page(self, pods: PodDiscovery, paging: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._ask(
+            f"GET pods of namespace {pods.namespace!r}",
+            self._core.list_namespaced_pod,
+            pods.namespace,
+            label_selector=pods.selector,
+            **paging,
+        )
+
+    async def read_scale(self, namespace: str, deployment: str) -> Mapping[str, Any]:
+        """Raises :class:`ClusterError`."""
+        read = self._apps.read_namespaced_deployment_scale
+        return await self._ask(f"GET the scale of deployment {deployment!r}", read, deployment, namespace)
+
+    async def patch_scale(
+        self, namespace: str, deployment: str, change: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What it is then. Raises :class:`ClusterError`."""
+        return await self._ask(
+            f"PATCH the scale of deployment {deployment!r}",
+            self._apps.patch_namespaced_deployment_scale,
+            deployment,
+            namespace,
+            change,
+            _content_type="application/merge-patch+json",
+        )
+
+    async def _ask(self, what: str, call: Any, *arguments: Any, **named: Any) -> Mapping[str, Any]:
         limits = self._deadlines
-        timeout = aiohttp.ClientTimeout(total=limits.list_s, sock_connect=limits.connect_s)
-        with _told_as_cluster_error(f"a list of pods took longer than {limits.list_s:g} s"):
-            response = await self._core.list_namespaced_pod(
-                pods.namespace,
-                label_selector=pods.selector,
-                **paging,
-                _preload_content=False,
-                _request_timeout=timeout,
-            )
+        timeout = aiohttp.ClientTimeout(total=limits.answer_s, sock_connect=limits.connect_s)
+        with _told_as_cluster_error(f"{what} took longer than {limits.answer_s:g} s"):
+            response = await call(*arguments, **named, _preload_content=False, _request_timeout=timeout)
             async with response:
-                await _check_status(response, f"GET pods of namespace {pods.namespace!r}")
+                await _check_status(response, what)
                 return _json_object(await response.read())
 
     async def watch_pods(
@@ -99,7 +121,7 @@ class Cluster:
         """
         limits = self._deadlines
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=limits.connect_s, sock_read=min(limits.silent_s, watch_s + limits.list_s)
+            total=None, sock_connect=limits.connect_s, sock_read=min(limits.silent_s, watch_s + limits.answer_s)
         )
         lines = WatchLines()
         with _told_as_cluster_error(f"nothing came on the watch for {limits.silent_s:g} s, no bookmark even"):

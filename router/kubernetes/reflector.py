@@ -51,7 +51,7 @@ class Reflector:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.problem = "its pods are not listed yet"
+        self.problem = "they are not listed yet"
         """Why what is told is not up to date; empty if it is."""
         self._pods = pods
         self._observer = observer

@@ -65,11 +65,11 @@ def test_a_router_runs_without_what_its_image_leaves_out() -> None:
 def test_what_the_routers_image_leaves_out_is_what_the_package_depends_on() -> None:
     module = router_requirements()
     with_all = PYPROJECT.read_text(encoding="utf-8")
-    kept = module.router_requirements(PYPROJECT, "otel")
+    kept = module.router_requirements(PYPROJECT, "otel", "kubernetes")
     assert not any(one.startswith(tuple(module.SERVERS_ALONE)) for one in kept)
     for name in module.SERVERS_ALONE:
         assert f'"{name}>=' in with_all, f"{name} is no dependency any more"
-    assert "opentelemetry-sdk" in " ".join(kept)
+    assert all(name in " ".join(kept) for name in ("opentelemetry-sdk", "kubernetes_asyncio"))
 
 
 def test_every_service_runs_a_command_that_twinfang_takes_in_an_image_that_is_built() -> None:

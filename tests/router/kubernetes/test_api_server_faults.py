@@ -102,7 +102,7 @@ async def test_pages_of_a_list_that_are_gone_are_followed_by_a_list(cloud):
 
 
 async def test_a_half_open_connection_is_noticed(make_cloud, deadlines):
-    deadlines(silent_s=0.3, list_s=0.3)
+    deadlines(silent_s=0.3, answer_s=0.3)
     cloud = await make_cloud(role="both")
     cloud.add("a", cloud.stack.decode[0])
     await until(lambda: cloud.in_use() and cloud.api.num_watches)
