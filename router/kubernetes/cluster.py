@@ -120,9 +120,7 @@ class Cluster:
         Raises :class:`ClusterError`.
         """
         limits = self._deadlines
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=limits.connect_s, sock_read=min(limits.silent_s, watch_s + limits.answer_s)
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s, sock_read=limits.silent_s)
         lines = WatchLines()
         with _told_as_cluster_error(f"nothing came on the watch for {limits.silent_s:g} s, no bookmark even"):
             response = await self._core.list_namespaced_pod(
