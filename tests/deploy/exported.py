@@ -1,6 +1,6 @@
 """What the processes export: names, labels and their values, read off real registries.
 
-The router is a real one behind HTTP, before servers that follow a script; a server's page is the one that a
+The router is a real one behind HTTP that follows pods, before servers that follow a script; a server's page is the one that a
 prefill or decode server shows, of figures made up for it. ``tests/end_to_end/test_telemetry.py`` tests that
 running processes show the same names.
 """
@@ -22,9 +22,11 @@ from kv_transfer.source import EndedLease
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
 from router.config import ModelSource, RouterConfig
+from router.kubernetes.settings import PodDiscovery
 from telemetry.measures import Measures
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp
+from tests.kubernetes_api import NAMESPACE, running_api
 from tests.router.conftest import MODEL, running_router, until
 from tests.router.scripted_servers import (
     ScriptedDecode,
@@ -65,6 +67,7 @@ async def _router_page(folder: Path) -> Page:
             one.stats = STATS
             exits.push_async_callback(one.stop)
             await one.start()
+        api = await exits.enter_async_context(running_api())
         key = new_key()
         (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key))), encoding="utf-8")
         config = RouterConfig(
@@ -72,6 +75,7 @@ async def _router_page(folder: Path) -> Page:
             models=(ModelSource(MODEL, write_model_dir(folder / "model")),),
             prefill_addresses=(prefill.address,),
             decode_addresses=(decode.address,),
+            pods=PodDiscovery(NAMESPACE, kubeconfig=api.kubeconfig(folder / "kubeconfig")),
             probe_interval_s=0.1,
         )
         url, app = await exits.enter_async_context(running_router(config))
