@@ -1,8 +1,8 @@
 """What the processes export: names, labels and their values, read off real registries.
 
-The router is a real one behind HTTP that follows pods, before servers that follow a script; a server's page is the one that a
-prefill or decode server shows, of figures made up for it. ``tests/end_to_end/test_telemetry.py`` tests that
-running processes show the same names.
+The router is a real one behind HTTP that looks for pods, before servers that follow a script; a server's page
+is the one that a prefill or decode server shows, of figures made up for it.
+``tests/end_to_end/test_telemetry.py`` tests that running processes show the same names.
 """
 
 from __future__ import annotations
