@@ -65,11 +65,13 @@ class Refusal(Exception):
         self.message = message
 
 
-def render(values: Manifest | None = None, *files: Path, kube_version: str = "1.34") -> list[Manifest]:
+def render(
+    values: Manifest | None = None, *files: Path, kube_version: str = "1.34", namespace: str = NAMESPACE
+) -> list[Manifest]:
     """All objects of a release with the chart's values, those of ``files`` and ``values``; raises
     :class:`Refusal`."""
     sources = [argument for file in files for argument in ("--values", str(file))]
-    command = ["template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
+    command = ["template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", kube_version]
     text = run_helm(*command, *sources, "--values", "-", stdin=yaml.safe_dump(values or {}))
     return [document for document in yaml.safe_load_all(text) if document]
 
