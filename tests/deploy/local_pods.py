@@ -88,6 +88,8 @@ class Node:
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         role, port = labels.get("twinfang.io/role", ""), labels.get("twinfang.io/port", "")
         self.api.create_pod(name, role=role, port=port, ip=ip, ready=False, labels=labels)
+        for label in {"twinfang.io/role", "twinfang.io/port"} - set(labels):
+            self.api.set_label(name, label, None)
         await self._until_ready(pod)
         pod.probing = asyncio.create_task(self._keep_probing(pod))
         return pod

@@ -86,9 +86,8 @@ async def test_a_rolling_restart_of_all_pools_loses_no_request(tmp_path: Path) -
     async with running_api() as api:
         node = Node(api, tmp_path, api.kubeconfig(tmp_path / "kubeconfig"))
         try:
-            for deployment in deployments.values():
-                for _ in range(deployment["spec"]["replicas"]):
-                    await node.start(deployment)
+            replicas = [one for one in deployments.values() for _ in range(one["spec"]["replicas"])]
+            await asyncio.gather(*map(node.start, replicas))
             load = Load(node, deployments["router"])
             await load.learn()
             asking = asyncio.create_task(load.run())
