@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.kubernetes_api import KubernetesApi
 
 from tests.deploy.helm import Manifest, container_of, pod_of
+from tests.kubernetes_api import KubernetesApi
 
 PROBE_INTERVAL_S = 0.2
 """Not the manifest's seconds: they say how soon a cluster notices, not whether it may go wrong."""

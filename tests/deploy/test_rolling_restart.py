@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.kubernetes_api import NAMESPACE, running_api
 
 from tests.deploy.helm import DEPLOY, Manifest, of_kind, render
 from tests.deploy.local_pods import Node
+from tests.kubernetes_api import NAMESPACE, running_api
 
 NUM_CLIENTS = 8
 VALUES: Manifest = {
