@@ -149,7 +149,9 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
             exits.push_async_callback(openai.close)
             stack = Stack(url, client, openai, app, prefill, decode)
             if ready:
-                await until(lambda: stack.services.pool.not_ready_reason() is None)
+                pool = stack.services.pool
+                await until(lambda: pool.num_connected() == pool.num_configured())
+                await until(lambda: pool.not_ready_reason() is None)
             return stack
 
         yield make
