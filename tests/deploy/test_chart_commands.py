@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.helm import CHART, EXAMPLES, container_of, of_kind, pod_of, render
+from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL, label_value
+from tests.deploy.helm import CHART, EXAMPLES, NAMESPACE, container_of, of_kind, pod_of, render
 from twinfang.cli import _parser
 from twinfang.commands import DECODE, PREFILL, ROUTER, Command
 from twinfang.flags import resolve
@@ -23,7 +24,6 @@ SET_BY_THE_CHART = {
     *("shutdown-grace", "api-keys-file", "admin-token-file"),
     "state-file",  # its changes are one router's, and a pod's disk ends with it
 }
-NOT_THERE_YET = ("--kubernetes-namespace=", "--kubernetes-selector=")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def parse(bundled_model: Path, tmp_path: Path) -> Callable[[list[str]], argparse
 
     def parsed(arguments: list[str]) -> argparse.Namespace:
         given, unknown = _parser().parse_known_args([here(argument) for argument in arguments])
-        assert [argument for argument in unknown if not argument.startswith(NOT_THERE_YET)] == []
+        assert unknown == []
         return resolve(given.command.groups, given, {})
 
     return parsed
@@ -100,6 +100,25 @@ def test_values_of_flags_reach_the_command_line_as_they_are(
     assert (decode.sanitize, decode.local_prefill) == (True, False)
     router = parse(container_of(deployments["router"])["args"])
     assert (router.cors_origin, router.request_timeout) == (("https://a.example", "https://b.example"), 0.5)
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "org/Model@v2", "_x" * 40, "größe"])
+def test_routers_find_the_servers_of_their_release_and_model(
+    name: str, parse: Callable[[list[str]], argparse.Namespace]
+) -> None:
+    volume = {"hostPath": {"path": "/srv/models"}}
+    deployments = of_kind(render({"model": {"name": name, "directory": "m", "volume": volume}}), "Deployment")
+    router = parse(container_of(deployments["router"])["args"])
+    assert router.kubernetes_namespace == NAMESPACE
+    for role in ("prefill", "decode"):
+        labels = deployments[f"{role}-default"]["spec"]["template"]["metadata"]["labels"]
+        for term in router.kubernetes_selector.split(","):
+            key, _, value = term.partition("=")
+            assert key in labels
+            assert value in ("", labels[key])
+        assert (labels[ROLE_LABEL], labels[MODEL_LABEL]) == (role, label_value(router.served_model_name))
+        server = parse(container_of(deployments[f"{role}-default"])["args"])
+        assert int(labels[PORT_LABEL]) == server.port
 
 
 @pytest.mark.parametrize(
