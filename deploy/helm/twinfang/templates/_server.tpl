@@ -81,16 +81,19 @@ twinfang.io/port: {{ include "twinfang.serverPort" .role | quote }}
 {{- include "twinfang.env" .pool.env }}
 {{- end -}}
 
-{{/* The pool's own resources, and what the chart knows that a server needs. */}}
+{{/*
+The pool's own resources, and what the chart knows that a server needs. Quantities are texts: server-side apply
+compares types, and has refused numbers.
+*/}}
 {{- define "twinfang.serverResources" -}}
 {{- $resources := deepCopy .pool.resources -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- if eq .pool.device "cuda" -}}
-{{- $_ := set $limits .pool.gpuResource .pool.tensorParallel -}}
+{{- $_ := set $limits .pool.gpuResource (toString .pool.tensorParallel) -}}
 {{- end -}}
 {{- with .root.Values.nixl -}}
 {{- if .rdmaResource -}}
-{{- $_ := set $limits .rdmaResource .rdmaCount -}}
+{{- $_ := set $limits .rdmaResource (toString .rdmaCount) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (set $resources "limits" $limits) -}}

@@ -1,0 +1,140 @@
+"""A control plane for all tests of this folder, and for each of them a namespace with the chart in it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.helm import EXAMPLES
+from tests.kubernetes.api import Api, Manifest
+from tests.kubernetes.control_plane import ControlPlane, running_control_plane
+from tests.kubernetes.node import Node
+from tests.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
+from tests.kubernetes.release import Release
+from tests.kubernetes.router_pod import RouterPod
+from tests.router.conftest import until
+from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
+
+ADMIN_TOKEN = "an-administrator-of-the-router"
+(CPU_DEMO,) = (path for path in EXAMPLES if path.stem == "cpu-demo")
+DIGEST = hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()
+VALUES: Manifest = {"auth": {"adminToken": {"digest": f"sha256:{DIGEST}"}}}
+ROUTER_START_DEADLINE_S = 60.0
+
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems() -> None:
+    """Before anything runs, one line where a program is missing."""
+    try:
+        for program in PROGRAMS:
+            find_program(program)
+    except ProgramMissingError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to a failed test's report how the logs of its routers and of the API server end."""
+    report = yield
+    if report.failed:
+        given = getattr(item, "funcargs", {})
+        for router in given["cloud"].routers if "cloud" in given else ():
+            report.sections.append((f"log of {router.pod['metadata']['name']}", router.process.log_tail))
+        if "plane" in given:
+            report.sections.append(("log of kube-apiserver", given["plane"].first.process.log_tail))
+    return report
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with running_control_plane(tmp_path_factory.mktemp("control-plane")) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(plane: ControlPlane) -> Iterator[Api]:
+    with plane.first.as_admin() as api:
+        yield api
+
+
+@pytest.fixture
+def make_namespace(admin: Api) -> Callable[[], str]:
+    """Nobody deletes them: there is no controller that would empty them."""
+
+    def make() -> str:
+        name = f"llm-{next(_numbers)}"
+        admin.post(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        )
+        return name
+
+    return make
+
+
+@pytest.fixture
+def release(plane: ControlPlane, make_namespace: Callable[[], str], tmp_path: Path) -> Release:
+    """A namespace; nothing is installed there yet."""
+    return Release(plane.first, make_namespace(), tmp_path)
+
+
+class Cloud:
+    """The chart's demo for CPUs in a namespace, its router, and scripted servers that become pods."""
+
+    def __init__(self, release: Release, node: Node, folder: Path, exits: AsyncExitStack) -> None:
+        self.release = release
+        self.node = node
+        self._folder = folder
+        self._exits = exits
+        self.routers: list[RouterPod] = []
+
+    def create(self, name: str, role: str = "decode", **pod: Any) -> Manifest:
+        """Of the chart's default pool, without a server in it."""
+        return self.node.create(f"{self.release.prefix}-{role}-default", name, **pod)
+
+    async def serve(self, pod: Manifest, role: str = "both") -> Any:
+        """A server at the pod's address, on the port that the chart says."""
+        info = server_info(role, served_model_name="bundled_model", incarnation=pod["metadata"]["uid"])
+        make, port = (ScriptedPrefill, 8100) if role == "prefill" else (ScriptedDecode, 8200)
+        server: Scripted = make(info, port, pod["status"]["podIP"])
+        if isinstance(server, ScriptedDecode):
+            server.script = saying([300, 301])
+        self._exits.push_async_callback(server.stop)
+        await server.start()
+        return server
+
+    async def add(self, name: str, role: str = "both", **pod: Any) -> Any:
+        """A pod that is ready, and the server in it; one of both roles is a decode pool's."""
+        server = await self.serve(
+            self.create(name, "prefill" if role == "prefill" else "decode", **pod), role
+        )
+        self.node.set_ready(name, True)
+        return server
+
+    async def start_router(self, release: Release | None = None) -> RouterPod:
+        """Answers, whether or not it is ready."""
+        release = release or self.release
+        name = f"router-{len(self.routers)}"
+        node = Node(self.node.api, release.namespace)
+        pod = node.create(f"{release.prefix}-router", name)
+        router = RouterPod(node, release.server, pod, self._folder / name, ADMIN_TOKEN)
+        self._exits.callback(router.process.stop)
+        self.routers.append(router)
+        router.process.start()
+        await until(router.is_up, timeout_s=ROUTER_START_DEADLINE_S)
+        return router
+
+
+@pytest.fixture
+async def cloud(release: Release, admin: Api, tmp_path: Path) -> AsyncIterator[Cloud]:
+    release.install(VALUES, CPU_DEMO)
+    async with AsyncExitStack() as exits:
+        yield Cloud(release, Node(admin, release.namespace), tmp_path, exits)
