@@ -10,10 +10,10 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench gpu clean
+.PHONY: help demo test test-all test-kubernetes lint bench gpu clean
 
 help:  ## these lines
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
 
 demo: $(READY)  ## stream a completion from a prefill server, a decode server and a router
 	@$(BIN)/python -m examples.demo
@@ -23,6 +23,9 @@ test: lint  ## lint, then the tests that need no GPU
 
 test-all: lint  ## the same, faults of the network and further combinations of what they show
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
+	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .

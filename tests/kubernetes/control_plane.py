@@ -42,7 +42,7 @@ class ApiServer:
         self.process = self._process()
 
     def start(self, *, caches_pods: bool = True) -> None:
-        """``caches_pods``: whether it answers watches from its own memory, as it does by default, or from etcd."""
+        """``caches_pods``: whether watches are answered from its own memory, its default, or from etcd."""
         self.process = self._process() if caches_pods else self._process("--watch-cache-sizes=pods#0")
         self.process.start()
 

@@ -27,8 +27,8 @@ def find_program(name: str) -> str:
     if found is None:
         where = f"in {folder} or in PATH" if folder else "in PATH"
         raise ProgramMissingError(
-            f"no program {name} {where}: tests/kubernetes/README.md says how to get it; give the folder that has it, "
-            f"as in make test-kubernetes {FOLDER_VARIABLE}=/opt/kubernetes/bin"
+            f"no program {name} {where}: tests/kubernetes/README.md says how to get it; give the folder "
+            f"that has it, as in make test-kubernetes {FOLDER_VARIABLE}=/opt/kubernetes/bin"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What the service accounts of a release may do, as the API server decides: what is documented, and nothing else."""
+"""What the service accounts of a release may do, as the API server decides: what docs say, no more."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def path_of(release: Release, manifest: Manifest) -> str:
 
 
 def missing_from(stored: Any, given: Any, path: str = "") -> list[str]:
-    """Where the API server has something else than it was given; it adds defaults, and writes some values anew."""
+    """Where the API server has something else than it was given; it adds defaults and rewrites quantities."""
     if isinstance(given, dict) and isinstance(stored, dict):
         return [
             found

@@ -1,5 +1,4 @@
-"""API servers that go away, etcd that has forgotten, rights that are taken: what is known stays, and is right soon
-after."""
+"""API servers go away, etcd forgets, rights are taken: what is known stays, and is right soon after."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ RETURNS_S = 10.0
 
 @pytest.fixture
 def second(plane):
-    """An API server that is there whatever happens to the one that routers use; that one is well again afterwards."""
+    """An API server that is there whatever happens to the routers' own, which is well again afterwards."""
     if not plane.second.process.is_running:
         plane.second.start()
         plane.second.wait_until_ready()
@@ -67,7 +66,7 @@ async def test_a_pod_that_is_being_deleted_when_the_api_server_returns_is_draine
 
 @pytest.mark.parametrize(("caches_pods", "cause"), [(False, "gone"), (True, "ended")])
 async def test_versions_that_etcd_has_compacted_away_are_got_over(plane, second, cloud, caches_pods, cause):
-    """What an API server has missed is forgotten when it asks for it: 410 for it, and for those who watch through it."""
+    """What an API server has missed is forgotten when it asks: 410 for it, and for who watches through it."""
     plane.first.process.stop()
     plane.first.start(caches_pods=caches_pods)
     await until(plane.first.is_ready, timeout_s=60)
