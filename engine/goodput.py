@@ -141,7 +141,7 @@ def prefill_rate(
         weights = rho * rho, 2 * rho * (1 - rho), (1 - rho) ** 2
         mean_square = sum(weight * square for weight, square in zip(weights, squares, strict=True))
         wait_s = rate * mean_square / (2 * (1 - rho))
-        late = fmean(1.0 if rest < 0 else rho * math.exp(-rho * rest / wait_s) for rest in rests)
+        late = fmean(late_probability(rho, wait_s, rest) for rest in rests)
         return late <= 1 - objective.share
 
     low, high = 0.0, 1 / mean_shared
@@ -180,12 +180,17 @@ def decode_rate(
         peak = low
     if peak == 0:
         return DecodeRate(0.0, 0.0, step_s(1), bound)
-    rows = max(0.5, _mean_below(peak, objective.share))
+    rows = max(0.5, mean_below(peak, objective.share))
     seconds = costs.decode.seconds(max(1, round(rows)), rows * context)
     return DecodeRate(rows / (answer * seconds), rows, seconds, bound)
 
 
-def _mean_below(peak: float, share: float) -> float:
+def late_probability(busy: float, mean_wait_s: float, rest_s: float) -> float:
+    """Of waiting longer than ``rest_s`` for a prefill server that is ``busy`` for that share of the time."""
+    return 1.0 if rest_s < 0 else busy * math.exp(-busy * rest_s / mean_wait_s)
+
+
+def mean_below(peak: float, share: float) -> float:
     """The mean of a Poisson number that exceeds ``peak`` in 1 - ``share`` of all cases, by the normal."""
     z = max(0.0, NormalDist().inv_cdf(share))
     return (math.sqrt(z * z / 4 + peak) - z / 2) ** 2

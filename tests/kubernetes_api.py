@@ -18,6 +18,7 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,9 @@ class KubernetesApi:
         """Half-open connections: requests arrive and nothing comes back, watches get nothing more."""
         self.replicas: dict[str, int] = {}
         """Of Deployments, by name."""
+        self.scales_meanwhile: dict[str, int] = {}
+        """What somebody else makes of a scale, once, between its being read and patched."""
+        self._scale_versions: Counter[str] = Counter()
         self._bookmark_interval_s = bookmark_interval_s
         self._pods: dict[str, dict[str, Any]] = {}
         self._version = 1000
@@ -326,20 +330,23 @@ class KubernetesApi:
         if refused is not None:
             return refused
         name, body = request.match_info["name"], await request.json()
-        if "json-patch" in request.content_type:
-            assert [(one["op"], one["path"]) for one in body] == [("replace", "/spec/replicas")]
-            wanted = body[0]["value"]
-        else:
-            wanted = body["spec"]["replicas"]
+        assert request.content_type == "application/merge-patch+json"
+        if name in self.scales_meanwhile:
+            self.replicas[name] = self.scales_meanwhile.pop(name)
+            self._scale_versions[name] += 1
+        seen = body.get("metadata", {}).get("resourceVersion")
+        if seen is not None and seen != str(self._scale_versions[name]):
+            return _status_response(409, "Conflict")
         if name in self.replicas:
-            self.replicas[name] = wanted
+            self.replicas[name] = body["spec"]["replicas"]
+            self._scale_versions[name] += 1
         return self._scale(name)
 
     def _scale(self, name: str) -> web.Response:
         if name not in self.replicas:
             return _status_response(404, "NotFound")
-        self._version += 1
-        metadata = {"name": name, "namespace": NAMESPACE, "resourceVersion": str(self._version)}
+        version = str(self._scale_versions[name])
+        metadata = {"name": name, "namespace": NAMESPACE, "resourceVersion": version}
         scale = {"spec": {"replicas": self.replicas[name]}, "status": {"replicas": self.replicas[name]}}
         kind = {"kind": "Scale", "apiVersion": "autoscaling/v1"}
         return web.json_response(kind | {"metadata": metadata} | scale)

@@ -56,6 +56,12 @@ def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values)
 
 
+def _prepare_autoscale(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.autoscale.command import prepare
+
+    return prepare(values)
+
+
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
     "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
@@ -271,4 +277,23 @@ API_KEY = Command(
     argument=table.KEY_NAME,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, DRAIN, BENCH, API_KEY)
+AUTOSCALE = Command(
+    "autoscale",
+    "how many prefill and decode servers the load asks for",
+    "Reads metrics of routers and servers again and again, computes how many servers of each kind keep the "
+    "objectives, and says so, a line a decision. With --apply it scales the Deployments that it is told of; "
+    "without, it changes nothing.",
+    (
+        table.AUTOSCALE_POOLS,
+        table.AUTOSCALE_GOALS,
+        table.AUTOSCALE_PACE,
+        table.AUTOSCALE_TARGETS,
+        FlagGroup("its own page", (table.host("it"), table.AUTOSCALE_METRICS_PORT)),
+        table.LOGS,
+    ),
+    "twinfang autoscale --router-metrics http://router:8000/metrics "
+    "--prefill-metrics http://prefill:18100/metrics --decode-metrics http://decode:18200/metrics",
+    _prepare_autoscale,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY)

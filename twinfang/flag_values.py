@@ -71,6 +71,13 @@ def http_url(text: str) -> str:
     return text
 
 
+def plain_http_url(text: str) -> str:
+    """Of a page that is asked for without TLS."""
+    if not re.fullmatch(r"http://[^/\s]+(/\S*)?", text):
+        raise ValueError("expected a URL, http://host:port/path")
+    return text
+
+
 def some_text(text: str) -> str:
     if not text:
         raise ValueError("expected some text")

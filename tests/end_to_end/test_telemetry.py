@@ -8,8 +8,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.stack import running_stack
+from tests.stack import run_async, running_stack
 from tests.telemetry.collector import running_collector
+from twinfang.autoscale.autoscaler import Autoscaler
+from twinfang.autoscale.needs import Objectives
+from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
+from twinfang.autoscale.readings import decode_reading, prefill_reading, router_reading
+from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 
 PROMPT = list(range(5, 305))
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -167,3 +172,33 @@ def test_servers_count_what_they_did(stack):
         assert gained(process, name, f"{name}_total") == 301
         url = processes[process].metrics_url
         assert httpx.get(url.replace("/metrics", "/readyz")).text == "ready\n"
+
+
+def test_a_planner_finds_on_real_pages_what_it_reads(stack):
+    urls = {name: (process.metrics_url,) for name, process in stack.processes().items()}
+    limits, said = PoolLimits(1, 4), []
+    config = AutoscaleConfig(
+        urls["router"],
+        PoolSource("prefill", urls["prefill-0"], limits),
+        PoolSource("decode", urls["decode-0"], limits),
+        Objectives(5.0, 1.0, 5.0),
+        PlannerPace(60.0, 300.0),
+    )
+    planner = Autoscaler(config, say=said.append)
+    run_async(planner.look)
+    for i in range(3):
+        complete(stack, prompt=[11 + i, *PROMPT], max_tokens=6)
+    run_async(planner.look)
+    prefill = prefill_reading(planner.prefill.window)
+    assert (prefill.num_servers, prefill.service.count) == (1, 3)
+    assert 0 < prefill.busy_servers <= 1
+    assert 0 < prefill.prompt_s < 5
+    decode = decode_reading(planner.decode.window)
+    assert (decode.num_servers, decode.batch_rows, decode.queue.count) == (1, 1.0, 3)
+    assert decode.max_rows == 64
+    assert 0 <= decode.used_blocks < 1
+    routers = router_reading(planner.routers)
+    assert (routers.ttft.count, routers.tpot.count, routers.queue.count) == (3, 15, 3)
+    assert routers.later_s < routers.ttft.mean
+    assert [line.partition(":")[0] for line in said] == ["prefill stays at 1", "decode stays at 1"] * 2
+    assert said[2].endswith("servers busy; that is enough for now")

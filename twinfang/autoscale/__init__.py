@@ -1,0 +1,1 @@
+"""``twinfang autoscale``: from metrics and objectives to the sizes of both pools."""

@@ -1,0 +1,170 @@
+"""The loop: read pages, decide, say it, and scale if that is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router.kubernetes.cluster_error import ClusterError
+from twinfang.autoscale.figures import AutoscaleFigures
+from twinfang.autoscale.metrics_page import Page, Unread, read_pages
+from twinfang.autoscale.needs import Need, decode_need, prefill_need
+from twinfang.autoscale.page_window import PageWindow
+from twinfang.autoscale.pool_planner import SLACK, Decision, Needs, PoolHistory, PoolSize, decide
+from twinfang.autoscale.readings import RouterReading, decode_reading, prefill_reading, router_reading
+from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
+from twinfang.autoscale.step_line import TpotPoint
+
+if TYPE_CHECKING:
+    from twinfang.autoscale.scale_target import ScaleTarget
+
+log = logging.getLogger(__name__)
+
+TPOT_MEMORY_S = 3600.0
+"""Lengths of prompts change over a day, and with them what a row costs."""
+
+
+@dataclass
+class Pool:
+    """What is known of one, from one look to the next."""
+
+    source: PoolSource
+    window: PageWindow
+    target: ScaleTarget | None
+    history: PoolHistory
+    num_serving: int = 0
+    said: tuple[str, int, int] | str = ""
+    """What the last line was about: its numbers may change without another line."""
+
+
+class Autoscaler:
+    """``say`` gets a line for each decision that is another than the last one."""
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        *,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.figures = AutoscaleFigures()
+        self._config = config
+        self._say = say
+        self._clock = clock
+        self.routers = PageWindow(config.window_s)
+        self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
+        self._unread: set[Unread] = set()
+        self._tpot_seen: deque[tuple[float, TpotPoint]] = deque()
+
+    def _pool(self, source: PoolSource) -> Pool:
+        config, target = self._config, None
+        if source.deployment:
+            from twinfang.autoscale.scale_target import ScaleTarget  # what it needs is an extra
+
+            target = ScaleTarget(config.namespace, source.deployment, config.kubeconfig)
+        return Pool(source, PageWindow(config.window_s), target, PoolHistory())
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            began_s = self._clock()
+            await self.look()
+            await asyncio.sleep(max(0.0, self._config.interval_s - (self._clock() - began_s)))
+
+    async def look(self) -> None:
+        """Once: reads everything and decides for both pools."""
+        now_s = self._clock()
+        has_routers = await self._read_pages(now_s)
+        routers = router_reading(self.routers) if has_routers else None
+        for pool, needs in (
+            (self.prefill, self._prefill_needs(routers)),
+            (self.decode, self._decode_needs(routers, now_s)),
+        ):
+            await self._plan(pool, needs, now_s)
+
+    async def _read_pages(self, now_s: float) -> bool:
+        """Whether any router was read twice."""
+        config = self._config
+        sources = (config.router_urls, config.prefill.urls, config.decode.urls)
+        routers, prefill, decode = await asyncio.gather(*(read_pages(urls, now_s) for urls in sources))
+        self._log_unread([*routers, *prefill, *decode])
+        self.routers.take(_read_of(routers))
+        for pool, found in ((self.prefill, prefill), (self.decode, decode)):
+            pages = _read_of(found)
+            pool.window.take(pages)
+            pool.num_serving = sum(bool(page.sum("twinfang_server_state", state="serving")) for page in pages)
+        return bool(self.routers.changes())
+
+    def _log_unread(self, found: list[Page | Unread]) -> None:
+        """Once, as long as it stays so: pods that start have an address before they listen."""
+        unread = {one for one in found if isinstance(one, Unread)}
+        for one in sorted(unread - self._unread, key=lambda one: one.address):
+            log.warning("no metrics of %s: %s", one.address, one.reason)
+        self._unread = unread
+
+    def _prefill_needs(self, routers: RouterReading | None) -> Needs | None:
+        load, goals = prefill_reading(self.prefill.window), self._config.objectives
+        if routers is None or not load.num_servers:
+            return None
+        return _needs(lambda growth: prefill_need(load, routers, goals, growth=growth))
+
+    def _decode_needs(self, routers: RouterReading | None, now_s: float) -> Needs | None:
+        load, goals = decode_reading(self.decode.window), self._config.objectives
+        if routers is None or not load.num_servers:
+            return None
+        if load.batch_rows and routers.tpot.count:
+            tpot_s = routers.tpot.quantile(goals.share)
+            self._tpot_seen.append((now_s, TpotPoint(load.batch_rows, tpot_s)))
+        while self._tpot_seen and self._tpot_seen[0][0] < now_s - TPOT_MEMORY_S:
+            self._tpot_seen.popleft()
+        seen = [point for _, point in self._tpot_seen]
+        return _needs(lambda growth: decode_need(load, routers, goals, seen, growth=growth))
+
+    async def _plan(self, pool: Pool, needs: Needs | None, now_s: float) -> None:
+        role = pool.source.role
+        try:
+            scale = None if pool.target is None else await pool.target.read()
+            size = PoolSize(pool.num_serving if scale is None else scale.replicas, pool.num_serving)
+            if scale is None and not size.wanted:
+                self._tell(pool, "nobody", f"{role} stays: no server serves, as far as its metrics tell")
+                return
+            decision, history = decide(
+                now_s, size, needs, pool.source.limits, self._config.pace, pool.history
+            )
+            self.figures.decided(role, size, decision.num_servers)
+            if decision.num_servers == size.wanted:
+                pool.history = history
+            elif pool.target is not None and scale is not None and self._config.applies:
+                await pool.target.change(scale, decision.num_servers)
+                pool.history = history
+            about = (decision.kind, size.wanted, decision.num_servers)
+            self._tell(pool, about, _line(role, size, decision, will_apply=self._config.applies))
+        except ClusterError as error:
+            self.figures.failures[role] += 1
+            self._tell(pool, error.cause, f"{role} stays: {error.message}")
+
+    def _tell(self, pool: Pool, about: tuple[str, int, int] | str, line: str) -> None:
+        if about != pool.said:
+            pool.said = about
+            self._say(line)
+
+
+def _needs(need: Callable[[float], Need]) -> Needs:
+    now = need(1.0)
+    return Needs(now.num_servers, need(SLACK).num_servers, now.why)
+
+
+def _line(role: str, size: PoolSize, decision: Decision, *, will_apply: bool) -> str:
+    if decision.num_servers == size.wanted:
+        return f"{role} stays at {size.wanted}: {decision.why}"
+    mode = "" if will_apply else " (dry run)"
+    return f"{role} {size.wanted} -> {decision.num_servers}{mode}: {decision.why}"
+
+
+def _read_of(found: list[Page | Unread]) -> list[Page]:
+    return [one for one in found if isinstance(one, Page)]

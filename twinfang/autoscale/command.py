@@ -1,0 +1,79 @@
+"""The command's process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from telemetry.probe_port import ProbePort
+from twinfang.autoscale.autoscaler import Autoscaler
+from twinfang.autoscale.needs import Objectives
+from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
+from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
+
+
+def prepare(values: argparse.Namespace) -> Callable[[], None]:
+    """Raises :class:`ConfigError` for flags that do not go together."""
+    config = AutoscaleConfig(
+        router_urls=values.router_metrics,
+        prefill=_pool(values, "prefill"),
+        decode=_pool(values, "decode"),
+        objectives=Objectives(values.ttft, values.tpot, values.queue_time),
+        pace=PlannerPace(values.up_pause, values.down_after),
+        interval_s=values.interval,
+        window_s=values.window,
+        namespace=values.kubernetes_namespace or "",
+        kubeconfig=values.kubeconfig,
+        applies=values.apply,
+        host=values.host,
+        metrics_port=values.metrics_port or 0,
+    )
+    if config.namespace and config.kubeconfig is None:
+        from router.kubernetes.cluster import require_service_account  # what it needs is an extra
+
+        require_service_account()
+    return partial(_run, config)
+
+
+def _pool(values: argparse.Namespace, role: str) -> PoolSource:
+    given = vars(values)
+    return PoolSource(
+        role,
+        given[f"{role}_metrics"],
+        PoolLimits(given[f"min_{role}"], given[f"max_{role}"]),
+        given[f"{role}_deployment"] or "",
+    )
+
+
+def _run(config: AutoscaleConfig) -> None:
+    autoscaler = Autoscaler(config, say=lambda line: print(line, flush=True))
+    port = _probe_port(config, autoscaler)
+    try:
+        asyncio.run(_until_signal(autoscaler))
+    finally:
+        if port is not None:
+            port.close()
+
+
+def _probe_port(config: AutoscaleConfig, autoscaler: Autoscaler) -> ProbePort | None:
+    if not config.metrics_port:
+        return None
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(autoscaler.figures)
+    return ProbePort(config.host, config.metrics_port, registry, lambda: None)
+
+
+async def _until_signal(autoscaler: Autoscaler) -> None:
+    loop, running = asyncio.get_running_loop(), asyncio.create_task(autoscaler.run())
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, running.cancel)
+    try:
+        await running
+    except asyncio.CancelledError:
+        return

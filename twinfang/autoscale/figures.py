@@ -1,0 +1,42 @@
+"""What a planner decided last, in Prometheus' form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from twinfang.autoscale.pool_planner import PoolSize
+
+ROLES = ("prefill", "decode")
+
+
+class AutoscaleFigures(Collector):
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        """By role: scales that could not be read or changed."""
+        self._sizes: dict[str, tuple[PoolSize, int]] = {}
+
+    def decided(self, role: str, size: PoolSize, num_servers: int) -> None:
+        self._sizes[role] = (size, num_servers)
+
+    def collect(self) -> Iterator[Metric]:
+        servers = GaugeMetricFamily(
+            "twinfang_autoscale_servers",
+            "Servers of a pool: wanted by its Deployment, serving, planned by this planner.",
+            labels=["role", "kind"],
+        )
+        failures = CounterMetricFamily(
+            "twinfang_autoscale_failures",
+            "How often a pool's scale could not be read or changed.",
+            labels=["role"],
+        )
+        for role, (size, planned) in self._sizes.items():
+            for kind, num in (("wanted", size.wanted), ("serving", size.serving), ("planned", planned)):
+                servers.add_metric([role, kind], num)
+        for role in ROLES:
+            failures.add_metric([role], self.failures[role])
+        yield from (servers, failures)

@@ -1,0 +1,129 @@
+"""Metrics pages: where they are, what is on them, and what has changed between two."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from twinfang.autoscale.histogram import Histogram
+from wire.address import host_port
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+MAX_PAGE_BYTES = 16 << 20
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+"""A sample's name and labels."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One process's metrics at one moment."""
+
+    address: str
+    read_s: float
+    """By the monotonic clock."""
+    samples: Mapping[Series, float]
+
+    @classmethod
+    def parse(cls, address: str, read_s: float, text: str) -> Page:
+        """Raises ValueError for what is no metrics page."""
+        samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        return cls(address, read_s, samples)
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Over all samples that have these labels, whatever others."""
+        return sum(value for series, value in self.samples.items() if _has(series, name, labels))
+
+    @property
+    def started_s(self) -> float:
+        """Tells lives of a process apart."""
+        return self.sum("process_start_time_seconds")
+
+
+@dataclass(frozen=True)
+class PageChange:
+    """What one process has counted from one page to a later one."""
+
+    before: Page
+    now: Page
+
+    @property
+    def seconds(self) -> float:
+        return self.now.read_s - self.before.read_s
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of a counter. A series that was not there before says nothing yet."""
+        return sum(
+            max(0.0, value - self.before.samples[series])
+            for series, value in self.now.samples.items()
+            if _has(series, name, labels) and series in self.before.samples
+        )
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        cumulative: dict[float, float] = {}
+        for series, value in self.now.samples.items():
+            if _has(series, f"{name}_bucket", labels) and series in self.before.samples:
+                bound = float(dict(series[1])["le"])
+                gained = max(0.0, value - self.before.samples[series])
+                cumulative[bound] = cumulative.get(bound, 0.0) + gained
+        return Histogram.of(cumulative, self.sum(f"{name}_sum", **labels))
+
+
+def _has(series: Series, name: str, labels: Mapping[str, str]) -> bool:
+    return series[0] == name and labels.items() <= series[1]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A process whose page could not be had."""
+
+    address: str
+    reason: str
+
+
+async def read_pages(urls: Iterable[str], now_s: float) -> list[Page | Unread]:
+    """Of every process behind each URL: a headless Service's name stands for all of its pods."""
+    found = await asyncio.gather(*(asyncio.to_thread(_addresses, url) for url in urls))
+    reads = [asyncio.to_thread(_read, url, one, now_s) for urls in found for url, one in urls]
+    return list(await asyncio.gather(*reads))
+
+
+def _addresses(url: str) -> list[tuple[str, tuple[str, int]]]:
+    parts = urlsplit(url)
+    port = parts.port or 80
+    try:
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.debug("%s stands for nobody now: %s", url, error)
+        return []
+    return [(url, address) for address in sorted({(str(one[4][0]), port) for one in found})]
+
+
+def _read(url: str, address: tuple[str, int], now_s: float) -> Page | Unread:
+    parts = urlsplit(url)
+    path = parts.path or "/metrics"
+    name = host_port(*address) + path
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers={"Host": parts.netloc})
+        response = connection.getresponse()
+        if response.status != 200:
+            return Unread(name, f"it answers {response.status}")
+        return Page.parse(name, now_s, response.read(MAX_PAGE_BYTES).decode())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Unread(name, str(error) or type(error).__name__)
+    finally:
+        connection.close()

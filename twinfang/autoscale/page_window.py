@@ -1,0 +1,41 @@
+"""Pages of the last while, and what changed in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from twinfang.autoscale.metrics_page import Page, PageChange
+
+
+class PageWindow:
+    """Keeps each process's pages for ``window_s``; one that has restarted begins anew."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._pages: dict[str, deque[Page]] = {}
+
+    def take(self, pages: Iterable[Page]) -> None:
+        """What was read at one moment. A process that is not among them is forgotten."""
+        kept: dict[str, deque[Page]] = {}
+        for page in pages:
+            earlier = self._pages.get(page.address, deque())
+            if earlier and earlier[-1].started_s != page.started_s:
+                earlier = deque()
+            earlier.append(page)
+            while len(earlier) > 2 and page.read_s - earlier[1].read_s >= self._window_s:
+                earlier.popleft()
+            kept[page.address] = earlier
+        self._pages = kept
+
+    def changes(self) -> list[PageChange]:
+        """Of those that were read twice at least."""
+        return [PageChange(pages[0], pages[-1]) for pages in self._pages.values() if len(pages) > 1]
+
+    def mean(self, name: str) -> float:
+        """Of a gauge over the window, summed over processes."""
+        return sum(
+            sum(page.sum(name) for page in pages) / len(pages)
+            for pages in self._pages.values()
+            if len(pages) > 1
+        )

@@ -1,0 +1,114 @@
+"""What pools had to do in the last while, from their processes' metrics. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinfang.autoscale.histogram import Histogram, added
+from twinfang.autoscale.metrics_page import PageChange
+from twinfang.autoscale.page_window import PageWindow
+
+
+@dataclass(frozen=True)
+class RouterReading:
+    """All routers."""
+
+    ttft: Histogram
+    tpot: Histogram
+    """Times between tokens."""
+    queue: Histogram
+    """Waits in routers, before any server."""
+    num_queued: float = 0.0
+    places_taken: float = 0.0
+    """Share of what decode servers have room for; above 0.9 it is they for whom requests wait in routers."""
+    later_s: float = 0.0
+    """Mean time from a prompt's end to its first token."""
+
+
+@dataclass(frozen=True)
+class PrefillReading:
+    """Of servers that serve."""
+
+    num_servers: int
+    busy_servers: float
+    """Servers times the share of the time in which steps ran."""
+    prompt_s: float
+    """Time of steps that a prompt takes; what prompts share is divided."""
+    waiting: float
+    service: Histogram
+    """Runs of prompts."""
+    queue: Histogram
+    """Waits on the servers."""
+
+
+@dataclass(frozen=True)
+class DecodeReading:
+    """Of servers that serve."""
+
+    num_servers: int
+    running: float
+    """Requests that run, over all servers, on average."""
+    waiting: float
+    max_rows: float
+    """Of one server."""
+    used_blocks: float
+    """Share of all."""
+    batch_rows: float
+    """Rows of a step, on average."""
+    queue: Histogram
+    """Waits for room."""
+
+
+def router_reading(window: PageWindow) -> RouterReading:
+    changes = window.changes()
+    ttft, queue = _all(changes, "time_to_first_token"), _all(changes, "request_queue")
+    before = ("prefill_queue", "prefill")
+    later_s = ttft.mean - queue.mean - sum(_all(changes, name).mean for name in before)
+    places, taken = window.mean("twinfang_places"), window.mean("twinfang_places_taken")
+    return RouterReading(
+        ttft,
+        _all(changes, "inter_token_latency"),
+        queue,
+        num_queued=window.mean("twinfang_requests_queued"),
+        places_taken=taken / places if places else 0.0,
+        later_s=max(0.0, later_s),
+    )
+
+
+def prefill_reading(window: PageWindow) -> PrefillReading:
+    changes = serving(window)
+    busy = [(change.sum("twinfang_step_seconds_sum"), change.seconds) for change in changes]
+    service = _all(changes, "prefill")
+    return PrefillReading(
+        len(changes),
+        sum(min(1.0, steps_s / seconds) for steps_s, seconds in busy if seconds),
+        sum(steps_s for steps_s, _ in busy) / service.count if service.count else 0.0,
+        window.mean("twinfang_requests_waiting"),
+        service,
+        _all(changes, "request_queue"),
+    )
+
+
+def decode_reading(window: PageWindow) -> DecodeReading:
+    changes = serving(window)
+    blocks, free = window.mean("twinfang_kv_blocks"), window.mean("twinfang_kv_blocks_free")
+    rows = sum(change.now.sum("twinfang_rows") for change in changes)
+    return DecodeReading(
+        len(changes),
+        window.mean("twinfang_requests_running"),
+        window.mean("twinfang_requests_waiting"),
+        rows / len(changes) if changes else 0.0,
+        1 - free / blocks if blocks else 0.0,
+        added([change.histogram("twinfang_batch_size") for change in changes]).mean,
+        _all(changes, "request_queue"),
+    )
+
+
+def serving(window: PageWindow) -> list[PageChange]:
+    """Of servers that take requests now and were there a while ago."""
+    return [change for change in window.changes() if change.now.sum("twinfang_server_state", state="serving")]
+
+
+def _all(changes: Sequence[PageChange], name: str) -> Histogram:
+    return added([change.histogram(f"twinfang_{name}_seconds") for change in changes])

@@ -1,0 +1,64 @@
+"""What a planner is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinfang.autoscale.needs import Objectives
+from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PoolSource:
+    """One pool: where its servers' metrics are and what is scaled."""
+
+    role: str
+    urls: tuple[str, ...]
+    limits: PoolLimits
+    deployment: str = ""
+    """Empty: its size is what is seen, and nothing is scaled."""
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ConfigError(f"where are the metrics of {self.role} servers? Give --{self.role}-metrics URL")
+        if self.limits.minimum > self.limits.maximum:
+            raise ConfigError(
+                f"--min-{self.role} {self.limits.minimum} is above --max-{self.role} {self.limits.maximum}"
+            )
+
+
+@dataclass(frozen=True)
+class AutoscaleConfig:
+    """Raises :class:`ConfigError` for values that do not go together."""
+
+    router_urls: tuple[str, ...]
+    prefill: PoolSource
+    decode: PoolSource
+    objectives: Objectives
+    pace: PlannerPace
+    interval_s: float = 15.0
+    window_s: float = 60.0
+    """What loads are averaged over."""
+    namespace: str = ""
+    kubeconfig: Path | None = None
+    applies: bool = False
+    """False: it says what it would do."""
+    host: str = "127.0.0.1"
+    metrics_port: int = 0
+    """0: none."""
+
+    def __post_init__(self) -> None:
+        if not self.router_urls:
+            raise ConfigError("where are the routers' metrics? Give --router-metrics URL")
+        if self.window_s < 2 * self.interval_s:
+            raise ConfigError(
+                f"--window {self.window_s:g} is too short for --interval {self.interval_s:g}: two looks at "
+                "least have to fit"
+            )
+        named = [pool.role for pool in (self.prefill, self.decode) if pool.deployment]
+        if named and not self.namespace:
+            raise ConfigError(f"--{named[0]}-deployment needs --kubernetes-namespace NS")
+        if self.applies and not named:
+            raise ConfigError("--apply needs something to scale: --prefill-deployment or --decode-deployment")
