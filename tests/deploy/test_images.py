@@ -28,6 +28,7 @@ import pkgutil, sys
 for name in sys.argv[1:]:
     sys.modules[name] = None
 import router, telemetry, wire, twinfang.router_processes, twinfang.drain, twinfang.api_key
+import twinfang.autoscale.command, twinfang.autoscale.scale_target
 for package in (router, telemetry, wire):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         __import__(module.name)
