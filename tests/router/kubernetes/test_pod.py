@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config import check_address
@@ -80,6 +80,7 @@ def test_a_pod_whose_containers_have_ended_offers_nothing(phase):
     assert offer_of(pod, SERVES).kind == "ended"
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(["metadata", "status", "spec"]), ANY_JSON), ANY_JSON, ANY_JSON)
 def test_whatever_the_api_says_is_read_or_refused(pod, labels, status):
     for one in (pod, {"metadata": {"uid": "u", "name": "n", "labels": labels}, "status": status}):
@@ -87,6 +88,7 @@ def test_whatever_the_api_says_is_read_or_refused(pod, labels, status):
             assert isinstance(offer_of(one, SERVES), PodServer | NoServer)
 
 
+@settings(max_examples=50)
 @given(
     status=st.fixed_dictionaries(
         {}, optional={"podIP": ANY_JSON, "phase": ANY_JSON, "conditions": ANY_JSON | st.lists(ANY_JSON)}

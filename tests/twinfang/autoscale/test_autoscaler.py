@@ -33,7 +33,7 @@ class Fleet:
             "prefill": PoolSource("prefill", (self.prefill.url,), PoolLimits(1, 8), "pre"),
             "decode": PoolSource("decode", (self.decode.url,), PoolLimits(1, 8), "dec"),
             "objectives": Objectives(0.5, 0.025, 0.2),
-            "pace": PlannerPace(60.0, 300.0),
+            "pace": PlannerPace(30.0, 60.0),
             "namespace": NAMESPACE,
             "kubeconfig": kubeconfig,
             "applies": True,
@@ -74,7 +74,7 @@ async def test_a_pool_grows_with_its_load_and_shrinks_once_that_has_gone(make_fl
     await fleet.look(4, prompts=145)
     assert fleet.api.replicas == {"pre": 2, "dec": 1}
     assert any(line.startswith("prefill 1 -> 2: prompts keep ") for line in fleet.said)
-    await fleet.look(30)
+    await fleet.look(10)
     assert fleet.api.replicas == {"pre": 1, "dec": 1}
     assert len(fleet.patched()) == 2
 
@@ -84,14 +84,14 @@ async def test_decode_servers_follow_the_requests_that_run(make_fleet):
     await fleet.look(6, running=7.5)
     assert fleet.api.replicas["dec"] == 2
     assert any("decode 1 -> 2: " in line and "--max-num-seqs" in line for line in fleet.said), fleet.said
-    await fleet.look(10, running=14.0)
+    await fleet.look(5, running=14.0)
     assert fleet.api.replicas["dec"] == 2, "the second one does not serve yet"
     assert "3 are needed, and 1 do not serve yet" in fleet.said[-1]
 
 
 async def test_a_dry_run_writes_nothing_and_says_what_it_would_do_once(make_fleet):
     fleet = make_fleet(applies=False)
-    await fleet.look(8, prompts=145, running=7.5)
+    await fleet.look(6, prompts=145, running=7.5)
     assert (fleet.api.replicas, fleet.patched()) == ({"pre": 1, "dec": 1}, [])
     assert {request.verb for request in fleet.api.requests} == {"get"}
     assert len([line for line in fleet.said if line.startswith("prefill 1 -> 2 (dry run): ")]) == 1
@@ -111,7 +111,7 @@ async def test_without_deployments_sizes_are_what_metrics_show_and_kubernetes_is
     assert fleet.said == [
         "prefill stays at 2: its servers have no figures yet",
         "decode stays: no server serves, as far as its metrics tell",
-        "prefill stays at 2: no prompts; 1 will do, if that is so for 300 s more",
+        "prefill stays at 2: no prompts; 1 will do, if that is so for 60 s more",
     ]
     assert not fleet.api.requests
 
@@ -151,7 +151,7 @@ async def test_limits_are_kept(make_fleet, pages):
     fleet = make_fleet()
     servers = FakeServer(pages)
     fleet = make_fleet(prefill=PoolSource("prefill", (servers.url,), PoolLimits(3, 3), "pre"))
-    await fleet.look(20)
+    await fleet.look(8)
     assert fleet.api.replicas == {"pre": 3, "dec": 1}
 
 
