@@ -13,7 +13,7 @@ import pytest
 from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL, label_value
 from tests.deploy.helm import CHART, EXAMPLES, NAMESPACE, container_of, of_kind, pod_of, render
 from twinfang.cli import _parser
-from twinfang.commands import DECODE, PREFILL, ROUTER, Command
+from twinfang.commands import AUTOSCALE, DECODE, PREFILL, ROUTER, Command
 from twinfang.flags import resolve
 from wire.server import DRAIN_S, STOP_GRACE_S
 
@@ -22,6 +22,8 @@ SET_BY_THE_CHART = {
     *("tensor-parallel", "speculative", "drafter", "otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
     *("shutdown-grace", "api-keys-file", "admin-token-file"),
+    *("router-metrics", "prefill-metrics", "decode-metrics"),
+    *("prefill-deployment", "decode-deployment", "apply"),
     "state-file",  # its changes are one router's, and a pod's disk ends with it
 }
 
@@ -84,6 +86,28 @@ def test_routers_have_time_for_what_they_promise_to_wait_for(
     assert given.shutdown_grace >= given.request_timeout, "no answer is cut off by an upgrade"
 
 
+def test_the_planner_reads_every_process_and_scales_the_two_deployments_if_told_to(
+    parse: Callable[[list[str]], argparse.Namespace],
+) -> None:
+    for apply in (False, True):
+        manifests = render({"autoscale": {"enabled": True, "apply": apply}})
+        deployments, services = of_kind(manifests, "Deployment"), of_kind(manifests, "Service")
+        given = parse(container_of(deployments["autoscale"])["args"])
+        for urls, service in (
+            (given.router_metrics, services["router-metrics"]),
+            (given.prefill_metrics, services["prefill"]),
+            (given.decode_metrics, services["decode"]),
+        ):
+            port = next(p["port"] for p in service["spec"]["ports"] if p["name"] in ("http", "metrics"))
+            assert urls == (f"http://{service['metadata']['name']}:{port}/metrics",)
+            assert service["spec"]["clusterIP"] == "None", "one name for all pods"
+        named = {given.prefill_deployment, given.decode_deployment}
+        scaled = {deployments[f"{role}-default"]["metadata"]["name"] for role in ("prefill", "decode")}
+        assert (given.apply, named) == ((True, scaled) if apply else (False, {None}))
+        fixed = ["replicas" in deployments[f"{role}-default"]["spec"] for role in ("prefill", "decode")]
+        assert fixed == [not apply] * 2
+
+
 def test_values_of_flags_reach_the_command_line_as_they_are(
     parse: Callable[[list[str]], argparse.Namespace],
 ) -> None:
@@ -122,7 +146,13 @@ def test_routers_find_the_servers_of_their_release_and_model(
 
 
 @pytest.mark.parametrize(
-    ("command", "definition"), [(PREFILL, "prefillFlags"), (DECODE, "decodeFlags"), (ROUTER, "routerFlags")]
+    ("command", "definition"),
+    [
+        (PREFILL, "prefillFlags"),
+        (DECODE, "decodeFlags"),
+        (ROUTER, "routerFlags"),
+        (AUTOSCALE, "autoscaleFlags"),
+    ],
 )
 def test_the_schema_knows_every_flag_that_is_not_the_charts_own(command: Command, definition: str) -> None:
     assert set(schema_of(definition)) == names_of(command) - SET_BY_THE_CHART

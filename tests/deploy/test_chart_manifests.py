@@ -129,7 +129,8 @@ def test_every_object_is_in_the_releases_namespace(example: Path | None) -> None
 
 
 def probes_of(container: Manifest) -> Iterator[Manifest]:
-    return (container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe"))
+    names = ("startupProbe", "readinessProbe", "livenessProbe")
+    return (container[name] for name in names if name in container)
 
 
 def ports_of_probe(probe: Manifest) -> Iterator[Any]:

@@ -33,6 +33,17 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
         ({"model": {"directory": ".", "volume": {"hostPath": {"path": "/m"}}}}, "set model.name"),
         ({"decodePools": {"default": None}}, "decodePools is empty"),
         ({"prefillPools": {"default": None}}, "prefillPools is empty"),
+        (
+            {"autoscale": {"enabled": True}, "decodePools": {"second": {}}},
+            "autoscale.enabled: it plans one pool of each role, and decodePools has 2: default, second",
+        ),
+        (
+            {
+                "autoscale": {"enabled": True, "apply": True},
+                "poolDefaults": {"autoscaling": {"enabled": True}},
+            },
+            "prefillPools.default.autoscaling.enabled and autoscale.apply",
+        ),
         ({"gateway": {"enabled": True}}, "gateway.parentRefs names no gateway"),
         ({"nixl": {"portRange": "30000-20000"}}, 'nixl.portRange "30000-20000"'),
         (

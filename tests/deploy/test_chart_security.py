@@ -32,7 +32,7 @@ def locks_memory(example: Path | None) -> bool:
 def test_pods_have_no_privileges_but_the_one_that_is_asked_for(example: Path | None) -> None:
     for name, deployment in of_kind(manifests_of(example), "Deployment").items():
         pod, container = pod_of(deployment), container_of(deployment)
-        asked = name != "router" and locks_memory(example)
+        asked = name.startswith(("prefill", "decode")) and locks_memory(example)
         security: dict[str, Any] = pod["securityContext"] | container["securityContext"]
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert security["allowPrivilegeEscalation"] is False
@@ -67,6 +67,28 @@ def test_servers_take_requests_from_routers_state_from_each_other_and_scrapes_fr
         assert reach.ports_from_namespace(NOBODY, server) == set()
         assert reach.ports_from_namespace(MONITORING, server) == {metrics_port}
         assert reach.ports(server, "router") == set(), "servers never call routers"
+
+
+def test_the_planner_may_scale_the_two_deployments_and_reads_metrics() -> None:
+    manifests = render({"autoscale": {"enabled": True, "apply": True}})
+    role = of_kind(manifests, "Role")["autoscale"]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["deployments/scale"],
+            "resourceNames": ["demo-twinfang-prefill-default", "demo-twinfang-decode-default"],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    reach = Reach(manifests)
+    assert reach.ports("autoscale", "router") == {8000}
+    for server, (_, metrics_port) in SERVER_PORTS.items():
+        assert reach.ports("autoscale", server) == {metrics_port}
+        assert reach.ports(server, "autoscale") == set()
+    said_alone = render({"autoscale": {"enabled": True}})
+    assert set(of_kind(said_alone, "Role")) == {"router"}
+    planner = of_kind(said_alone, "Deployment")["autoscale"]
+    assert pod_of(planner)["automountServiceAccountToken"] is False
 
 
 def test_whoever_may_send_requests_can_be_named() -> None:
@@ -126,7 +148,7 @@ class Reach:
 
 
 def _open(target: str, allowed: Iterable[Manifest]) -> set[int]:
-    tried = {8000} if target == "router" else {*SERVER_PORTS[target], *UCX_PORTS}
+    tried = {*SERVER_PORTS[target], *UCX_PORTS} if target in SERVER_PORTS else {8000, 18300}
     return {
         number
         for number in tried

@@ -30,6 +30,14 @@
 {{- if and $values.gateway.enabled (not $values.gateway.parentRefs) -}}
 {{- fail "gateway.enabled is true, but gateway.parentRefs names no gateway" -}}
 {{- end -}}
+{{- if $values.autoscale.enabled -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $pools := get $values (printf "%sPools" $role) -}}
+{{- if ne (len $pools) 1 -}}
+{{- fail (printf "autoscale.enabled: it plans one pool of each role, and %sPools has %d: %s" $role (len $pools) (keys $pools | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $ports := splitList "-" $values.nixl.portRange -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}
 {{- fail (printf "nixl.portRange %q: give the lower port first, and none above 65535" $values.nixl.portRange) -}}
@@ -45,6 +53,9 @@
 {{- $where := printf "%sPools.%s.autoscaling" .role .name -}}
 {{- with .pool.autoscaling -}}
 {{- if .enabled -}}
+{{- if and $.root.Values.autoscale.enabled $.root.Values.autoscale.apply -}}
+{{- fail (printf "%s.enabled and autoscale.apply: two would scale one pool; switch one of them off" $where) -}}
+{{- end -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "%s: minReplicas %v is above maxReplicas %v" $where .minReplicas .maxReplicas) -}}
 {{- end -}}

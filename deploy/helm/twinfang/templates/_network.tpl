@@ -23,6 +23,34 @@ matchExpressions:
   endPort: {{ last $range }}
 {{- end -}}
 
+{{- define "twinfang.metricsPorts" -}}
+- port: {{ include "twinfang.serverMetricsPort" "prefill" }}
+- port: {{ include "twinfang.serverMetricsPort" "decode" }}
+{{- end -}}
+
+{{/* Who reads metrics: Prometheus, and the planner of pool sizes. */}}
+{{- define "twinfang.metricsReaders" -}}
+- namespaceSelector: {{- toYaml .Values.networkPolicy.monitoringNamespaceSelector | nindent 4 }}
+{{- if .Values.autoscale.enabled }}
+- podSelector:
+    matchLabels: {{- include "twinfang.autoscaleSelector" . | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{- define "twinfang.egressToApiServer" -}}
+- ports:
+    {{- range .Values.networkPolicy.apiServer.ports }}
+    - port: {{ . }}
+    {{- end }}
+  {{- with .Values.networkPolicy.apiServer.cidrs }}
+  to:
+    {{- range . }}
+    - ipBlock:
+        cidr: {{ . | quote }}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
 {{- define "twinfang.egressOfAll" -}}
 - ports:
     - port: 53

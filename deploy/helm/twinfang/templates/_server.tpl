@@ -213,7 +213,7 @@ metadata:
     app.kubernetes.io/component: {{ .role }}
     twinfang.io/pool: {{ .name | quote }}
 spec:
-  {{- if not .pool.autoscaling.enabled }}
+  {{- if not (or .pool.autoscaling.enabled (and .root.Values.autoscale.enabled .root.Values.autoscale.apply)) }}
   replicas: {{ .pool.replicas }}
   {{- end }}
   strategy: {{- include "twinfang.strategy" .pool.strategy | nindent 4 }}

@@ -1,0 +1,31 @@
+{{/* The planner of pool sizes. */}}
+
+{{- define "twinfang.autoscaleSelector" -}}
+{{ include "twinfang.selector" . }}
+app.kubernetes.io/component: autoscale
+{{- end -}}
+
+{{/* Name of the one Deployment of a role: of a dictionary with root and role. */}}
+{{- define "twinfang.onlyPool" -}}
+{{- $pools := get .root.Values (printf "%sPools" .role) -}}
+{{- include "twinfang.poolName" (dict "root" .root "role" .role "name" (first (keys $pools))) -}}
+{{- end -}}
+
+{{- define "twinfang.autoscaleArguments" -}}
+{{- $name := include "twinfang.fullname" . -}}
+- autoscale
+- --host=0.0.0.0
+- --metrics-port=18300
+- --router-metrics=http://{{ $name }}-router-metrics:8000/metrics
+{{- range $role := list "prefill" "decode" }}
+- --{{ $role }}-metrics=http://{{ $name }}-{{ $role }}:{{ include "twinfang.serverMetricsPort" $role }}/metrics
+{{- if $.Values.autoscale.apply }}
+- --{{ $role }}-deployment={{ include "twinfang.onlyPool" (dict "root" $ "role" $role) }}
+{{- end }}
+{{- end }}
+{{- if .Values.autoscale.apply }}
+- --kubernetes-namespace={{ .Release.Namespace }}
+- --apply
+{{- end }}
+{{- include "twinfang.flags" .Values.autoscale.flags }}
+{{- end -}}
