@@ -181,6 +181,9 @@ async def test_a_lease_that_has_ended_is_not_asked_for_again(world, caplog):
         world.keeper.hold(ticket)
     world.source.end(EndLease(ended.request_id, ended.lease_id, ended.epoch))
     assert (await world.next_ended()).request_id == "ended"
+    async with asyncio.timeout(10 * TTL_S):
+        while len(world.keeper) == 2:
+            await asyncio.sleep(0.01)
     num_calls = len(world.peers.calls)
     await lifetimes(3)
     later = [count for _, count in world.peers.calls[num_calls:]]
