@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twinfang import flag_table as table
 from twinfang.api_key import prepare as prepare_api_key
+from twinfang.autoscale import flag_table as autoscale
 from twinfang.flags import Flag, FlagGroup
 from twinfang.server_commands import (
     prepare_bench,
@@ -284,11 +285,11 @@ AUTOSCALE = Command(
     "objectives, and says so, a line a decision. With --apply it scales the Deployments that it is told of; "
     "without, it changes nothing.",
     (
-        table.AUTOSCALE_POOLS,
-        table.AUTOSCALE_GOALS,
-        table.AUTOSCALE_PACE,
-        table.AUTOSCALE_TARGETS,
-        FlagGroup("its own page", (table.host("it"), table.AUTOSCALE_METRICS_PORT)),
+        autoscale.POOLS,
+        autoscale.GOALS,
+        autoscale.PACE,
+        autoscale.TARGETS,
+        FlagGroup("its own page", (table.host("it"), autoscale.METRICS_PORT)),
         table.LOGS,
     ),
     "twinfang autoscale --router-metrics http://router:8000/metrics "

@@ -1,5 +1,5 @@
-"""All flags of all commands. Defaults are those of the configuration classes, which import torch; a test
-compares them."""
+"""Flags of all commands; those that ``autoscale`` alone has are in autoscale/flag_table.py. Defaults are
+those of the configuration classes, which import torch; a test compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from twinfang.flag_values import (
     model_directory,
     model_source,
     one_of,
-    plain_http_url,
     port_or_off,
     positive,
     process_place,
@@ -334,60 +333,6 @@ TPOT = Flag(
 SERVERS = Flag(
     *("--servers", "N", integer(2, 1024), "prefill and decode servers together, to be divided"), default=8
 )
-ROUTER_METRICS = Flag(
-    *("--router-metrics", "URL", plain_http_url),
-    "a metrics page of routers, http://HOST:8000/metrics; of a name that has several addresses, those of all "
-    "are read; repeat for more",
-    repeatable=True,
-)
-PREFILL_METRICS = Flag(
-    *("--prefill-metrics", "URL", plain_http_url), "the same of prefill servers", repeatable=True
-)
-DECODE_METRICS = Flag(
-    *("--decode-metrics", "URL", plain_http_url), "the same of decode servers", repeatable=True
-)
-PREFILL_DEPLOYMENT = Flag(
-    *("--prefill-deployment", "NAME", some_text, "what runs the prefill servers"),
-    default_text="none: as many as metrics show",
-)
-DECODE_DEPLOYMENT = Flag(
-    *("--decode-deployment", "NAME", some_text, "what runs the decode servers"),
-    default_text="none: as many as metrics show",
-)
-DEPLOYMENTS_NAMESPACE = Flag(
-    *("--kubernetes-namespace", "NS", some_text, "where these Deployments are"), default_text="none"
-)
-APPLY = Flag(
-    *("--apply", "", yes_or_no, "scale the Deployments; else it says what it would do"),
-    default=False,
-    default_text="off",
-    is_switch=True,
-)
-MIN_PREFILL = Flag(*("--min-prefill", "N", _at_least_one, "fewest prefill servers"), default=1)
-MAX_PREFILL = Flag(*("--max-prefill", "N", _at_least_one, "most prefill servers"), default=8)
-MIN_DECODE = Flag(*("--min-decode", "N", _at_least_one, "fewest decode servers"), default=1)
-MAX_DECODE = Flag(*("--max-decode", "N", _at_least_one, "most decode servers"), default=8)
-QUEUE_TIME = Flag(
-    *("--queue-time", "SECONDS", _seconds),
-    "objective of waits in routers, on prefill and on decode servers, each for 90% of all requests",
-    default=0.2,
-)
-INTERVAL = Flag(
-    *("--interval", "SECONDS", _seconds, "from one look at the metrics to the next"), default=15.0
-)
-WINDOW = Flag(*("--window", "SECONDS", _seconds, "what loads are averaged over"), default=60.0)
-UP_PAUSE = Flag(
-    *("--up-pause", "SECONDS", _seconds, "after a change of a pool, before it grows again"), default=60.0
-)
-DOWN_AFTER = Flag(
-    *("--down-after", "SECONDS", _seconds),
-    "how long fewer servers have to be enough before a pool shrinks, and after any change of it",
-    default=300.0,
-)
-AUTOSCALE_METRICS_PORT = Flag(
-    *("--metrics-port", "PORT|off", port_or_off, "port of its own /metrics, /healthz and /readyz"),
-    default_text="none",
-)
 JSON = Flag(
     *("--json", "", yes_or_no, "print JSON, in bytes, instead of a table"),
     is_switch=True,
@@ -530,20 +475,5 @@ PLAN_SPEED = FlagGroup(
     (GPU_TFLOPS, GPU_BANDWIDTH, LINK_BANDWIDTH, PROMPT_TOKENS, ANSWER_TOKENS, TTFT, TPOT, SERVERS),
 )
 
-AUTOSCALE_POOLS = FlagGroup(
-    "pools",
-    (
-        ROUTER_METRICS,
-        PREFILL_METRICS,
-        DECODE_METRICS,
-        *(MIN_PREFILL, MAX_PREFILL, MIN_DECODE, MAX_DECODE),
-    ),
-)
-AUTOSCALE_GOALS = FlagGroup("objectives", (TTFT, TPOT, QUEUE_TIME))
-AUTOSCALE_PACE = FlagGroup("pace", (INTERVAL, WINDOW, UP_PAUSE, DOWN_AFTER))
-AUTOSCALE_TARGETS = FlagGroup(
-    "what is scaled", (PREFILL_DEPLOYMENT, DECODE_DEPLOYMENT, DEPLOYMENTS_NAMESPACE, KUBECONFIG, APPLY)
-)
-
 VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
-"""Environment variables that stand for a flag."""
+"""Environment variables that stand for a flag of a process of a stack."""

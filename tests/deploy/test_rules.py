@@ -7,7 +7,8 @@ import yaml
 
 from tests.deploy.observability import ROOT, RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, panels, promtool
 
-FLAGS = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "twinfang" / "flag_table.py").read_text(encoding="utf-8")))
+FLAG_TABLES = sorted((ROOT / "twinfang").rglob("flag_table.py"))
+FLAGS = {flag for table in FLAG_TABLES for flag in re.findall(r'"(--[a-z-]+)"', table.read_text("utf-8"))}
 SECTIONS = ["What it means", "What users notice", "How to look", "How to mend"]
 
 

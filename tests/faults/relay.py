@@ -8,9 +8,9 @@ import socket
 import threading
 from collections.abc import Callable
 
+from tests.splice import splice
 from twinfang.ports import LOOPBACK
 
-CHUNK_BYTES = 1 << 16
 STOP_DEADLINE_S = 5.0
 
 
@@ -35,15 +35,7 @@ class Relay:
                 far = await asyncio.to_thread(connect)
                 far_reader, far_writer = await asyncio.open_connection(sock=far)
                 with contextlib.closing(far_writer):
-                    both = [
-                        asyncio.ensure_future(_pass_on(reader, far_writer)),
-                        asyncio.ensure_future(_pass_on(far_reader, writer)),
-                    ]
-                    try:
-                        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        for one in both:
-                            one.cancel()
+                    await splice((reader, writer), (far_reader, far_writer))
 
         asyncio.run_coroutine_threadsafe(asyncio.start_server(serve, LOOPBACK, port), self._loop).result(
             STOP_DEADLINE_S
@@ -60,10 +52,3 @@ class Relay:
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
-            await writer.drain()

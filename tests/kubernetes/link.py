@@ -8,9 +8,9 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from tests.splice import splice
 from twinfang.ports import LOOPBACK, free_ports
 
-CHUNK_BYTES = 1 << 16
 DEADLINE_S = 5.0
 
 
@@ -65,19 +65,4 @@ class Link:
         with contextlib.suppress(OSError), contextlib.closing(writer):
             far_reader, far_writer = await asyncio.open_connection(LOOPBACK, self._far_port)
             with contextlib.closing(far_writer):
-                both = [
-                    asyncio.ensure_future(_pass_on(reader, far_writer)),
-                    asyncio.ensure_future(_pass_on(far_reader, writer)),
-                ]
-                try:
-                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for one in both:
-                        one.cancel()
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
-            await writer.drain()
+                await splice((reader, writer), (far_reader, far_writer))
