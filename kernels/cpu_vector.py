@@ -18,6 +18,7 @@ Arrays are flat float32; an index counts elements, and whatever it reaches must 
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
 | `maximum(a, b)` | by lane; b where one is NaN |
 | `exponential(vector)` | `exp_f32` by lane |
+| `silu(vector)` | x / (1 + e^-x) by lane |
 | `sum_of(vector)`, `largest_of(vector)` | one number, in a fixed order |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
 """
@@ -62,6 +63,7 @@ divide = VectorOperator("divide")
 multiply_add = VectorOperator("multiply_add")
 maximum = VectorOperator("maximum")
 exponential = VectorOperator("exponential")
+silu = VectorOperator("silu")
 sum_of = VectorOperator("sum_of")
 largest_of = VectorOperator("largest_of")
 transpose = VectorOperator("transpose")

@@ -200,6 +200,15 @@ def exponential(typing_context, vector):
     return VECTOR(vector), generate
 
 
+@intrinsic
+def silu(typing_context, vector):
+    def generate(context, builder, signature, values):
+        shut = _exponential(builder, builder.fsub(_constant(0.0), values[0], flags=_CONTRACT))
+        return builder.fdiv(values[0], builder.fadd(_constant(1.0), shut, flags=_CONTRACT))
+
+    return VECTOR(vector), generate
+
+
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 
 

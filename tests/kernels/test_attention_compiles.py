@@ -8,7 +8,9 @@ COMPILE = """
 import torch
 import triton.language as tl
 
-from kernels import gated_rms_norm, kv_cache, paged_attention_decode, paged_attention_prefill, rms_norm
+from kernels import (
+    gated_rms_norm, kv_cache, paged_attention_decode, paged_attention_prefill, rms_norm, silu_gate,
+)
 from tests.kernels.sm_90 import compile_kernel
 
 TYPES = {
@@ -21,6 +23,7 @@ prefill = paged_attention_prefill.tile_request(dtype, 4, 80, 16).default
 decode = dict(paged_attention_decode.tile_request(dtype, 4, 80, 16, 4).default)
 del decode["PROGRAMS_PER_SM"]
 DOT = {"HEAD_DIM": 80, "BLOCK_SIZE": 16, "BLOCK_D": 128, "PRECISION": "tf32" if DTYPE == "bf16" else "ieee"}
+NORM = {"ACC": tl.float32}
 SPLIT = {"MIN_SPLIT": 256}
 KERNELS = [
     (paged_attention_prefill._prefill_kernel, {**DOT, "HEADS_PER_KV": 4}, prefill),
@@ -34,8 +37,10 @@ KERNELS = [
         {**SPLIT, "HEAD_DIM": 80, "BLOCK_SPLITS": 8, "BLOCK_D": 128}, {},
     ),
     (kv_cache._store_kv_kernel, {"BLOCK_H": 8, "BLOCK_D": 128}, {}),
-    (rms_norm._rms_norm_kernel, {"HAS_RESIDUAL": True, "ACC": tl.float32, "BLOCK": 4096}, {}),
-    (gated_rms_norm._gated_group_rms_norm_kernel, {"ACC": tl.float32, "BLOCK": 1024}, {}),
+    (rms_norm._rms_norm_kernel, {**NORM, "HAS_RESIDUAL": True, "BLOCK": 4096}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
+    (silu_gate._silu_gate_kernel, {**NORM, "BLOCK": 1024}, {}),
 ]
 for kernel, constants, tiles in KERNELS:
     options = {name: value for name, value in tiles.items() if name.startswith("num_")}
@@ -53,6 +58,6 @@ for kernel, constants, tiles in KERNELS:
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
 def test_kernels_compile_for_sm_90_without_spills(dtype):
     output = output_of(COMPILE, DTYPE=dtype)
-    assert output.count("compiled") == 6
+    assert output.count("compiled") == 8
     if dtype == "bf16":
         assert "_prefill_kernel with wgmma" in output

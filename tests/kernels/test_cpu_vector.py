@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 
 from kernels.cpu_jit import cpu_jit
 from kernels.cpu_vector import (
@@ -17,6 +18,7 @@ from kernels.cpu_vector import (
     maximum,
     multiply,
     multiply_add,
+    silu,
     splat,
     store,
     subtract,
@@ -41,6 +43,12 @@ def _by_lane(a, b, out):
 def _exponentials(x, out):
     for i in range(0, x.shape[0], lanes()):
         store(out, i, exponential(load(x, i)))
+
+
+@cpu_jit
+def _silus(x, out):
+    for i in range(0, x.shape[0], lanes()):
+        store(out, i, silu(load(x, i)))
 
 
 @cpu_jit
@@ -90,6 +98,14 @@ def test_exponential_is_exact_to_rounding_and_keeps_nan():
     _exponentials(x, out)
     expected = np.where(x < -87.33, 0, np.exp(x.astype(np.float64)))
     np.testing.assert_allclose(out, expected, rtol=5e-7)
+
+
+def test_silu_is_exact_to_rounding_and_keeps_nan():
+    x = np.concatenate([np.linspace(-90, 90, 508), [math.nan, -1000, 1000, 0]]).astype(np.float32)
+    out = np.empty_like(x)
+    _silus(x, out)
+    wide = torch.from_numpy(x).double()
+    np.testing.assert_allclose(out, torch.nn.functional.silu(wide).numpy(), rtol=2e-6, atol=1e-30)
 
 
 def test_a_vector_folds_into_its_sum_and_its_largest():
