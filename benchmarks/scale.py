@@ -33,6 +33,7 @@ from benchmarks.scale_simulation import ScaleSimulation, poisson_requests
 from engine.goodput import LENGTH_SPREAD, Lengths, Objective, ServerLimits, ServerRates, server_rates
 from engine.gpu_cost import GpuSpeed, gpu_costs, with_attention_alone
 from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.step_cost import StepCosts
 from twinfang.flag_table import BUNDLED_MODEL
 
@@ -260,7 +261,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     gpu_bytes = int(options.gpu_memory * GIB)
     with model_directory(options.model) as directory:
-        model = ModelConfig.from_directory(directory, "auto", "cuda")
+        model = read_config(directory, "auto", "cuda")
     limits = limits_of(model, gpu_bytes, GPU_WORKLOADS[0].prompts.maximum or 8192)
     systems = [System(directory.name, "computed", gpu_costs(model, gpu), limits, GPU_WORKLOADS)]
     cpu = cpu_system(options)

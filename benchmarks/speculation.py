@@ -26,7 +26,7 @@ from benchmarks.machine import machine
 from benchmarks.speculation_prompts import make_prompts
 from engine.config import DrafterName, EngineConfig
 from engine.engine import Engine
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.request import Request
 from twinfang.flag_table import BUNDLED_MODEL
 from wire.generation import RequestOutput
@@ -293,7 +293,7 @@ def main() -> None:
     prompts = make_prompts(options.model, max(options.prompts, MAX_ROWS))
     print(ACCEPTANCE_HEADER, flush=True)
     counted, sampled = measure_acceptance(options.model, prompts)
-    vocab_size = ModelConfig.from_directory(options.model, "float32", torch.device("cpu")).vocab_size
+    vocab_size = read_config(options.model, "float32", torch.device("cpu")).vocab_size
     shares = first_draft_shares(options.model, vocab_size, sampled, len(prompts["text"][0]))
     print("\nfirst draft at temperature 1:", json.dumps(shares), flush=True)
     speeds = []

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from engine.models.causal_lm import CausalLM
 from engine.models.linear import Linear
-from engine.models.nemotron_h import NemotronH
 from engine.sampler import Sampler
 from engine.step_program import StepProgram
 from engine.step_runner import StepRunner
@@ -26,8 +26,8 @@ from kernels.cpu_graph import CpuGraph
 from kernels.prepare_rows import PrepareRows
 
 METHODS = {
-    (NemotronH, "forward"): "model: embedding, splits, copies",
-    (NemotronH, "logits"): "model: embedding, splits, copies",
+    (CausalLM, "forward"): "model: embedding, splits, copies",
+    (CausalLM, "logits"): "model: embedding, splits, copies",
     (StepProgram, "run"): "step program",
     (Sampler, "sample"): "sampling",
     (AcceptDrafts, "__call__"): "accept",

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.marked_section import replace_between
 from benchmarks.model_shape import TITLES, write_configuration
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.step_cost import pairs_of
 from engine.step_size import StepSize
 
@@ -120,7 +120,7 @@ def _unmeasured() -> dict[str, Any]:
     """A report of the 8B shape without times."""
     with TemporaryDirectory() as folder:
         directory = write_configuration("8b", Path(folder), max_model_len=16384)
-        size = StepSize.of(ModelConfig.from_directory(directory, device="cuda"))
+        size = StepSize.of(read_config(directory, device="cuda"))
     decodes = [
         _without_times(
             "decode",

@@ -19,7 +19,7 @@ import torch
 from benchmarks.speculation import Stretch
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.request import Request
 from engine.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, pairs_of
 from wire.sampling_params import SamplingParams
@@ -108,7 +108,7 @@ def measured_handoff(model_dir: Path) -> HandoffCost:
     short, long = (named[f"bundled: {tokens} tokens"] for tokens in ("16", "16,384"))
     bytes_per_s = (long["num_bytes"] - short["num_bytes"]) / (long["handoff_us"] - short["handoff_us"]) * 1e6
     read_s = short["handoff_us"] / 1e6 - short["num_bytes"] / bytes_per_s
-    spec = ModelConfig.from_directory(model_dir).cache_spec()
+    spec = read_config(model_dir).cache_spec()
     latency_s = statistics.median(waits) / 1e3 + read_s
     return HandoffCost(latency_s, spec.slot_bytes, spec.block_bytes(1), bytes_per_s)
 

@@ -8,7 +8,7 @@ import torch
 
 from engine.caches import Caches, CacheSpec
 from engine.config import EngineConfig
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from twinfang.flag_table import BUNDLED_MODEL
 
 CHUNK_TOKENS = EngineConfig.max_batch_tokens
@@ -81,7 +81,7 @@ ONE_BLOCK = Case("one block of 8 KB, state of 100 KB", SMALL, 16, 1, scattered=F
 
 def default_cases() -> list[Case]:
     """Prompts of the bundled model and of a larger one, in one run and scattered over the pools."""
-    bundled = ModelConfig.from_directory(BUNDLED_MODEL, "auto", "cpu").cache_spec()
+    bundled = read_config(BUNDLED_MODEL, "auto", "cpu").cache_spec()
     cases = [ONE_BLOCK]
     for name, spec in (("bundled", bundled), ("48 KB blocks, 6 MB state", LARGE)):
         for prompt_len, rounds in ((16, 400), (1024, 400), (4096, 400), (16384, 120)):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engine.batch import Batch, DecodeRows
 from engine.caches import LayerCaches
+from engine.models.causal_lm import CausalLM
 from engine.models.mtp import Mtp
-from engine.models.nemotron_h import NemotronH
 from engine.request import Request
 from engine.row_state import RowState
 from engine.sampler import Sampler
@@ -29,7 +29,7 @@ class MtpDrafter:
 
     def __init__(
         self,
-        model: NemotronH,
+        model: CausalLM,
         caches: LayerCaches,
         state: RowState,
         sampler: Sampler,

@@ -21,8 +21,7 @@ from engine.fingerprint import fingerprint
 from engine.grammar import Grammars
 from engine.host_store import HostStore
 from engine.launched_step import LaunchedStep, RowResult
-from engine.model_config import ModelConfig
-from engine.models import load_model
+from engine.models import load_model, read_config
 from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
@@ -57,7 +56,7 @@ class Engine:
         self.config = config
         self.tp = tp
         self.device = config.resolve_device(tp.rank)
-        model_config = ModelConfig.from_directory(config.model_dir, config.dtype, self.device)
+        model_config = read_config(config.model_dir, config.dtype, self.device)
         config.apply_threads(model_config.dtype)
         if self.device.type == "cpu":
             keep_freed_memory()

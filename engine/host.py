@@ -11,8 +11,8 @@ from engine.engine import Engine
 from engine.lead_engine import LeadEngine
 from engine.loop import EngineLoop
 from engine.mailbox import Mailbox
-from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
+from engine.models import read_config
 from engine.rank_processes import RankMain, RankProcesses, work
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
@@ -39,7 +39,7 @@ class EngineHost:
         if config.tensor_parallel == 1:
             self.engine = Engine(config, start_up=start_up)
         else:
-            check_divides(ModelConfig.from_directory(config.model_dir, config.dtype), config.tensor_parallel)
+            check_divides(read_config(config.model_dir, config.dtype), config.tensor_parallel)
             self.ranks = RankProcesses(config, rank_main, reports=reports, on_fatal=on_fatal)
             tp = self.ranks.join()
             if start_up is not None:

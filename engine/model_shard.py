@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.caches import CacheSpec
-from engine.model_config import MambaConfig, ModelConfig
+from engine.mixer_config import MambaConfig
+from engine.model_config import ModelConfig
 from engine.tensor_parallel import TensorParallel
 from wire.errors import ConfigError
 from wire.layout import Ranges
@@ -74,16 +75,19 @@ class MambaShard:
 
 def check_divides(config: ModelConfig, size: int) -> None:
     """Raises :class:`ConfigError` that names what ``size`` ranks can't share."""
-    divided = [
-        ("mamba_num_heads", config.mamba.num_heads),
-        ("num_attention_heads", config.attention.num_heads),
-    ]
-    if config.mlp is not None:
-        divided.append(("intermediate_size", config.mlp.intermediate_size))
-    if config.moe is not None:
-        divided.append(("moe_intermediate_size", config.moe.intermediate_size))
-        divided.append(("moe_shared_expert_intermediate_size", config.moe.shared_intermediate_size))
-    copied = [("num_key_value_heads", config.attention.num_kv_heads), ("n_groups", config.mamba.num_groups)]
+    attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
+    divided, copied = [], []
+    if mamba is not None:
+        divided.append(("mamba_num_heads", mamba.num_heads))
+        copied.append(("n_groups", mamba.num_groups))
+    if attention is not None:
+        divided.append(("num_attention_heads", attention.num_heads))
+        copied.append(("num_key_value_heads", attention.num_kv_heads))
+    if mlp is not None:
+        divided.append(("intermediate_size", mlp.intermediate_size))
+    if moe is not None:
+        divided.append(("moe_intermediate_size", moe.intermediate_size))
+        divided.append(("moe_shared_expert_intermediate_size", moe.shared_intermediate_size))
     for name, count in divided:
         if count % size:
             raise ConfigError(f"--tensor-parallel {size} does not divide the checkpoint's {name} of {count}")
@@ -99,12 +103,13 @@ def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
     attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
     return replace(
         config,
-        attention=replace(
+        attention=attention
+        and replace(
             attention,
             num_heads=len(tp.share(attention.num_heads)),
             num_kv_heads=len(tp.share_or_copy(attention.num_kv_heads)),
         ),
-        mamba=MambaShard.of(mamba, tp).local,
+        mamba=mamba and MambaShard.of(mamba, tp).local,
         mlp=mlp and replace(mlp, intermediate_size=len(tp.share(mlp.intermediate_size))),
         moe=moe
         and replace(
@@ -123,13 +128,19 @@ def shard_spec(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> CacheSp
     spec = shard_config(config, tp).cache_spec(mtp=mtp)
     if tp.size == 1:
         return spec
-    kv_heads = tp.share_or_copy(config.attention.num_kv_heads)
-    mamba = MambaShard.of(config.mamba, tp)
-    return replace(
-        spec,
-        held_kv_heads=((kv_heads.start, kv_heads.stop),),
-        held_conv_channels=mamba.conv_rows,
-        held_mamba_heads=mamba.head_rows,
-        copies_kv_heads=tp.copies(config.attention.num_kv_heads),
-        copies_groups=tp.copies(config.mamba.num_groups),
-    )
+    if (attention := config.attention) is not None:
+        kv_heads = tp.share_or_copy(attention.num_kv_heads)
+        spec = replace(
+            spec,
+            held_kv_heads=((kv_heads.start, kv_heads.stop),),
+            copies_kv_heads=tp.copies(attention.num_kv_heads),
+        )
+    if config.mamba is not None:
+        mamba = MambaShard.of(config.mamba, tp)
+        spec = replace(
+            spec,
+            held_conv_channels=mamba.conv_rows,
+            held_mamba_heads=mamba.head_rows,
+            copies_groups=tp.copies(config.mamba.num_groups),
+        )
+    return spec

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.caches import LayerCaches
-from engine.models.nemotron_h import NemotronH
+from engine.models.causal_lm import CausalLM
 from kernels.cpu_graph import CpuGraph
 
 
@@ -29,13 +29,13 @@ class _Recorded:
 class RecordedForward:
     """Passes over decode rows alone, by number of rows and positions."""
 
-    def __init__(self, model: NemotronH, caches: LayerCaches) -> None:
+    def __init__(self, model: CausalLM, caches: LayerCaches) -> None:
         self._model = model
         self._caches = caches
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     @staticmethod
-    def obstacle(model: NemotronH) -> str | None:
+    def obstacle(model: CausalLM) -> str | None:
         """Why passes of this model can't be recorded; None where they can."""
         config = model.config
         if model.embeddings.device.type != "cpu":

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.caches import LayerCaches
-from engine.models.nemotron_h import NemotronH
+from engine.models.causal_lm import CausalLM
 from engine.recorded_forward import RecordedForward
 from engine.request import Request
 from engine.row_state import RowState
@@ -111,7 +111,7 @@ class StepProgram:
 
     def __init__(
         self,
-        model: NemotronH,
+        model: CausalLM,
         caches: LayerCaches,
         state: RowState,
         sampler: Sampler,

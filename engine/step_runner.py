@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.drafters import MtpDrafter, NgramDrafter
 from engine.grammar_masks import GrammarMasks
 from engine.launched_step import LaunchedStep
-from engine.models.nemotron_h import NemotronH
+from engine.models.causal_lm import CausalLM
 from engine.recorded_forward import RecordedForward
 from engine.request import Request
 from engine.row_state import RowState
@@ -47,7 +47,7 @@ class StepRunner:
     def __init__(
         self,
         config: EngineConfig,
-        model: NemotronH,
+        model: CausalLM,
         caches: Caches,
         rows: RowTable,
         capacity: CapacityPlan,
@@ -207,7 +207,7 @@ class StepRunner:
             self._program.run(step)
 
 
-def _records(model: NemotronH) -> bool:
+def _records(model: CausalLM) -> bool:
     """Whether decode passes are recorded off GPU; says so once where they are not."""
     obstacle = RecordedForward.obstacle(model)
     if obstacle is not None and model.embeddings.device.type == "cpu":

@@ -68,7 +68,6 @@ class StepSize:
         layers = weight_bytes(config, tp) - outside
         experts, used = _experts(config, tp, layers, outside)
         spec = shard_spec(config, tp, mtp=False)
-        heads = len(tp.share(config.attention.num_heads))
         share = config.moe.experts_per_token / config.moe.num_experts if config.moe and experts else 0.0
         return cls(
             itemsize=itemsize,
@@ -81,7 +80,7 @@ class StepSize:
             slot_bytes=spec.slot_bytes,
             token_bytes=spec.block_bytes(1),
             scan_flops=_scan_flops(config, tp),
-            pair_flops=4 * heads * config.attention.head_dim * config.layer_types.count("attention"),
+            pair_flops=_pair_flops(config, tp),
         )
 
     @property
@@ -127,10 +126,20 @@ def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int)
     return (layers - used) * config.moe.num_experts // num_unused, used
 
 
+def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
+    """Of one token and one that it attends to, in all attention layers."""
+    if config.attention is None:
+        return 0
+    heads = len(tp.share(config.attention.num_heads))
+    return 4 * heads * config.attention.head_dim * config.layer_types.count("attention")
+
+
 def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
     """Of one token in all Mamba layers: within its chunk C B^T and its product with x, then states made and
     read (Dao and Gu, "Transformers are SSMs", 2024, section 6)."""
     mamba = shard_config(config, tp).mamba
+    if mamba is None:
+        return 0.0
     within = 2 * mamba.chunk_size * (mamba.num_groups * mamba.state_size + mamba.d_inner)
     across = 4 * mamba.d_inner * mamba.state_size
     return float((within + across) * config.layer_types.count("mamba"))

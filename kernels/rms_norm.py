@@ -1,7 +1,7 @@
 """RMS norm over the last axis, alone or fused with the residual addition before it.
 
     rms_norm(x)        = x / sqrt(mean(x^2) + eps) * weight
-    add_rms_norm(x, r) = rms_norm(r + x), r + x
+    add_rms_norm(x, r) = rms_norm(r + scale * x), r + scale * x
 
 Inside in float32 (float64 for float64 inputs), rounded once to x's dtype.
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels.cpu_jit import as_array, cpu_jit
-from kernels.cpu_vector import add, lanes, load, multiply, multiply_add, splat, store, sum_of
+from kernels.cpu_vector import lanes, load, multiply, multiply_add, splat, store, sum_of
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -30,10 +30,10 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 
 def add_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`add_rms_norm`: the sum is rounded to the wider of the two dtypes, then normalized."""
-    total = residual + x
+    total = residual + (x if scale == 1.0 else x * scale)
     return rms_norm_reference(total, weight, eps).to(x.dtype), total
 
 
@@ -51,6 +51,7 @@ def _rms_norm_kernel(
     residual_stride,
     hidden_size,
     eps,
+    scale,
     HAS_RESIDUAL: tl.constexpr,
     ACC: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,7 +61,7 @@ def _rms_norm_kernel(
     live = columns < hidden_size
     x = tl.load(x_ptr + row * x_stride + columns, mask=live, other=0.0).to(ACC)
     if HAS_RESIDUAL:
-        x += tl.load(residual_ptr + row * residual_stride + columns, mask=live, other=0.0).to(ACC)
+        x = x * scale + tl.load(residual_ptr + row * residual_stride + columns, mask=live, other=0.0).to(ACC)
         total = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * hidden_size + columns, total, mask=live)
         x = total.to(ACC)  # normalize what is stored
@@ -71,7 +72,7 @@ def _rms_norm_kernel(
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     hidden_size = x.shape[-1]
     x_rows = _as_rows(x)
@@ -94,6 +95,7 @@ def _launch(
         residual_rows.stride(0),
         hidden_size,
         eps,
+        scale,
         HAS_RESIDUAL=residual is not None,
         ACC=tl.float64 if x.dtype == torch.float64 else tl.float32,
         BLOCK=block,
@@ -130,15 +132,16 @@ def _rms_norm_cpu(x, weight, eps, y, begin, end):
 
 
 @cpu_jit
-def _add_rms_norm_cpu(x, residual, weight, eps, y, total, begin, end):
+def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
     w, hidden_size = lanes(), weight.shape[0]
+    factor = splat(scale)
     whole = hidden_size - hidden_size % w
     for i in range(begin, end):
         o = i * hidden_size
         for j in range(0, whole, w):
-            store(total, o + j, add(load(residual, o + j), load(x, o + j)))
+            store(total, o + j, multiply_add(load(x, o + j), factor, load(residual, o + j)))
         for j in range(whole, hidden_size):
-            total[o + j] = residual[o + j] + x[o + j]
+            total[o + j] = residual[o + j] + x[o + j] * scale
         _rms_norm_cpu(total, weight, eps, y, i, i + 1)
 
 
@@ -167,16 +170,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``rms_norm(residual + x)`` and the sum itself, all ``[..., H]``.
+    """Return ``rms_norm(residual + scale * x)`` and the sum itself, all ``[..., H]``.
 
     The residual stream may be wider (float32) than x; the sum has the wider dtype.
     """
     if x.is_cuda:
-        return _launch(x, residual, weight, eps)
+        return _launch(x, residual, weight, eps, scale)
     if not x.dtype == residual.dtype == weight.dtype == torch.float32:
-        return add_rms_norm_reference(x, residual, weight, eps)
+        return add_rms_norm_reference(x, residual, weight, eps, scale=scale)
     hidden_size = weight.shape[0]
     x, residual = x.contiguous(), residual.contiguous()
     y, total = torch.empty_like(x), torch.empty_like(x)
@@ -187,6 +190,7 @@ def add_rms_norm(
         as_array(residual).ravel(),
         as_array(weight),
         eps,
+        np.float32(scale),
         as_array(y).ravel(),
         as_array(total).ravel(),
     )

@@ -15,7 +15,7 @@ from benchmarks.machine import machine
 from benchmarks.transfer import measure
 from benchmarks.transfer_case import prompt_case
 from benchmarks.transfer_row import HEADER, Row
-from engine.model_config import ModelConfig
+from engine.models import read_config
 
 PROMPT_LENS = (16, 256, 1024, 4096, 16384)
 
@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Prints a row a prompt length as it is measured, or JSON at the end; times are in microseconds."""
     torch.set_num_threads(1)
-    spec = ModelConfig.from_directory(model_dir, dtype, "cpu").cache_spec()
+    spec = read_config(model_dir, dtype, "cpu").cache_spec()
     cases = [
         prompt_case(spec, block_size=block_size, prompt_len=length, rounds=rounds) for length in prompt_lens
     ]

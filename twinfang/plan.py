@@ -16,6 +16,7 @@ from engine.capacity import CapacityPlan, Demand, cache_memory_flag, gib_at_leas
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
+from engine.models import read_config
 from engine.tensor_parallel import TensorParallel
 from engine.weight_size import weight_bytes
 from engine.weights import weight_paths
@@ -54,7 +55,7 @@ def run(
 
     Raises :class:`CapacityError` if it does not fit, after the table has been printed.
     """
-    model = ModelConfig.from_directory(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
+    model = read_config(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
     check_divides(model, config.tensor_parallel)
     demand = config.demand(model, TensorParallel(0, config.tensor_parallel))
     memory = _memory(config, model, gpu_bytes)

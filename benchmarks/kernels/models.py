@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.model_shape import write_configuration
 from engine.model_config import AttentionConfig, MambaConfig, ModelConfig
+from engine.models import read_config
 from engine.weight_size import weight_bytes
 
 
@@ -71,4 +72,4 @@ def _config(name: str, device: str) -> ModelConfig:
     """Of a model in :mod:`benchmarks.model_shape`, as an engine on such a device would have it."""
     with tempfile.TemporaryDirectory() as folder:
         directory = write_configuration(name, Path(folder), max_model_len=32768)
-        return ModelConfig.from_directory(directory, device=device)
+        return read_config(directory, device=device)

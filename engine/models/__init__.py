@@ -1,4 +1,4 @@
-"""The models that can be served, by the architecture name in their ``config.json``."""
+"""The models that can be served: their configurations read, their weights loaded."""
 
 from __future__ import annotations
 
@@ -7,19 +7,44 @@ from pathlib import Path
 
 import torch
 
+from engine.checkpoint_fields import CheckpointFields
 from engine.dummy_weights import DummyWeights
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
+from engine.models.causal_lm import CausalLM
+from engine.models.families import FAMILIES
 from engine.models.mtp import PREFIX as MTP_PREFIX
-from engine.models.nemotron_h import NemotronH
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat, WeightFiles, Weights
 from telemetry.start_up import StartUp
 
 logger = logging.getLogger(__name__)
 
-MODELS = {"NemotronHForCausalLM": NemotronH}
 NAMES_SHOWN = 5
+
+
+def read_config(
+    model_dir: str | Path, dtype: str = "auto", device: torch.device | str = "cpu"
+) -> ModelConfig:
+    """What ``config.json`` and ``generation_config.json`` of a Hugging Face model directory say.
+
+    ``dtype``: ``float32``, ``bfloat16`` or ``auto``; see :meth:`CheckpointFields.of`.
+
+    Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
+    """
+    fields = CheckpointFields.of(Path(model_dir), dtype, torch.device(device))
+    family = FAMILIES.get(fields.architecture)
+    if family is None:
+        known = f"one of the known: {', '.join(sorted(FAMILIES))}"
+        raise fields.error("architectures", [fields.architecture], known)
+    return family.configure(fields)
+
+
+def build_model(
+    config: ModelConfig, weights: Weights, *, mtp: bool = False, tp: TensorParallel = ALONE
+) -> CausalLM:
+    """The model of ``config`` out of ``weights``; with ``mtp`` its MTP layer too. See :func:`load_model`."""
+    return CausalLM(FAMILIES[config.architecture], config, weights, mtp=mtp, tp=tp)
 
 
 def load_model(
@@ -31,7 +56,7 @@ def load_model(
     tp: TensorParallel = ALONE,
     load_format: LoadFormat = "auto",
     start_up: StartUp | None = None,
-) -> NemotronH:
+) -> CausalLM:
     """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
 
     Of the weights only what ``tp`` says is this rank's. ``start_up`` is told how many they are and that they
@@ -40,10 +65,10 @@ def load_model(
     Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen, and
     :class:`wire.errors.ConfigError` for a number of ranks that can't share the model.
     """
-    config = ModelConfig.from_directory(model_dir, dtype, device)
+    config = read_config(model_dir, dtype, device)
     check_divides(config, tp.size)
     weights = _weights(model_dir, config, device, load_format)
-    model = MODELS[config.architecture](config, weights, mtp=mtp, tp=tp)
+    model = build_model(config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if unused:
         logger.warning(

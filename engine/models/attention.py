@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.model_config import AttentionConfig
+from engine.caches import LayerCaches
+from engine.mixer_config import AttentionConfig
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights, of_inputs, of_outputs
@@ -18,7 +19,8 @@ from kernels.paged_attention_prefill import paged_attention_prefill
 class Attention:
     """``o(softmax(q k^T / sqrt(head_dim)) v)``; KV of all new tokens is stored before anything is read.
 
-    A rank has a share of the heads and the KV heads that these attend to.
+    A rank has a share of the heads and the KV heads that these attend to. ``index``: which of the KV caches
+    is this layer's.
     """
 
     def __init__(
@@ -28,13 +30,14 @@ class Attention:
         weights: Weights,
         prefix: str,
         tp: TensorParallel,
+        index: int,
     ) -> None:
         heads, kv_heads = tp.share(config.num_heads), tp.share_or_copy(config.num_kv_heads)
-        self.tp = tp
+        self.index = index
         self.num_heads = len(heads)
         self.num_kv_heads = len(kv_heads)
         self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale = config.scale
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         q_part = heads.start * config.head_dim, heads.stop * config.head_dim
@@ -52,11 +55,20 @@ class Attention:
                 (f"{prefix}v_proj", kv_size, kv_part),
             ],
             hidden_size,
+            scale=config.in_scale,
         )
-        self.o_proj = Linear.take(weights, f"{prefix}o_proj", hidden_size, q_size, part=of_inputs(q_part))
+        self.o_proj = Linear.take(
+            weights,
+            f"{prefix}o_proj",
+            hidden_size,
+            q_size,
+            part=of_inputs(q_part),
+            scale=config.out_scale,
+        )
 
-    def forward(self, x: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``"""
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
+        k_cache, v_cache = caches.k[self.index], caches.v[self.index]
         q, k, v = torch.split(self.qkv_proj(x), self.qkv_split, dim=-1)
         q = q.view(-1, self.num_heads, self.head_dim)
         k = k.view(-1, self.num_kv_heads, self.head_dim)
@@ -88,4 +100,4 @@ class Attention:
                 max_seq_len=prefill.max_seq_len,
             )
             outputs.append(attended.view(prefill.num_tokens, -1))
-        return self.tp.sum(self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs)))
+        return self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model_config import MambaConfig
+from engine.mixer_config import MambaConfig
 from engine.model_shard import MambaShard
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights, of_outputs
@@ -26,9 +26,9 @@ class GatedNorm:
         shard = MambaShard.of(config, tp)
         self.tp = tp
         self.eps = eps
-        self.num_groups = config.num_groups
-        self.group = shard.groups.start
-        self.group_size = config.d_inner // config.num_groups
+        self.num_groups = config.norm_groups
+        self.group_size = config.d_inner // config.norm_groups
+        self.group = shard.inner_rows[0][0] // self.group_size
         self.weight = weights.take(f"{prefix}.weight", (config.d_inner,), part=of_outputs(*shard.inner_rows))
 
     def __call__(self, y: Tensor, z: Tensor) -> Tensor:

@@ -18,13 +18,22 @@ from kernels.relu_squared import relu_squared
 
 
 class Linear:
-    """``x W^T + bias``"""
+    """``scale * (x W^T + bias)``; ``scale`` is one number, or one an output.
 
-    __slots__ = ("bias", "in_features", "out_features", "packed", "weight")
+    Where weights are packed it is folded into them; elsewhere it is applied to what comes out.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    __slots__ = ("bias", "in_features", "out_features", "packed", "scale", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, scale: float | Tensor = 1.0) -> None:
         self.out_features, self.in_features = weight.shape
         packable = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self.scale: float | Tensor | None = None
+        if not isinstance(scale, float) or scale != 1.0:
+            if packable:
+                weight, bias = _scaled(weight, scale), None if bias is None else bias * scale
+            else:
+                self.scale = scale
         self.packed = PackedLinear.pack(weight, bias) if packable else None
         self.weight = None if packable else weight
         self.bias = bias
@@ -39,6 +48,7 @@ class Linear:
         *,
         bias: bool = False,
         part: Part = WHOLE,
+        scale: float | Tensor = 1.0,
     ) -> Linear:
         """Loads ``name.weight`` ``[out, in]`` and, where the layer has one, ``name.bias`` ``[out]``.
 
@@ -46,20 +56,28 @@ class Linear:
         """
         weight = weights.take(f"{name}.weight", (out_features, in_features), part=part)
         if not bias:
-            return cls(weight)
+            return cls(weight, scale=scale)
         return cls(
-            weight, weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE)
+            weight,
+            weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE),
+            scale=scale,
         )
 
     @classmethod
     def take_joined(
-        cls, weights: Weights, layers: Sequence[tuple[str, int, Part]], in_features: int
+        cls,
+        weights: Weights,
+        layers: Sequence[tuple[str, int, Part]],
+        in_features: int,
+        *,
+        scale: float | Tensor = 1.0,
     ) -> Linear:
         """Layers ``(name, out, part)`` of the same input as one, their outputs one behind the other."""
         return cls(
             torch.cat(
                 [weights.take(f"{name}.weight", (out, in_features), part=part) for name, out, part in layers]
-            )
+            ),
+            scale=scale,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -74,4 +92,10 @@ class Linear:
 
     def _multiply(self, x: Tensor) -> Tensor:
         assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.scale is None else (y * self.scale).to(y.dtype)
+
+
+def _scaled(weight: Tensor, scale: float | Tensor) -> Tensor:
+    """Rows of ``[out, in]`` times a number, or each its own."""
+    return weight * (scale[:, None] if isinstance(scale, Tensor) else scale)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
-from engine.model_config import MambaConfig
+from engine.caches import LayerCaches
+from engine.mixer_config import MambaConfig
 from engine.model_shard import MambaShard
 from engine.models.gated_norm import GatedNorm
 from engine.models.linear import Linear
@@ -29,7 +30,10 @@ from wire.layout import Ranges
 
 
 class MambaMixer:
-    """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads."""
+    """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads.
+
+    ``index``: which of the states is this layer's.
+    """
 
     def __init__(
         self,
@@ -39,9 +43,10 @@ class MambaMixer:
         weights: Weights,
         prefix: str,
         tp: TensorParallel,
+        index: int,
     ) -> None:
         shard = MambaShard.of(config, tp)
-        self.tp = tp
+        self.index = index
         self.config = shard.local
         self.norm = GatedNorm(config, norm_eps, weights, f"{prefix}norm", tp)
         self.proj_split = [self.config.d_inner, self.config.conv_channels, self.config.num_heads]
@@ -60,6 +65,7 @@ class MambaMixer:
             hidden_size,
             bias=config.proj_bias,
             part=of_outputs(*shard.proj_rows),
+            scale=_proj_scale(self.config, weights.device),
         )
         self.out_proj = Linear.take(
             weights,
@@ -68,6 +74,7 @@ class MambaMixer:
             config.d_inner,
             bias=config.proj_bias and tp.rank == 0,
             part=of_inputs(*shard.inner_rows),
+            scale=config.out_scale,
         )
         conv_shape = (config.conv_channels, 1, config.conv_width)
         self.conv_weight = take("conv1d.weight", conv_shape, shard.conv_rows).squeeze(1)
@@ -80,8 +87,9 @@ class MambaMixer:
         self.D = take("D", heads, shard.head_rows, torch.float32)
         self.dt_bias = take("dt_bias", heads, shard.head_rows, torch.float32)
 
-    def forward(self, u: Tensor, batch: Batch, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``"""
+    def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
+        conv_state, ssm_state = caches.conv[self.index], caches.ssm[self.index]
         z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
         split = batch.num_decode_tokens
         outputs = []
@@ -90,7 +98,7 @@ class MambaMixer:
         if batch.prefill is not None:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, conv_state, ssm_state))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return self.tp.sum(self.out_proj(self.norm(y, z)))
+        return self.out_proj(self.norm(y, z))
 
     def _decode(
         self, xbc: Tensor, dt: Tensor, rows: DecodeRows, conv_state: Tensor, ssm_state: Tensor
@@ -162,3 +170,11 @@ class MambaMixer:
             boundaries=rows.boundaries,
         )
         return y.view(-1, config.d_inner)
+
+
+def _proj_scale(config: MambaConfig, device: torch.device) -> float | Tensor:
+    """Of what comes out of ``in_proj``: a number, or one a channel ``[proj_size]``."""
+    if len(set(config.in_scales)) == 1:
+        return config.in_scales[0]
+    sizes = torch.tensor(config.proj_sizes, device=device)
+    return torch.tensor(config.in_scales, device=device).repeat_interleave(sizes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from engine.batch import Batch
+from engine.caches import LayerCaches
 from engine.models.linear import Linear
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights, of_inputs, of_outputs
@@ -23,7 +25,6 @@ class Mlp:
     ) -> None:
         share = tp.share(intermediate_size)
         part = share.start, share.stop
-        self.tp = tp
         self.up_proj = Linear.take(
             weights, f"{prefix}up_proj", intermediate_size, hidden_size, bias=bias, part=of_outputs(part)
         )
@@ -36,10 +37,10 @@ class Mlp:
             part=of_inputs(part),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``"""
-        return self.tp.sum(self.summand(x))
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
+        return self(x)
 
-    def summand(self, x: Tensor) -> Tensor:
-        """The same before the ranks' summands are added up."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[n, hidden]`` to ``[n, hidden]``; of several ranks a summand on each."""
         return self.down_proj(self.up_proj.relu_squared(x))

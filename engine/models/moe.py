@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model_config import MoeConfig
+from engine.batch import Batch
+from engine.caches import LayerCaches
+from engine.mixer_config import MoeConfig
 from engine.models.linear import Linear
 from engine.models.mlp import Mlp
 from engine.tensor_parallel import TensorParallel
@@ -32,7 +34,6 @@ class Moe:
     def __init__(
         self, config: MoeConfig, hidden_size: int, weights: Weights, prefix: str, tp: TensorParallel
     ) -> None:
-        self.tp = tp
         self.routing = Routing(
             config.experts_per_token,
             config.expert_groups,
@@ -64,14 +65,14 @@ class Moe:
         experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
         self.experts = experts(*load_experts(config, size, weights, f"{prefix}experts.", tp))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``"""
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
         expert_ids, expert_weights = self.route(x)
         entered = x if self.enter_latent is None else self.enter_latent(x)
         routed = self.experts.forward(entered, expert_ids, expert_weights)
         if self.leave_latent is not None:
             routed = self.leave_latent(routed)
-        return self.tp.sum(self.shared.summand(x).add_(routed))
+        return self.shared(x).add_(routed)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""

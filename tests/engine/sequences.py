@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.caches import Caches
-from engine.models.nemotron_h import NemotronH
+from engine.models.causal_lm import CausalLM
 
 BLOCK_SIZE = 8
 BLOCKS_EACH = 12
@@ -38,7 +38,7 @@ class Sequence:
 class Driver:
     """A model with caches for a few sequences. All memory starts as NaN: reading what nobody wrote shows."""
 
-    def __init__(self, model: NemotronH, num_sequences: int) -> None:
+    def __init__(self, model: CausalLM, num_sequences: int) -> None:
         self.model = model
         self.caches = Caches(
             model.config.cache_spec(mtp=model.mtp is not None),

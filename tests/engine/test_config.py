@@ -7,12 +7,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model_config import ModelConfig, MtpConfig
+from engine.models import read_config
 from wire.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
 def plain(bundled_model) -> ModelConfig:
-    return replace(ModelConfig.from_directory(bundled_model), mtp=None)
+    return replace(read_config(bundled_model), mtp=None)
 
 
 @pytest.fixture(scope="module")

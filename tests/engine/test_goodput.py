@@ -19,6 +19,7 @@ from engine.goodput import (
 )
 from engine.gpu_cost import GpuSpeed, gpu_costs, with_attention_alone
 from engine.model_config import ModelConfig, MoeConfig
+from engine.models import read_config
 from engine.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost, pairs_of
 from engine.tensor_parallel import TensorParallel
 from engine.weight_size import weight_bytes
@@ -31,7 +32,7 @@ GPU = GpuSpeed(flops_per_s=1e12, bytes_per_s=1e11, link_bytes_per_s=1e10)
 
 @pytest.fixture(scope="module")
 def model() -> ModelConfig:
-    return ModelConfig.from_directory(Path(BUNDLED_MODEL))
+    return read_config(Path(BUNDLED_MODEL))
 
 
 def test_lengths_have_their_mean_and_their_maximum():
@@ -120,7 +121,7 @@ def test_attention_alone_keeps_no_state_and_kv_in_each_layer(model: ModelConfig)
 
 
 def test_only_the_experts_that_a_step_uses_are_read(model: ModelConfig):
-    moe = MoeConfig(16, 4, 1, 1, True, 1.0, 256, 512, None, False)
+    moe = MoeConfig(16, 4, 1, 1, True, 1.0, 256, 512, None, False, "relu_squared")
     kinds = tuple("moe" if kind == "mlp" else kind for kind in model.layer_types)
     config = replace(model, moe=moe, layer_types=kinds)  # type: ignore[arg-type]
     weights = gpu_costs(config, GPU).decode.weights

@@ -51,6 +51,14 @@ def test_joined_layers_stand_one_behind_the_other(tmp_path):
     assert joined(torch.ones(1, 4)).tolist() == [[32.0, 32.0, 40.0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.5, torch.tensor([1.0, 2.0, -4.0])], ids=["one", "each"])
+def test_a_scale_holds_for_the_bias_too(scale, dtype):
+    layer = Linear(torch.ones(3, 4, dtype=dtype), torch.ones(3, dtype=dtype), scale=scale)
+    expected = (5.0 * scale * torch.ones(3)).tolist()
+    assert layer(torch.ones(1, 4, dtype=dtype)).tolist() == [expected]
+
+
 def test_bfloat16_stays_with_torch():
     layer = Linear(torch.ones(1024, 1024, dtype=torch.bfloat16))
     assert layer.packed is None

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from wire.errors import ConfigError, ModelLoadError
 
 NEWER = {
@@ -79,7 +79,7 @@ def directory(tmp_path):
 
 
 def test_fields_end_up_under_one_name(directory):
-    config = ModelConfig.from_directory(directory(), device="cuda")
+    config = read_config(directory(), device="cuda")
     assert config.layer_types == ("mamba", "moe", "attention", "mlp")
     assert config.dtype == torch.bfloat16
     assert (config.vocab_size, config.hidden_size, config.max_position_embeddings) == (131072, 2688, 262144)
@@ -92,15 +92,15 @@ def test_fields_end_up_under_one_name(directory):
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_older_field_names_mean_the_same(directory, name):
-    newer = ModelConfig.from_directory(directory())
+    newer = read_config(directory())
     old_name, value = RENAMED[name]
-    assert ModelConfig.from_directory(directory(**{name: None, old_name: value})) == newer
+    assert read_config(directory(**{name: None, old_name: value})) == newer
 
 
 def test_legacy_layer_type_names_mean_the_same(directory):
-    newer = ModelConfig.from_directory(directory())
+    newer = read_config(directory())
     older = directory(layers_block_type=["mamba", "moe", "attention", "mlp"])
-    assert ModelConfig.from_directory(older) == newer
+    assert read_config(older) == newer
 
 
 def test_a_dense_checkpoint_needs_no_moe_fields(directory):
@@ -111,21 +111,21 @@ def test_a_dense_checkpoint_needs_no_moe_fields(directory):
         num_experts_per_tok=None,
         moe_intermediate_size=None,
     )
-    config = ModelConfig.from_directory(path)
+    config = read_config(path)
     assert config.moe is None
     assert config.mlp is None
 
 
 def test_mtp_pattern_in_both_spellings(directory):
     newer = directory(num_nextn_predict_layers=2, mtp_layers_block_type=["full_attention", "moe"])
-    mtp = ModelConfig.from_directory(newer).mtp
+    mtp = read_config(newer).mtp
     assert (mtp.num_predictions, mtp.layer_types) == (2, ("attention", "moe"))
     older = directory(num_nextn_predict_layers=2, mtp_hybrid_override_pattern="*E")
-    assert ModelConfig.from_directory(older).mtp == mtp
+    assert read_config(older).mtp == mtp
 
 
 def test_cache_spec_counts_layers_by_kind(directory):
-    config = ModelConfig.from_directory(
+    config = read_config(
         directory(
             layers_block_type=None, hybrid_override_pattern="MM*MEM-*", mamba_ssm_cache_dtype="bfloat16"
         ),
@@ -139,7 +139,7 @@ def test_cache_spec_counts_layers_by_kind(directory):
 
 
 def test_the_mtp_layers_kv_counts_where_it_is_wanted(directory):
-    config = ModelConfig.from_directory(
+    config = read_config(
         directory(num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E*"), dtype="bfloat16"
     )
     plain, with_mtp = config.cache_spec(), config.cache_spec(mtp=True)
@@ -147,24 +147,24 @@ def test_the_mtp_layers_kv_counts_where_it_is_wanted(directory):
 
 
 def test_state_is_float32_unless_the_checkpoint_says_otherwise(directory):
-    config = ModelConfig.from_directory(directory(mamba_ssm_cache_dtype=None), dtype="bfloat16")
+    config = read_config(directory(mamba_ssm_cache_dtype=None), dtype="bfloat16")
     assert config.cache_spec().ssm_dtype == torch.float32
 
 
 def test_auto_is_float32_on_cpu_and_says_so(directory, caplog):
     with caplog.at_level(logging.INFO):
-        assert ModelConfig.from_directory(directory(), device="cpu").dtype == torch.float32
+        assert read_config(directory(), device="cpu").dtype == torch.float32
     assert "float32 instead of the checkpoint's bfloat16" in caplog.text
 
 
 def test_generation_config_wins_over_config_for_eos(directory):
     path = directory()
-    assert ModelConfig.from_directory(path).eos_token_ids == (2,)
+    assert read_config(path).eos_token_ids == (2,)
     generation = path / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [2, 11]}))
-    assert ModelConfig.from_directory(path).eos_token_ids == (2, 11)
+    assert read_config(path).eos_token_ids == (2, 11)
     generation.write_text(json.dumps({"do_sample": True}))
-    assert ModelConfig.from_directory(path).eos_token_ids == (2,)
+    assert read_config(path).eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_generation_config_wins_over_config_for_eos(directory):
 )
 def test_a_value_that_cannot_be_honoured_is_refused_by_name(directory, changes, named):
     with pytest.raises(ModelLoadError) as refused:
-        ModelConfig.from_directory(directory(**changes))
+        read_config(directory(**changes))
     for part in ["config.json", *named]:
         assert part in refused.value.message
 
@@ -216,26 +216,26 @@ def test_a_quantised_release_is_refused_by_its_second_file_too(directory):
     path = directory()
     (path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"hf_quant_config\.json"):
-        ModelConfig.from_directory(path)
+        read_config(path)
 
 
 def test_float16_needs_an_explicit_dtype_on_a_gpu(directory):
     with pytest.raises(ModelLoadError, match="dtype is 'float16'"):
-        ModelConfig.from_directory(directory(dtype="float16"), device="cuda")
-    assert ModelConfig.from_directory(directory(dtype="float16"), "bfloat16", "cuda").dtype == torch.bfloat16
+        read_config(directory(dtype="float16"), device="cuda")
+    assert read_config(directory(dtype="float16"), "bfloat16", "cuda").dtype == torch.bfloat16
 
 
 def test_an_unknown_dtype_names_the_known(directory):
     with pytest.raises(ConfigError, match="dtype is 'fp8'; supported are auto, float32, bfloat16"):
-        ModelConfig.from_directory(directory(), dtype="fp8")
+        read_config(directory(), dtype="fp8")
 
 
 def test_a_missing_or_broken_config_is_named(tmp_path):
     with pytest.raises(ModelLoadError, match=r"config\.json does not exist"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json can't be read as JSON"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="holds a JSON list"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)

@@ -11,7 +11,7 @@ from engine.batch_builder import BatchBuilder
 from engine.caches import Caches, CacheSpec
 from engine.capacity import Demand, blocks_for
 from engine.config import EngineConfig
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.request import Request
 from engine.row_state import RowState
 from engine.row_table import RowTable
@@ -303,7 +303,7 @@ def test_sglang_25116_as_many_requests_as_promised_run_at_once_with_their_drafts
     if mode == "none":
         del settings["cached_states"]
     config = EngineConfig(bundled_model, "both", device="cpu", **settings)
-    least = config.demand(ModelConfig.from_directory(bundled_model, "auto", CPU)).min_bytes
+    least = config.demand(read_config(bundled_model, "auto", CPU)).min_bytes
     engine = make_engine(bundled_model, "both", cache_memory_bytes=least, **settings)
     steps = recorded(engine)
     run(engine, [greedy(str(i), prompt, max_tokens=8) for i, prompt in enumerate(prompts(8, high=14))])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.step_cost import pairs_of
 from engine.step_size import StepSize
 from engine.tensor_parallel import TensorParallel
@@ -16,7 +17,7 @@ from twinfang.flag_table import BUNDLED_MODEL
 
 @pytest.fixture(scope="module")
 def model() -> ModelConfig:
-    return ModelConfig.from_directory(BUNDLED_MODEL)
+    return read_config(BUNDLED_MODEL)
 
 
 def test_a_step_reads_all_weights_but_the_embedding_once(model):

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from engine.config import EngineConfig
 from engine.lead_engine import LeadEngine
-from engine.model_config import ModelConfig
+from engine.models import read_config
 from engine.rank_processes import RankProcesses, work
 from engine.request import Request
 from engine.tensor_parallel import TensorParallel
@@ -72,7 +72,7 @@ def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
     assert expected[4].said != expected[5].said
     sizes = {"max_num_seqs": 8, "max_model_len": 72, "cache_mode": "none"}
     config = EngineConfig(models["dense"], "both", device="cpu", tensor_parallel=2, **sizes)
-    demand = config.demand(ModelConfig.from_directory(models["dense"]), TensorParallel(0, 2))
+    demand = config.demand(read_config(models["dense"]), TensorParallel(0, 2))
     with lead_engine(models["dense"], 2, cache_memory_bytes=demand.min_bytes, **sizes) as engine:
         with pytest.raises(InvalidRequestError, match="vocabulary"):
             engine.add(Request("bad", [1, 10_000], SamplingParams(max_tokens=2)))

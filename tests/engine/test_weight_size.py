@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.model_config import ModelConfig
-from engine.models.nemotron_h import NemotronH
+from engine.models import build_model, read_config
 from engine.weight_size import weight_bytes
 from engine.weights import WeightFiles
 from tests.checkpoints import DENSE, DENSE_WITH_MTP, LATENT_MOE, MOE_WITH_MTP, WITH_MOE, make_checkpoint
@@ -31,9 +30,9 @@ class CountedWeights(WeightFiles):
 )
 def test_the_size_by_configuration_is_what_the_loader_takes(tmp_path, shape, dtype):
     make_checkpoint(tmp_path, shape)
-    config = ModelConfig.from_directory(tmp_path, dtype)
+    config = read_config(tmp_path, dtype)
     weights = CountedWeights(tmp_path, dtype=config.dtype)
-    NemotronH(config, weights)
+    build_model(config, weights)
     assert weight_bytes(config) == weights.num_bytes
 
 
@@ -41,16 +40,16 @@ def test_the_size_by_configuration_is_what_the_loader_takes(tmp_path, shape, dty
 @pytest.mark.parametrize("shape", [DENSE_WITH_MTP, MOE_WITH_MTP], ids=["dense", "moe"])
 def test_the_mtp_layer_counts_where_it_is_wanted(tmp_path, shape, dtype):
     make_checkpoint(tmp_path, shape)
-    config = ModelConfig.from_directory(tmp_path, dtype)
+    config = read_config(tmp_path, dtype)
     for mtp in (False, True):
         weights = CountedWeights(tmp_path, dtype=config.dtype)
-        NemotronH(config, weights, mtp=mtp)
+        build_model(config, weights, mtp=mtp)
         assert weight_bytes(config, mtp=mtp) == weights.num_bytes
 
 
 def test_a_tied_output_head_counts_once(tmp_path):
     make_checkpoint(tmp_path, DENSE)
-    config = ModelConfig.from_directory(tmp_path, "float32")
+    config = read_config(tmp_path, "float32")
     tied = replace(config, tie_word_embeddings=True)
     head = config.vocab_size * config.hidden_size * torch.float32.itemsize
     assert weight_bytes(config) - weight_bytes(tied) == head

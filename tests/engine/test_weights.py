@@ -67,10 +67,10 @@ def test_a_tensor_of_the_wanted_dtype_is_mapped_and_another_converted(two_files)
 def test_a_float32_model_is_used_where_it_is_mapped_but_for_packed_layers(checkpoint):
     model = load_model(checkpoint)
     size = (checkpoint / "model.safetensors").stat().st_size
-    for norm in model.layers.norms:
-        assert abs(norm.data_ptr() - model.embeddings.data_ptr()) < size
-    experts = model.layers.mixers[1].experts
-    layers = (*experts.up, *experts.down, model.layers.mixers[0].in_proj, model.lm_head)
+    for block in model.layers.blocks:
+        assert abs(block.norm.data_ptr() - model.embeddings.data_ptr()) < size
+    experts = model.layers.blocks[1].mixers[0].experts
+    layers = (*experts.up, *experts.down, model.layers.blocks[0].mixers[0].in_proj, model.lm_head)
     assert all(layer.weight is None for layer in layers), "a second copy"
 
 

@@ -18,9 +18,11 @@ def norm(target, x, weight):
     return module._launch(x, None, weight, EPS)[0] if target.name == "triton" else rms_norm(x, weight, EPS)
 
 
-def add_norm(target, x, residual, weight):
+def add_norm(target, x, residual, weight, scale=1.0):
     operands = (x, residual, weight, EPS)
-    return module._launch(*operands) if target.name == "triton" else add_rms_norm(*operands)
+    if target.name == "triton":
+        return module._launch(*operands, scale)
+    return add_rms_norm(*operands, scale=scale)
 
 
 def assert_close(actual, expected):
@@ -51,14 +53,15 @@ def test_norm_equals_the_reference(target, shape, dtype):
         (torch.float64, torch.float64),
     ],
 )
-@pytest.mark.parametrize("shape", [(4, 96), (2, 3, 64), (0, 32)])
-def test_sum_and_its_norm_equal_the_reference(target, shape, dtype, residual_dtype):
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("shape", [(4, 96), (2, 3, 65), (0, 32)])
+def test_sum_and_its_norm_equal_the_reference(target, shape, dtype, residual_dtype, scale):
     x, residual = random(shape, dtype, target.device), random(shape, residual_dtype, target.device)
     weight = random(shape[-1:], dtype, target.device)
     kept = x.clone(), residual.clone()
-    y, total = add_norm(target, x, residual, weight)
+    y, total = add_norm(target, x, residual, weight, scale)
     assert (y.dtype, total.dtype) == (dtype, residual_dtype)
-    assert_close(total, residual.double() + x.double())
+    assert_close(total, residual.double() + scale * x.double())
     assert_close(y, rms_norm_reference(total.double(), weight.double(), EPS))
     assert torch.equal(x, kept[0])
     assert torch.equal(residual, kept[1])

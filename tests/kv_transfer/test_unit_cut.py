@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from engine.caches import Caches
-from engine.model_config import ModelConfig
 from engine.model_shard import check_divides, shard_spec
+from engine.models import read_config
 from engine.tensor_parallel import TensorParallel
 from kv_transfer.unit_cut import Piece, cut_unit
 from tests.checkpoints import CheckpointShape, make_checkpoint
@@ -23,7 +23,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory):
     return {
-        name: ModelConfig.from_directory(make_checkpoint(tmp_path_factory.mktemp("cut"), shape, seed=1))
+        name: read_config(make_checkpoint(tmp_path_factory.mktemp("cut"), shape, seed=1))
         for name, shape in SHAPES.items()
     }
 

@@ -1,0 +1,68 @@
+"""Blocks with a residual stream between them, and the norm after the last of them.
+
+r = r + scale * sum of mixers(rms_norm_i(r))        for every block i
+x = rms_norm_last(r)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.caches import LayerCaches
+from engine.model_config import ModelConfig
+from engine.tensor_parallel import TensorParallel
+from kernels.rms_norm import add_rms_norm, rms_norm
+
+
+class Mixer(Protocol):
+    """What stands in a block: attention, a recurrent layer, an MLP, a mixture of experts."""
+
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """``[n, hidden]`` to ``[n, hidden]``; of several tensor-parallel ranks a summand on each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Mixers side by side behind one norm; nearly always there is one."""
+
+    norm: Tensor
+    """``[hidden]``"""
+    mixers: tuple[Mixer, ...]
+
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches, tp: TensorParallel) -> Tensor:
+        """What goes into the residual stream, of ``x`` after the norm. Both ``[n, hidden]``."""
+        first, *others = self.mixers
+        total = first.forward(x, batch, caches)
+        for mixer in others:
+            total = total + mixer.forward(x, batch, caches)
+        return tp.sum(total)
+
+
+class BlockStack:
+    """Blocks one after the other."""
+
+    def __init__(
+        self, blocks: Iterable[Block], last_norm: Tensor, config: ModelConfig, tp: TensorParallel
+    ) -> None:
+        self.tp = tp
+        self.eps = config.norm_eps
+        self.residual_in_fp32 = config.residual_in_fp32
+        self.residual_scale = config.residual_scale
+        self.blocks = list(blocks)
+        self.last_norm = last_norm
+
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """``[n, hidden]`` into the residual stream to ``[n, hidden]`` after the last norm."""
+        residual = x.float() if self.residual_in_fp32 else x
+        x = rms_norm(x, self.blocks[0].norm, self.eps)
+        next_norms = [*(block.norm for block in self.blocks[1:]), self.last_norm]
+        for block, next_norm in zip(self.blocks, next_norms, strict=True):
+            x = block.forward(x, batch, caches, self.tp)
+            x, residual = add_rms_norm(x, residual, next_norm, self.eps, scale=self.residual_scale)
+        return x

@@ -1,0 +1,96 @@
+"""Makes a model's blocks out of a checkpoint's tensors, for the families to call by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from engine.model_config import LayerType, ModelConfig
+from engine.models.attention import Attention
+from engine.models.block import Block, Mixer
+from engine.models.mamba_mixer import MambaMixer
+from engine.models.mlp import Mlp
+from engine.models.moe import Moe
+from engine.tensor_parallel import TensorParallel
+from engine.weights import Weights
+
+
+class Builder:
+    """Names count from ``prefix`` on. Layers with a cache get the next of its kind."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, prefix: str, tp: TensorParallel) -> None:
+        self.config = config
+        self.weights = weights
+        self.prefix = prefix
+        self.tp = tp
+        self._num_attention = 0
+        self._num_recurrent = 0
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor."""
+        return self.prefix + name in self.weights
+
+    def block(self, norm: str, *mixers: Mixer) -> Block:
+        """One that normalizes by ``{norm}.weight``."""
+        return Block(self.norm(norm), mixers)
+
+    def norm(self, name: str) -> Tensor:
+        """Weight ``[hidden]`` of an RMS norm over the hidden state."""
+        return self.weights.take(f"{self.prefix}{name}.weight", (self.config.hidden_size,))
+
+    def mixer(self, layer_type: LayerType, name: str) -> Mixer:
+        """The mixer whose tensors are called ``{name}…``."""
+        make: dict[LayerType, Callable[[str], Mixer]] = {
+            "mamba": self.mamba,
+            "attention": self.attention,
+            "mlp": self.mlp,
+            "moe": self.moe,
+        }
+        return make[layer_type](name)
+
+    def mamba(self, name: str) -> MambaMixer:
+        config = self.config
+        assert config.mamba is not None
+        mixer = MambaMixer(
+            config.mamba,
+            config.hidden_size,
+            config.norm_eps,
+            self.weights,
+            self.prefix + name,
+            self.tp,
+            self._num_recurrent,
+        )
+        self._num_recurrent += 1
+        return mixer
+
+    def attention(self, name: str) -> Attention:
+        config = self.config
+        assert config.attention is not None
+        mixer = Attention(
+            config.attention,
+            config.hidden_size,
+            self.weights,
+            self.prefix + name,
+            self.tp,
+            self._num_attention,
+        )
+        self._num_attention += 1
+        return mixer
+
+    def mlp(self, name: str) -> Mlp:
+        config = self.config
+        assert config.mlp is not None
+        return Mlp(
+            config.hidden_size,
+            config.mlp.intermediate_size,
+            config.mlp.bias,
+            self.weights,
+            self.prefix + name,
+            self.tp,
+        )
+
+    def moe(self, name: str) -> Moe:
+        config = self.config
+        assert config.moe is not None
+        return Moe(config.moe, config.hidden_size, self.weights, self.prefix + name, self.tp)
