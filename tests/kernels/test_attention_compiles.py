@@ -9,14 +9,15 @@ import torch
 import triton.language as tl
 
 from kernels import (
-    gated_rms_norm, kv_cache, paged_attention_decode, paged_attention_prefill, rms_norm, silu_gate,
+    gated_rms_norm, kv_cache, paged_attention_decode, paged_attention_prefill, rms_norm, rotary,
+    silu_gate,
 )
 from tests.kernels.sm_90 import compile_kernel
 
 TYPES = {
-    "*": "*" + DTYPE, "scale_log2": "fp32", "eps": "fp32", "slot_mapping_ptr": "*i64",
+    "*": "*" + DTYPE, "scale_log2": "fp32", "eps": "fp32", "scaling": "fp32", "slot_mapping_ptr": "*i64",
     **{name: "*i32" for name in ("block_table_ptr", "cu_seqlens_ptr", "seq_lens_ptr")},
-    **{name: "*fp32" for name in ("partial_ptr", "lse_ptr")},
+    **{name: "*fp32" for name in ("partial_ptr", "lse_ptr", "inv_freq_ptr")}, "positions_ptr": "*i64",
 }
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
 prefill = paged_attention_prefill.tile_request(dtype, 4, 80, 16).default
@@ -41,11 +42,19 @@ KERNELS = [
     (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
     (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
     (silu_gate._silu_gate_kernel, {**NORM, "BLOCK": 1024}, {}),
+    (
+        rotary._rotary_kernel,
+        {
+            "HAS_NORM": True, "HEAD_DIM": 256, "HALF": 32, "BLOCK_H": 8, "BLOCK_HALF": 32, "BLOCK_REST": 256,
+        }, {},
+    ),
 ]
 for kernel, constants, tiles in KERNELS:
     options = {name: value for name, value in tiles.items() if name.startswith("num_")}
     constants = constants | {name: value for name, value in tiles.items() if name not in options}
     compiled = compile_kernel(kernel, constants, TYPES, **options)
+    if kernel is rotary._rotary_kernel:
+        assert "FF921FB54442D18" in compiled.ptx  # a quarter turn in float64, not rounded to float32
     print("compiled", kernel.__name__, "with" if "wgmma.mma" in compiled.ptx else "without", "wgmma")
     assert compiled.stack_bytes == 0, "registers spilled"
     if kernel is paged_attention_decode._decode_kernel:
@@ -58,6 +67,6 @@ for kernel, constants, tiles in KERNELS:
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
 def test_kernels_compile_for_sm_90_without_spills(dtype):
     output = output_of(COMPILE, DTYPE=dtype)
-    assert output.count("compiled") == 8
+    assert output.count("compiled") == 9
     if dtype == "bf16":
         assert "_prefill_kernel with wgmma" in output
