@@ -3,7 +3,7 @@
 from tests.kernels.compiled import output_of
 
 COMPILE = """
-from kernels import moe_combine, moe_route, moe_sort, relu_squared
+from kernels import moe_combine, moe_route, moe_sort, relu_squared, sigmoid_gate
 from tests.kernels.sm_90 import compile_kernel
 
 ROUTE = {
@@ -20,6 +20,8 @@ KERNELS = [
     (moe_sort._sort_kernel, {"BLOCK": 1024}, 4),
     (moe_combine._combine_kernel, {"K": 6, "BLOCK": 1024}, 4),
     (relu_squared._relu_squared_kernel, {"BLOCK": 2048}, 4),
+    (sigmoid_gate._sigmoid_gate_kernel, {"BLOCK": 1024}, 4),
+    (sigmoid_gate._add_sigmoid_gated_kernel, {"BLOCK": 1024}, 4),
 ]
 for kernel, constants, num_warps in KERNELS:
     compiled = compile_kernel(kernel, constants, TYPES, num_warps=num_warps)
@@ -30,4 +32,4 @@ for kernel, constants, num_warps in KERNELS:
 
 
 def test_kernels_compile_for_sm_90_without_spills():
-    assert output_of(COMPILE).count("compiled") == 4
+    assert output_of(COMPILE).count("compiled") == 6
