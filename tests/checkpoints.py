@@ -103,7 +103,7 @@ def make_checkpoint(
     model.to(dtype).save_pretrained(
         directory, save_original_format=published_names, max_shard_size=max_shard_size
     )
-    _write_tokenizer(directory, shape.vocab_size)
+    write_tokenizer(directory, shape.vocab_size)
     added: dict[str, object] = {"torch_dtype": str(dtype).removeprefix("torch.")}
     if shape.mtp_pattern is not None:
         path = directory / "model.safetensors"
@@ -231,7 +231,7 @@ def _mtp_tensors(
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def _write_tokenizer(directory: Path, vocab_size: int) -> None:
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
     """Special tokens, the printable characters, then pairs of letters until the vocabulary is full."""
     letters = [chr(code) for code in range(32, 127)] + ["\n"]
     pairs = [a + b for a in "etaoinshrdlu" for b in "etaoinshrdlucmf"]

@@ -15,14 +15,12 @@ from tests.checkpoints import (
 )
 from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
 from tests.stack import running_stack
+from tests.ties import MAX_TIES, count_ties
 
 NUM_TOKENS = 64
 BLOCK_SIZE = 8
 LENGTHS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 63, 64, 65, 200, 500]
 """Around the block size of 8, the scan's chunk size of 16 and the budget of 64 tokens a step."""
-TIE = 1e-5
-"""Relative distance of the reference's two best logits below which either token is right."""
-MAX_TIES = 1 / 2000
 
 SHAPES = {
     "dense": DENSE,
@@ -46,20 +44,10 @@ def prompts():
 
 
 @cache
-def count_ties(model_dir, prompt, answer):
-    """Checks every token of an answer against the reference's logits after prompt and answer so far."""
+def count_ties_of(model_dir, prompt, answer):
+    """Checks every token of an answer against transformers' logits after prompt and answer so far."""
     assert len(answer) == NUM_TOKENS
-    logits = transformers_logits(model_dir, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
-    ties = 0
-    for step, (token, row) in enumerate(zip(answer, logits, strict=True)):
-        best, second = row.topk(2).values.tolist()
-        if token != int(row.argmax()):
-            close = (best - second) / max(abs(best), 1e-30) <= TIE and float(row[token]) == second
-            assert close, (
-                f"prompt of {len(prompt)}: token {step} is {token}, transformers: {int(row.argmax())}"
-            )
-            ties += 1
-    return ties
+    return count_ties(len(prompt), answer, transformers_logits(model_dir, [*prompt, *answer[:-1]]))
 
 
 def stack_of(command, model_dir):
@@ -95,7 +83,7 @@ async def test_greedy_tokens_equal_transformers_at_every_length(checkpoints, com
     ties = 0
     for answers in (together, alone):
         for prompt, answer in zip(prompts(), answers, strict=True):
-            ties += count_ties(model_dir, tuple(prompt), tuple(answer.token_ids))
+            ties += count_ties_of(model_dir, tuple(prompt), tuple(answer.token_ids))
     num_tokens = 2 * NUM_TOKENS * len(LENGTHS)
     print(f"{name}, {command}: {ties} ties in {num_tokens} tokens")
     assert ties <= num_tokens * MAX_TIES
@@ -113,5 +101,5 @@ async def test_one_token_moves_nothing_and_two_move_one_token_s_block_and_the_st
     assert after_one["prefill-0"].num_steps == before["prefill-0"].num_steps
     assert after_two["decode-0"].transfer_bytes > after_one["decode-0"].transfer_bytes
     assert after_two["prefill-0"].prefill_tokens - after_one["prefill-0"].prefill_tokens == 1
-    assert count_ties(model_dir, (17,), tuple(one.token_ids)) == 0
-    assert count_ties(model_dir, (17, 23), tuple(two.token_ids)) == 0
+    assert count_ties_of(model_dir, (17,), tuple(one.token_ids)) == 0
+    assert count_ties_of(model_dir, (17, 23), tuple(two.token_ids)) == 0
