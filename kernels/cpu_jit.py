@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
+_STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+"""What numpy does not have, and the integers as which kernels get it (:mod:`kernels.cpu_vector`)."""
+
+
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """The numpy view of a CPU tensor; strides are kept, nothing is copied."""
     return tensor.detach().numpy()
@@ -48,8 +52,11 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     """The memory from a strided CPU tensor's first element to its last, as one contiguous array.
 
     Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
-    array and ``tensor.stride()``, and slices the innermost axis out of it.
+    array and ``tensor.stride()``, and slices the innermost axis out of it. bfloat16 comes as uint16,
+    float8_e4m3fn as uint8.
     """
+    if tensor.dtype in _STAND_INS:
+        tensor = tensor.view(_STAND_INS[tensor.dtype])
     if tensor.numel() == 0:
         return tensor.detach().reshape(-1).numpy()
     span = 1

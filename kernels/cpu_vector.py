@@ -8,18 +8,24 @@ takes the widest registers on its own. Here a kernel says so itself:
         acc = multiply_add(splat(a[k]), load(b, k * lanes()), acc)
     store(out, 0, acc)
 
-Arrays are flat float32; an index counts elements, and whatever it reaches must lie within the array.
+Arrays are flat; an index counts elements, and whatever it reaches must lie within the array. uint16 stands
+for bfloat16 and uint8 for float8_e4m3fn: they are widened where they are loaded, and e4m3 is rounded where it
+is stored (kernels/float8.py).
 
 | operator | is |
 |---|---|
 | `lanes()` | numbers in a vector, constant |
 | `load(array, index)`, `store(array, index, vector)` | its elements, at any alignment |
+| `load_number(array, index)`, `store_number(array, index, number)` | one element |
 | `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
 | `maximum(a, b)` | by lane; b where one is NaN |
 | `exponential(vector)` | `exp_f32` by lane |
 | `silu(vector)` | x / (1 + e^-x) by lane |
 | `sum_of(vector)`, `largest_of(vector)` | one number, in a fixed order |
+| `rounding_key(layer_seed, head, position)` | of stochastic_round.py; an integer |
+| `rounded(pool, vector, is_stochastic, key, element, stride)` | as the pool keeps it |
+| `rounded_number(pool, number, is_stochastic, key, element)` | the same of one |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
 """
 
@@ -48,12 +54,15 @@ class VectorOperator(CpuIntrinsic):
 
     @functools.cached_property
     def _digest(self) -> int:
-        return zlib.crc32(Path(__file__).with_name("vector_ir.py").read_bytes())
+        sources = ("vector_ir.py", "format_ir.py", "stochastic_round.py")
+        return zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in sources))
 
 
 lanes = VectorOperator("lanes")
 load = VectorOperator("load")
 store = VectorOperator("store")
+load_number = VectorOperator("load_number")
+store_number = VectorOperator("store_number")
 broadcast = VectorOperator("broadcast")
 splat = VectorOperator("splat")
 add = VectorOperator("add")
@@ -67,6 +76,9 @@ silu = VectorOperator("silu")
 sum_of = VectorOperator("sum_of")
 largest_of = VectorOperator("largest_of")
 transpose = VectorOperator("transpose")
+rounding_key = VectorOperator("rounding_key")
+rounded = VectorOperator("rounded")
+rounded_number = VectorOperator("rounded_number")
 
 _LINE_FLOATS = 16
 

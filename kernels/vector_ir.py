@@ -12,6 +12,8 @@ from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
+from kernels.format_ir import mix, narrow, round_bfloat16, widen
+
 LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
 
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
@@ -44,21 +46,34 @@ def _constant(number):
     return ir.Constant(_FLOATS, [number] * LANES)
 
 
-def _place(context, builder, numba_types, values):
-    """Pointer to a vector's place: an array and an index into it."""
+_ELEMENTS = {types.float32: ir.FloatType(), types.uint16: ir.IntType(16), types.uint8: ir.IntType(8)}
+
+
+def _place(context, builder, numba_types, values, count=LANES):
+    """Pointer to a vector's place, or a number's: an array and an index into it."""
     array = cgutils.create_struct_proxy(numba_types[0])(context, builder, value=values[0])
     index = context.cast(builder, values[1], numba_types[1], types.intp)
-    return builder.bitcast(builder.gep(array.data, [index]), _FLOATS.as_pointer())
+    element = _ELEMENTS[numba_types[0].dtype]
+    kind = ir.VectorType(element, count) if count > 1 else element
+    return builder.bitcast(builder.gep(array.data, [index]), kind.as_pointer())
+
+
+def _alignment(kind):
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return 4 if element == ir.FloatType() else element.width // 8
 
 
 def _read(builder, place):
+    """As float32, whatever the array is of."""
     value = builder.load(place)
-    value.align = 4
-    return value
+    value.align = _alignment(value.type)
+    return widen(builder, value)
 
 
 def _write(builder, value, place):
-    builder.store(value, place).align = 4
+    kind = place.type.pointee
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    builder.store(narrow(builder, value, element), place).align = _alignment(kind)
 
 
 @intrinsic
@@ -87,6 +102,24 @@ def store(typing_context, array, index, vector):
 
 
 @intrinsic
+def load_number(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        return _read(builder, _place(context, builder, signature.args, values, count=1))
+
+    return types.float32(array, index), generate
+
+
+@intrinsic
+def store_number(typing_context, array, index, number):
+    def generate(context, builder, signature, values):
+        place = _place(context, builder, signature.args, values, count=1)
+        _write(builder, context.cast(builder, values[2], signature.args[2], types.float32), place)
+        return context.get_dummy_value()
+
+    return types.none(array, index, number), generate
+
+
+@intrinsic
 def splat(typing_context, number):
     def generate(context, builder, signature, values):
         return _splat(builder, context.cast(builder, values[0], signature.args[0], types.float32))
@@ -97,16 +130,14 @@ def splat(typing_context, number):
 @intrinsic
 def broadcast(typing_context, array, index):
     def generate(context, builder, signature, values):
-        place = _place(context, builder, signature.args, values)
-        return _splat(builder, builder.load(builder.bitcast(place, ir.FloatType().as_pointer())))
+        return _splat(builder, _read(builder, _place(context, builder, signature.args, values, count=1)))
 
     return VECTOR(array, index), generate
 
 
 def _splat(builder, number):
-    vector = builder.insert_element(
-        ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
-    )
+    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(vector, vector, _indices([0] * LANES))
 
 
@@ -274,3 +305,49 @@ def _row_places(context, builder, numba_types, values):
         places.append(_place(context, builder, (numba_types[0], types.intp), (array, index)))
         index = builder.add(index, stride)
     return places
+
+
+@intrinsic
+def rounding_key(typing_context, layer_seed, head, position):
+    def generate(context, builder, signature, values):
+        seed, head, position = _words(builder, values)
+        return builder.zext(mix(builder, builder.add(mix(builder, builder.add(seed, head)), position)), _WORD)
+
+    return types.int64(layer_seed, head, position), generate
+
+
+@intrinsic
+def rounded(typing_context, pool, vector, is_stochastic, key, element, stride):
+    def generate(context, builder, signature, values):
+        if signature.args[0].dtype != types.uint16:
+            return values[1]
+        key, element, stride = _words(builder, values[3:])
+        steps = builder.mul(_splat(builder, stride), _indices(list(range(LANES))))
+        elements = builder.add(_splat(builder, element), steps)
+        by_chance = _is_set(builder, values[2])
+        return round_bfloat16(builder, values[1], by_chance, _splat(builder, key), elements)
+
+    return VECTOR(pool, vector, is_stochastic, key, element, stride), generate
+
+
+@intrinsic
+def rounded_number(typing_context, pool, number, is_stochastic, key, element):
+    def generate(context, builder, signature, values):
+        number = context.cast(builder, values[1], signature.args[1], types.float32)
+        if signature.args[0].dtype != types.uint16:
+            return number
+        return round_bfloat16(builder, number, _is_set(builder, values[2]), *_words(builder, values[3:]))
+
+    return types.float32(pool, number, is_stochastic, key, element), generate
+
+
+_WORD = ir.IntType(64)
+
+
+def _words(builder, values):
+    """Integers cut to 32 bits."""
+    return [builder.trunc(value, ir.IntType(32)) for value in values]
+
+
+def _is_set(builder, value):
+    return builder.icmp_signed("!=", value, ir.Constant(value.type, 0))
