@@ -53,6 +53,13 @@ class ConfigFields:
         name, value = self._lookup(names, default)
         return self._number(name, value)
 
+    def numbers(self, name: str, count: int, *, default: float = 1.0) -> tuple[float, ...]:
+        """So many, all of them ``default`` where the field is missing."""
+        name, value = self._lookup((name,), [default] * count)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.error(name, value, f"a list of {count} numbers")
+        return tuple(self._number(name, item) for item in value)
+
     def boolean(self, *names: str, default: bool = _REQUIRED) -> bool:
         name, value = self._lookup(names, default)
         if not isinstance(value, bool):

@@ -43,23 +43,23 @@ class MambaConfig:
     out_scale: float = 1.0
 
     @classmethod
-    def read(cls, fields: ConfigFields, *, proj_bias: bool, norm_groups: int | None = None) -> MambaConfig:
+    def read(cls, fields: ConfigFields, *, norm_groups: int | None = None) -> MambaConfig:
         """``norm_groups``: as many as there are groups of B and C unless given."""
-        num_heads = fields.integer("mamba_num_heads", "mamba_n_heads", "num_heads")
+        num_heads = fields.integer("mamba_num_heads", "mamba_n_heads")
         num_groups = fields.integer("n_groups", "mamba_n_groups")
         if num_heads % num_groups:
             raise fields.error("n_groups", num_groups, f"a divisor of mamba_num_heads ({num_heads})")
         ssm_dtype = fields.choice("mamba_ssm_cache_dtype", choices=tuple(DTYPES), default="float32")
         return cls(
             num_heads=num_heads,
-            head_dim=fields.integer("mamba_head_dim", "mamba_d_head", "head_dim"),
-            state_size=fields.integer("ssm_state_size", "mamba_d_state", "state_size"),
+            head_dim=fields.integer("mamba_head_dim", "mamba_d_head"),
+            state_size=fields.integer("ssm_state_size", "mamba_d_state"),
             num_groups=num_groups,
             conv_width=fields.integer("conv_kernel", "mamba_d_conv", minimum=2),
             chunk_size=fields.integer("chunk_size", "mamba_chunk_size", default=128),
             dt_limit=fields.interval("time_step_limit", "mamba_dt_limit", default=(0.0, float("inf"))),
             conv_bias=fields.boolean("use_conv_bias", "mamba_conv_bias", default=True),
-            proj_bias=proj_bias,
+            proj_bias=fields.boolean("use_bias", "mamba_proj_bias", default=False),
             ssm_dtype=DTYPES[ssm_dtype],
             norm_groups=num_groups if norm_groups is None else norm_groups,
         )
@@ -126,6 +126,9 @@ class MlpConfig:
     intermediate_size: int
     bias: bool
     activation: Activation
+    gate_scale: float = 1.0
+    """Of what ``gate`` yields, before its activation."""
+    out_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,10 @@ def configure(fields: CheckpointFields) -> ModelConfig:
         )
     mtp = _mtp(fields)
     used = {*layer_types, *(mtp.layer_types if mtp else ())}
-    use_bias = fields.boolean("use_bias", default=False)
     return ModelConfig.of(
         fields,
         layer_types=layer_types,
-        mamba=MambaConfig.read(fields, proj_bias=use_bias) if "mamba" in used else None,
+        mamba=MambaConfig.read(fields) if "mamba" in used else None,
         attention=AttentionConfig.read(fields) if "attention" in used else None,
         mlp=_mlp(fields) if "mlp" in used else None,
         moe=_moe(fields) if "moe" in used else None,
