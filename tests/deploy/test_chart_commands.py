@@ -75,15 +75,27 @@ def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
         assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
 
 
+@pytest.mark.parametrize("flags", [{}, {"request-timeout": 900.5}])
 def test_routers_have_time_for_what_they_promise_to_wait_for(
-    parse: Callable[[list[str]], argparse.Namespace],
+    flags: dict[str, Any], parse: Callable[[list[str]], argparse.Namespace]
 ) -> None:
-    deployment = of_kind(render(), "Deployment")["router"]
+    gateway = {"enabled": True, "parentRefs": [{"name": "public"}]}
+    manifests = render({"router": {"flags": flags}, "gateway": gateway})
+    deployment = of_kind(manifests, "Deployment")["router"]
     container = container_of(deployment)
     wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
     given = parse(container["args"])
     assert pod_of(deployment)["terminationGracePeriodSeconds"] > wait_s + given.shutdown_grace
     assert given.shutdown_grace >= given.request_timeout, "no answer is cut off by an upgrade"
+    (rule,) = of_kind(manifests, "HTTPRoute")["router"]["spec"]["rules"]
+    assert int(rule["timeouts"]["request"].removesuffix("s")) > given.request_timeout
+
+
+def test_no_deployment_is_given_up_while_a_model_may_still_load() -> None:
+    values = {"decodePools": {"default": {"startTimeoutSeconds": 7200}}}
+    deployments = of_kind(render(values), "Deployment")
+    given = {name: one["spec"]["progressDeadlineSeconds"] for name, one in deployments.items()}
+    assert given["prefill-default"] < 7200 < given["decode-default"] < given["router"]
 
 
 def test_the_planner_reads_every_process_and_scales_the_two_deployments_if_told_to(

@@ -44,6 +44,26 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
             },
             "prefillPools.default.autoscaling.enabled and autoscale.apply",
         ),
+        (
+            {"autoscale": {"enabled": True, "flags": {"min-decode": 9}}},
+            "autoscale.flags: min-decode 9 is above max-decode 8",
+        ),
+        (
+            {"poolDefaults": {"strategy": {"rollingUpdate": {"maxSurge": 0}}}},
+            "prefillPools.default.strategy.rollingUpdate: maxSurge and maxUnavailable are both 0",
+        ),
+        (
+            {"router": {"strategy": {"rollingUpdate": {"maxSurge": "0%"}}}},
+            "router.strategy.rollingUpdate: maxSurge and maxUnavailable are both 0",
+        ),
+        ({"decodePools": {"default": {"env": {"HOME": "/"}}}}, "decodePools.default.env.HOME"),
+        (
+            {"nixl": {"transports": "tcp"}, "poolDefaults": {"env": {"UCX_TLS": "rc"}}},
+            "prefillPools.default.env.UCX_TLS: the chart sets this one itself",
+        ),
+        ({"fullnameOverride": "Chat_1"}, "'Chat_1' does not match"),
+        ({"poolDefaults": {"sharedMemory": None}}, "missing property 'sharedMemory'"),
+        ({"router": None}, "missing property 'router'"),
         ({"gateway": {"enabled": True}}, "gateway.parentRefs names no gateway"),
         ({"nixl": {"portRange": "30000-20000"}}, 'nixl.portRange "30000-20000"'),
         (
@@ -57,6 +77,13 @@ def test_what_is_wrong_is_named(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(Refusal) as refusal:
         render(values)
     assert complaint in refusal.value.message
+
+
+@pytest.mark.parametrize("part", ["flags", "env", "resources", "nodeSelector", "affinity"])
+def test_a_map_that_is_left_empty_is_an_empty_map(part: str) -> None:
+    """As in a file of values whose lines below the name are commented out."""
+    autoscale = {"enabled": True} if part == "env" else {"enabled": True, part: None}
+    render({"router": {part: None}, "poolDefaults": {part: None}, "autoscale": autoscale})
 
 
 def test_an_image_volume_needs_a_version_of_kubernetes_that_has_them() -> None:

@@ -100,6 +100,17 @@ def test_whoever_may_send_requests_can_be_named() -> None:
     assert reach.ports_from_namespace(MONITORING, "router") == {8000}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://collector:4318", 4318), ("https://c.example/v1", 443), ("http://c", 80)]
+)
+def test_the_collector_of_traces_can_be_reached_by_those_who_send_any(endpoint: str, port: int) -> None:
+    for values, found in (({"tracing": {"otlpEndpoint": endpoint}}, 1), ({}, 0)):
+        policies = of_kind(render(values), "NetworkPolicy")
+        for name in ("router", "server"):
+            rules = policies[name]["spec"]["egress"]
+            assert rules.count({"ports": [{"port": port}]}) == found
+
+
 def test_keys_and_tokens_are_mounted_in_routers_alone() -> None:
     auth = {"apiKeys": {"existingSecret": "keys"}, "adminToken": {"digest": f"sha256:{'0' * 64}"}}
     manifests = render({"auth": auth})

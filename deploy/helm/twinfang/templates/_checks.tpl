@@ -38,18 +38,45 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if $values.autoscale.enabled -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $flags := $values.autoscale.flags | default dict -}}
+{{- $least := get $flags (printf "min-%s" $role) | default 1 | int -}}
+{{- $most := get $flags (printf "max-%s" $role) | default 8 | int -}}
+{{- if gt $least $most -}}
+{{- fail (printf "autoscale.flags: min-%s %d is above max-%s %d (8 where it is not given)" $role $least $role $most) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- include "twinfang.strategyChecks" (dict "where" "router" "strategy" $values.router.strategy) -}}
 {{- $ports := splitList "-" $values.nixl.portRange -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}
 {{- fail (printf "nixl.portRange %q: give the lower port first, and none above 65535" $values.nixl.portRange) -}}
 {{- end -}}
 {{- $admin := $values.auth.adminToken -}}
-{{- if and (or $admin.existingSecret $admin.digest) (gt (int (get $values.router.flags "workers" | default 1)) 1) -}}
+{{- if and (or $admin.existingSecret $admin.digest) (gt (int (get ($values.router.flags | default dict) "workers" | default 1)) 1) -}}
 {{- fail (printf "router.flags.workers %v and auth.adminToken: the admin API is that of one process; raise router.replicas instead" (get $values.router.flags "workers")) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of a dictionary with strategy and where it is set. */}}
+{{- define "twinfang.strategyChecks" -}}
+{{- with .strategy.rollingUpdate -}}
+{{- if and (eq $.strategy.type "RollingUpdate") (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s.strategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so that no pod could ever be replaced; set one of them to 1" $.where) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* The same of one pool: of its dictionary. */}}
 {{- define "twinfang.poolChecks" -}}
+{{- include "twinfang.strategyChecks" (dict "where" (printf "%sPools.%s" .role .name) "strategy" .pool.strategy) -}}
+{{- $taken := fromYamlArray (include "twinfang.serverEnvironment" (dict "root" .root "pool" (dict "env" dict))) -}}
+{{- range $one := $taken -}}
+{{- if hasKey ($.pool.env | default dict) $one.name -}}
+{{- fail (printf "%sPools.%s.env.%s: the chart sets this one itself, from its other values; leave it out" $.role $.name $one.name) -}}
+{{- end -}}
+{{- end -}}
 {{- $where := printf "%sPools.%s.autoscaling" .role .name -}}
 {{- with .pool.autoscaling -}}
 {{- if .enabled -}}

@@ -51,6 +51,15 @@ matchExpressions:
   {{- end }}
 {{- end -}}
 
+{{/* Of routers and servers, to the collector of traces: any address, on its port. */}}
+{{- define "twinfang.egressToCollector" -}}
+{{- with .Values.tracing.otlpEndpoint }}
+{{- $port := regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" | default (hasPrefix "https:" . | ternary "443" "80") }}
+- ports:
+    - port: {{ $port }}
+{{- end }}
+{{- end -}}
+
 {{- define "twinfang.egressOfAll" -}}
 - ports:
     - port: 53

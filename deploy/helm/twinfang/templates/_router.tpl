@@ -5,6 +5,26 @@
 app.kubernetes.io/component: router
 {{- end -}}
 
+{{/* What one request may take, in whole seconds; without the flag 600, as the router has it. */}}
+{{- define "twinfang.requestTimeout" -}}
+{{- get (.Values.router.flags | default dict) "request-timeout" | default 600 | float64 | ceil | int -}}
+{{- end -}}
+
+{{- define "twinfang.shutdownGrace" -}}
+{{- .Values.router.shutdownGraceSeconds | default (include "twinfang.requestTimeout" .) -}}
+{{- end -}}
+
+{{/* Seconds that the slowest pool may take until its servers are ready. */}}
+{{- define "twinfang.slowestStart" -}}
+{{- $slowest := .Values.poolDefaults.startTimeoutSeconds -}}
+{{- range $pools := list .Values.prefillPools .Values.decodePools -}}
+{{- range $pool := $pools -}}
+{{- $slowest = max $slowest (($pool | default dict).startTimeoutSeconds | default 0) -}}
+{{- end -}}
+{{- end -}}
+{{- $slowest -}}
+{{- end -}}
+
 {{- define "twinfang.routerArguments" -}}
 - router
 - --host=0.0.0.0
@@ -15,7 +35,7 @@ app.kubernetes.io/component: router
 - {{ printf "--served-model-name=%s" (include "twinfang.model" .) | quote }}
 - --kubernetes-namespace={{ .Release.Namespace }}
 - --kubernetes-selector=app.kubernetes.io/instance={{ .Release.Name }},twinfang.io/role
-- --shutdown-grace={{ include "twinfang.text" .Values.router.shutdownGraceSeconds }}
+- --shutdown-grace={{ include "twinfang.shutdownGrace" . }}
 {{- if or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines }}
 - {{ printf "--api-keys-file=/etc/twinfang/api-keys/%s" .Values.auth.apiKeys.key | quote }}
 {{- end }}

@@ -86,7 +86,7 @@ The pool's own resources, and what the chart knows that a server needs. Quantiti
 compares types, and has refused numbers.
 */}}
 {{- define "twinfang.serverResources" -}}
-{{- $resources := deepCopy .pool.resources -}}
+{{- $resources := .pool.resources | default dict | deepCopy -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- if eq .pool.device "cuda" -}}
 {{- $_ := set $limits .pool.gpuResource (toString .pool.tensorParallel) -}}
