@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import pytest
 
+from router.kubernetes.cluster import Deadlines
+from router.kubernetes.figures import DiscoveryFigures
+from router.kubernetes.reflector import Reflector
+from router.kubernetes.settings import PodDiscovery
 from tests.kubernetes.node import Node
 from tests.router.conftest import until
 
@@ -158,3 +163,33 @@ async def test_a_token_that_is_good_no_longer_is_replaced_without_a_restart(plan
     router.renew_token()
     cloud.node.delete("a")
     await until(lambda: router.in_use() == {b.address}, timeout_s=RETURNS_S)
+
+
+class Names:
+    """Of the pods that a reflector has told of, none forgotten."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def listed(self, pods):
+        self.seen |= {pod["metadata"]["name"] for pod in pods}
+
+    def changed(self, event):
+        self.seen.add(event.object["metadata"]["name"])
+
+
+async def test_a_watch_on_which_nothing_comes_is_begun_anew(plane, second, cloud, tmp_path):
+    """API servers of 1.20 send no bookmark after their start until they have seen some pod change."""
+    plane.first.process.stop()
+    await returns(plane)
+    kubeconfig = plane.first.kubeconfig(tmp_path / "kubeconfig")
+    pods = PodDiscovery(cloud.release.namespace, kubeconfig=kubeconfig)
+    figures, names = DiscoveryFigures(), Names()
+    watching = asyncio.create_task(Reflector(pods, names, figures, deadlines=Deadlines(silent_s=1.0)).run())
+    try:
+        await until(lambda: figures.relists["silent"] >= 2, timeout_s=20)
+        assert set(+figures.relists) == {"silent"}
+        cloud.create("late")
+        await until(lambda: "late" in names.seen, timeout_s=20)
+    finally:
+        watching.cancel()
