@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.config_fields import ConfigFields
+from engine.weights import stored_names
 from wire.errors import ConfigError, ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class CheckpointFields(ConfigFields):
 
         Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
         """
-        fields = ConfigFields.read(directory / "config.json")
+        fields = _text_model(ConfigFields.read(directory / "config.json"))
         _refuse_quantized(fields)
         return cls(
             fields.path,
@@ -43,6 +44,18 @@ class CheckpointFields(ConfigFields):
             dtype=_resolve_dtype(dtype, fields, device),
             eos_token_ids=_eos_token_ids(directory, fields),
         )
+
+    def stores(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor, where ``config.json`` leaves it open; False without weights."""
+        return name in stored_names(self.path.parent)
+
+
+def _text_model(fields: ConfigFields) -> ConfigFields:
+    """The language model's fields in place of those of the whole, where it sees pictures too."""
+    text = fields.raw.get("text_config")
+    if not isinstance(text, dict):
+        return fields
+    return ConfigFields(fields.path, fields.raw | text | {"architectures": fields.raw.get("architectures")})
 
 
 def _architecture(fields: ConfigFields) -> str:

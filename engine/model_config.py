@@ -60,6 +60,8 @@ class ModelConfig:
     residual_scale: float = 1.0
     """Of what each block adds to the residual stream."""
     logit_scale: float = 1.0
+    norm_offset: float = 0.0
+    """Added to stored weights of norms over the hidden state: 1 where the checkpoint keeps them around 0."""
 
     @classmethod
     def of(

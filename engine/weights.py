@@ -47,6 +47,24 @@ def weight_paths(directory: str | Path) -> list[Path]:
     return paths
 
 
+def stored_names(directory: str | Path) -> frozenset[str]:
+    """Names of a checkpoint's tensors; none where it has no weights yet. Reads files' heads alone.
+
+    Raises :class:`ModelLoadError` as :func:`weight_paths`, and for a file that is no safetensors.
+    """
+    directory = Path(directory)
+    if not any(directory.glob("*.safetensors")):
+        return frozenset()
+    return frozenset(name for path in weight_paths(directory) for name in _opened(path).keys())  # noqa: SIM118
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+
+
 @dataclass(frozen=True)
 class Part:
     """Half-open ranges of one axis, side by side: what a tensor-parallel rank has of a weight."""
@@ -125,10 +143,7 @@ class WeightFiles:
         self._files: dict[Path, Any] = {}  # safe_open is untyped
         self._path_of: dict[str, Path] = {}
         for path in weight_paths(directory):
-            try:
-                self._files[path] = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+            self._files[path] = _opened(path)
             self._path_of.update(dict.fromkeys(self._files[path].keys(), path))
 
     def __contains__(self, name: str) -> bool:

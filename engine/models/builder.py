@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from engine.model_config import LayerType, ModelConfig
@@ -37,7 +38,10 @@ class Builder:
 
     def norm(self, name: str) -> Tensor:
         """Weight ``[hidden]`` of an RMS norm over the hidden state."""
-        return self.weights.take(f"{self.prefix}{name}.weight", (self.config.hidden_size,))
+        name, shape = f"{self.prefix}{name}.weight", (self.config.hidden_size,)
+        if self.config.norm_offset == 0.0:
+            return self.weights.take(name, shape)
+        return self.weights.take(name, shape, dtype=torch.float32) + self.config.norm_offset
 
     def mixer(self, layer_type: LayerType, name: str) -> Mixer:
         """The mixer whose tensors are called ``{name}…``."""

@@ -239,3 +239,9 @@ def test_a_missing_or_broken_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="holds a JSON list"):
         read_config(tmp_path)
+
+
+def test_the_language_model_of_one_that_sees_pictures_speaks_for_itself(directory):
+    path = directory(hidden_size=None, vocab_size=None, text_config={"hidden_size": 64, "vocab_size": 99})
+    config = read_config(path)
+    assert (config.hidden_size, config.vocab_size) == (64, 99)
