@@ -13,6 +13,7 @@ import torch
 
 from engine.checkpoint_fields import DTYPES
 from engine.config_fields import ConfigFields
+from engine.rotary_config import RotaryConfig
 
 Activation = Literal["relu_squared", "silu_gated"]
 """``relu(up(x))^2`` (Primer, arXiv:2109.08668), or ``silu(gate(x)) * up(x)`` (SwiGLU, arXiv:2002.05202)."""
@@ -91,6 +92,15 @@ class MambaConfig:
 
 
 @dataclass(frozen=True)
+class HeadNormConfig:
+    """RMS norms of single heads of q and k, before they turn."""
+
+    eps: float
+    offset: float = 0.0
+    """Added to the stored weights: 1 where the checkpoint keeps them around 0."""
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Grouped-query attention."""
 
@@ -102,6 +112,14 @@ class AttentionConfig:
     in_scale: float = 1.0
     """Of q, k and v behind their projections."""
     out_scale: float = 1.0
+    bias: bool = False
+    """Of q, k and v."""
+    out_bias: bool = False
+    rotary: RotaryConfig | None = None
+    """None: no positional encoding."""
+    head_norms: HeadNormConfig | None = None
+    output_gate: bool = False
+    """What was attended to times ``sigmoid(gate)``; the gates stand in ``q_proj``, each behind its query."""
 
     @classmethod
     def read(cls, fields: ConfigFields, *, head_dim: int | None = None) -> AttentionConfig:

@@ -1,26 +1,35 @@
-"""Grouped-query attention over the paged KV cache, without positional encoding."""
+"""Grouped-query attention over the paged KV cache."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.caches import LayerCaches
-from engine.mixer_config import AttentionConfig
+from engine.mixer_config import AttentionConfig, HeadNormConfig
 from engine.models.linear import Linear
+from engine.models.qkv_projection import QkvProjection
 from engine.tensor_parallel import TensorParallel
-from engine.weights import Weights, of_inputs, of_outputs
+from engine.weights import Weights, of_inputs
 from kernels.kv_cache import store_kv
 from kernels.paged_attention_decode import paged_attention_decode
 from kernels.paged_attention_prefill import paged_attention_prefill
+from kernels.rotary import HeadNorms, norm_and_rotate, rotate
+from kernels.sigmoid_gate import sigmoid_gate
+
+Position = Callable[[Tensor, Tensor, Tensor], None]
+"""``position(q, k, positions)`` brings positions into queries and keys, in place."""
 
 
 class Attention:
-    """``o(softmax(q k^T / sqrt(head_dim)) v)``; KV of all new tokens is stored before anything is read.
+    """``o(softmax(scale q k^T) v)``; KV of all new tokens is stored before anything is read.
 
-    A rank has a share of the heads and the KV heads that these attend to. ``index``: which of the KV caches
-    is this layer's.
+    As the configuration says, q and k are turned by their positions, behind norms of their heads, and what was
+    attended to is gated. A rank has a share of the heads and the KV heads that these attend to. ``index``:
+    which of the KV caches is this layer's.
     """
 
     def __init__(
@@ -32,53 +41,39 @@ class Attention:
         tp: TensorParallel,
         index: int,
     ) -> None:
-        heads, kv_heads = tp.share(config.num_heads), tp.share_or_copy(config.num_kv_heads)
+        heads = tp.share(config.num_heads)
         self.index = index
-        self.num_heads = len(heads)
-        self.num_kv_heads = len(kv_heads)
-        self.head_dim = config.head_dim
         self.scale = config.scale
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        q_part = heads.start * config.head_dim, heads.stop * config.head_dim
-        kv_part = of_outputs((kv_heads.start * config.head_dim, kv_heads.stop * config.head_dim))
-        self.qkv_split = [
-            len(heads) * config.head_dim,
-            len(kv_heads) * config.head_dim,
-            len(kv_heads) * config.head_dim,
-        ]
-        self.qkv_proj = Linear.take_joined(
-            weights,
-            [
-                (f"{prefix}q_proj", q_size, of_outputs(q_part)),
-                (f"{prefix}k_proj", kv_size, kv_part),
-                (f"{prefix}v_proj", kv_size, kv_part),
-            ],
-            hidden_size,
-            scale=config.in_scale,
-        )
+        self.qkv = QkvProjection(config, hidden_size, weights, prefix, tp)
+        self.position = _position(config, weights, prefix)
         self.o_proj = Linear.take(
             weights,
             f"{prefix}o_proj",
             hidden_size,
-            q_size,
-            part=of_inputs(q_part),
+            config.num_heads * config.head_dim,
+            bias=config.out_bias and tp.rank == 0,
+            part=of_inputs((heads.start * config.head_dim, heads.stop * config.head_dim)),
             scale=config.out_scale,
         )
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
         k_cache, v_cache = caches.k[self.index], caches.v[self.index]
-        q, k, v = torch.split(self.qkv_proj(x), self.qkv_split, dim=-1)
-        q = q.view(-1, self.num_heads, self.head_dim)
-        k = k.view(-1, self.num_kv_heads, self.head_dim)
-        v = v.view(-1, self.num_kv_heads, self.head_dim)
-        store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        qkv = self.qkv(x)
+        self.position(qkv.q, qkv.k, batch.positions)
+        store_kv(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping)
+        attended = self._attend(qkv.q, batch, k_cache, v_cache)
+        if qkv.gate is not None:
+            sigmoid_gate(attended, qkv.gate)
+        return self.o_proj(attended.flatten(1))
+
+    def _attend(self, q: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """``[n, heads, head_dim]`` to the same."""
         outputs = []
         split = batch.num_decode_tokens
         if (decode := batch.decode) is not None:
             attended = paged_attention_decode(
-                q[:split].view(decode.num_rows, decode.num_positions, self.num_heads, self.head_dim),
+                q[:split].unflatten(0, (decode.num_rows, decode.num_positions)),
                 k_cache,
                 v_cache,
                 decode.block_table,
@@ -86,7 +81,7 @@ class Attention:
                 scale=self.scale,
                 max_seq_len=decode.max_seq_len,
             )
-            outputs.append(attended.view(split, -1))
+            outputs.append(attended.flatten(0, 1))
         if (prefill := batch.prefill) is not None:
             attended = paged_attention_prefill(
                 q[split:],
@@ -99,5 +94,29 @@ class Attention:
                 max_query_len=prefill.max_query_len,
                 max_seq_len=prefill.max_seq_len,
             )
-            outputs.append(attended.view(prefill.num_tokens, -1))
-        return self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+            outputs.append(attended)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _position(config: AttentionConfig, weights: Weights, prefix: str) -> Position:
+    if config.rotary is None:
+        assert config.head_norms is None, "norms of heads without rotary embedding have no kernel"
+        return _nothing
+    rotary = config.rotary.on(weights.device)
+    if config.head_norms is None:
+        return lambda q, k, positions: rotate(q, k, positions, rotary)
+    norms = _head_norms(config.head_norms, config.head_dim, weights, prefix)
+    return lambda q, k, positions: norm_and_rotate(q, k, norms, positions, rotary)
+
+
+def _nothing(q: Tensor, k: Tensor, positions: Tensor) -> None:
+    """No positional encoding: order comes from the recurrent layers."""
+
+
+def _head_norms(config: HeadNormConfig, head_dim: int, weights: Weights, prefix: str) -> HeadNorms:
+    q_weight, k_weight = (
+        weights.take(f"{prefix}{name}.weight", (head_dim,)) for name in ("q_norm", "k_norm")
+    )
+    if config.offset:
+        q_weight, k_weight = q_weight + config.offset, k_weight + config.offset
+    return HeadNorms(q_weight, k_weight, config.eps)

@@ -70,15 +70,17 @@ class Linear:
         layers: Sequence[tuple[str, int, Part]],
         in_features: int,
         *,
+        bias: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Linear:
         """Layers ``(name, out, part)`` of the same input as one, their outputs one behind the other."""
-        return cls(
-            torch.cat(
-                [weights.take(f"{name}.weight", (out, in_features), part=part) for name, out, part in layers]
-            ),
-            scale=scale,
+        joined = torch.cat(
+            [weights.take(f"{name}.weight", (out, in_features), part=part) for name, out, part in layers]
         )
+        if not bias:
+            return cls(joined, scale=scale)
+        biases = [weights.take(f"{name}.bias", (out,), part=part) for name, out, part in layers]
+        return cls(joined, torch.cat(biases), scale=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[n, in]`` to ``[n, out]``"""
