@@ -27,9 +27,9 @@ Position = Callable[[Tensor, Tensor, Tensor], None]
 class Attention:
     """``o(softmax(scale q k^T) v)``; KV of all new tokens is stored before anything is read.
 
-    As the configuration says, q and k are turned by their positions, behind norms of their heads, and what was
-    attended to is gated. A rank has a share of the heads and the KV heads that these attend to. ``index``:
-    which of the KV caches is this layer's.
+    As the configuration says, q and k are turned by their positions, behind norms of their heads, and what
+    was attended to is gated. A rank has a share of the heads and the KV heads that these attend to.
+    ``index``: which of the KV caches is this layer's.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Attention:
         split = batch.num_decode_tokens
         if (decode := batch.decode) is not None:
             attended = paged_attention_decode(
-                q[:split].unflatten(0, (decode.num_rows, decode.num_positions)),
+                q[:split].view(decode.num_rows, decode.num_positions, *q.shape[1:]),
                 k_cache,
                 v_cache,
                 decode.block_table,
@@ -114,8 +114,9 @@ def _nothing(q: Tensor, k: Tensor, positions: Tensor) -> None:
 
 
 def _head_norms(config: HeadNormConfig, head_dim: int, weights: Weights, prefix: str) -> HeadNorms:
+    dtype = torch.float32 if config.offset else None  # the sum would lose what bfloat16 has of the weight
     q_weight, k_weight = (
-        weights.take(f"{prefix}{name}.weight", (head_dim,)) for name in ("q_norm", "k_norm")
+        weights.take(f"{prefix}{name}.weight", (head_dim,), dtype=dtype) for name in ("q_norm", "k_norm")
     )
     if config.offset:
         q_weight, k_weight = q_weight + config.offset, k_weight + config.offset

@@ -59,7 +59,8 @@ class QkvProjection:
     def __call__(self, x: Tensor) -> Qkv:
         """Of ``[n, hidden]``."""
         q, k, v = (
-            part.unflatten(1, (-1, self.head_dim)) for part in torch.split(self.proj(x), self.split, dim=1)
+            part.view(len(x), part.shape[1] // self.head_dim, self.head_dim)
+            for part in torch.split(self.proj(x), self.split, dim=1)
         )
         if not self.has_gate:
             return Qkv(q, k, v, None)

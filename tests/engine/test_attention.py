@@ -1,4 +1,4 @@
-"""Attention with each family's options, against transformers' layers: in chunks, decoded, divided, recorded."""
+"""Attention with each family's options, against transformers': in chunks, decoded, divided, recorded."""
 
 from types import SimpleNamespace
 
