@@ -1,0 +1,122 @@
+"""A linear layer's weight in one byte an element, with its scales.
+
+    W[o, k] = float32(values[o, k]) * scales[o // block_rows, k // block_columns]
+
+One scale a tensor, an output, a group of inputs or a block are the same thing here: blocks of another size.
+What is cut out of a weight, or put together from several, gets blocks as large as fit, so that every element
+keeps its scale: nothing is quantised again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """``[out, in]``; the last block of either axis may be smaller."""
+
+    values: Tensor
+    """``[out, in]`` float8_e4m3fn or int8"""
+    scales: Tensor
+    """``[ceil(out / block_rows), ceil(in / block_columns)]`` float32"""
+    block_rows: int
+    block_columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_outputs, num_inputs = self.values.shape
+        return num_outputs, num_inputs
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.values.dtype == FP8
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[out, in]``, rounded once to float32 and, where that is not ``dtype``, once more."""
+        num_outputs, num_inputs = self.shape
+        scales = self.scales.repeat_interleave(self.block_rows, 0)[:num_outputs]
+        scales = scales.repeat_interleave(self.block_columns, 1)[:, :num_inputs]
+        return (self.values.to(torch.float32) * scales).to(dtype)
+
+    def cut(self, axis: int, ranges: Sequence[Range]) -> QuantizedWeight:
+        """Half-open ranges of one axis, side by side."""
+        values = torch.cat([_slice(self.values, axis, one) for one in ranges], dim=axis)
+        block, num_blocks = self._blocks(axis)
+        if num_blocks == 1:
+            return self._with(axis, values, self.scales, values.shape[axis])
+        lengths = [stop - start for start, stop in ranges]
+        unit = math.gcd(block, *(start for start, _ in ranges), *lengths[:-1])
+        finer = self.scales.repeat_interleave(block // unit, axis)
+        parts = [_slice(finer, axis, (start // unit, -(-stop // unit))) for start, stop in ranges]
+        return self._with(axis, values, torch.cat(parts, dim=axis), unit)
+
+    def scaled(self, factors: Tensor) -> QuantizedWeight:
+        """With outputs multiplied by ``factors [out]``, or all by one ``[]``."""
+        if factors.ndim == 0:
+            return replace(self, scales=self.scales * factors.to(self.scales))
+        rows = self.scales.repeat_interleave(self.block_rows, 0)[: self.shape[0]]
+        return replace(self, scales=rows * factors.to(rows)[:, None], block_rows=1)
+
+    def rows_padded(self, num_rows: int) -> QuantizedWeight:
+        """With outputs that are zero behind the last, up to so many."""
+        missing = num_rows - self.shape[0]
+        if missing == 0:
+            return self
+        none = torch.zeros(missing, self.shape[1], dtype=torch.uint8, device=self.device)
+        one = torch.ones(1, 1, device=self.device)
+        return join([self, QuantizedWeight(none.view(self.values.dtype), one, missing, self.shape[1])])
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        return replace(self, values=self.values.to(device), scales=self.scales.to(device))
+
+    def _blocks(self, axis: int) -> tuple[int, int]:
+        """Their size along an axis, and how many there are."""
+        return (self.block_rows, self.block_columns)[axis], self.scales.shape[axis]
+
+    def _with(self, axis: int, values: Tensor, scales: Tensor, block: int) -> QuantizedWeight:
+        if axis == 0:
+            return QuantizedWeight(values, scales, block, self.block_columns)
+        return QuantizedWeight(values, scales, self.block_rows, block)
+
+
+def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Weights of the same inputs and one dtype, their outputs one behind the other."""
+    if len(weights) == 1:
+        return weights[0]
+    num_inputs = weights[0].shape[1]
+    columns = math.gcd(*(one.block_columns for one in weights if one.scales.shape[1] > 1)) or num_inputs
+    lengths = [one.shape[0] for one in weights]
+    rows = math.gcd(*(one.block_rows for one in weights if one.scales.shape[0] > 1), *lengths[:-1])
+    scales = [_in_blocks(_in_blocks(one, 0, rows), 1, columns).scales for one in weights]
+    values = torch.cat([one.values for one in weights])
+    return QuantizedWeight(values, torch.cat(scales), rows, columns)
+
+
+def _in_blocks(weight: QuantizedWeight, axis: int, size: int) -> QuantizedWeight:
+    """The same weight in smaller blocks."""
+    block, num_blocks = weight._blocks(axis)
+    wanted = -(-weight.shape[axis] // size)
+    repeats = wanted if num_blocks == 1 else block // size
+    scales = _slice(weight.scales.repeat_interleave(repeats, axis), axis, (0, wanted))
+    return weight._with(axis, weight.values, scales, size)
+
+
+def _slice(tensor: Tensor, axis: int, one: Range) -> Tensor:
+    return tensor[(slice(None),) * axis + (slice(*one),)]

@@ -1,0 +1,137 @@
+"""Products with weights of one byte: Triton kernel and CPU path against float64, and its bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu_graph import CpuGraph
+from kernels.packed_linear import PackedLinear
+from kernels.quantized_linear import (
+    QuantizedLinear,
+    quantized_linear_reference,
+    quantized_linear_triton,
+    widen_bytes,
+)
+from kernels.quantized_linear_cpu import ROWS_IN_REGISTERS, PackedQuantizedLinear
+from kernels.quantized_weight import FP8
+from kernels.triton_jit import tl, triton_jit
+from tests.kernels.compiled import output_of
+from tests.kernels.paged_cache import skip_bfloat16_in_the_interpreter
+from tests.kernels.quantized_weights import BLOCKS, random_weight
+
+STORED = pytest.mark.parametrize("stored", [FP8, torch.int8], ids=["fp8", "int8"])
+
+
+def operands(target, stored, num_rows, num_outputs, num_inputs, block, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    weight = random_weight(stored, num_outputs, num_inputs, block, device=target.device)
+    wide = torch.randn(num_rows, num_inputs + 3, generator=generator).to(target.device, dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(target.device, dtype)
+    return wide[:, :num_inputs], weight, bias  # rows further apart than they are long
+
+
+def product(target, x, weight, bias, **options):
+    if target.name == "triton":
+        return quantized_linear_triton(x, weight, bias, **options)
+    return QuantizedLinear(weight, bias)(x, **options)
+
+
+@STORED
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize(
+    ("num_rows", "num_outputs", "num_inputs"), [(1, 70, 96), (5, 7, 5), (19, 130, 64), (0, 3, 4)]
+)
+def test_equals_float64(target, stored, block, num_rows, num_outputs, num_inputs):
+    x, weight, bias = operands(target, stored, num_rows, num_outputs, num_inputs, block)
+    expected = quantized_linear_reference(x.double(), weight, bias.double())
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(product(target, x, weight, bias).double(), expected, **tolerance)
+    activated = product(target, x, weight, None, relu_squared=True)
+    expected = quantized_linear_reference(x.double(), weight, relu_squared=True)
+    torch.testing.assert_close(activated.double(), expected, **tolerance)
+
+
+@STORED
+@pytest.mark.parametrize("block", [BLOCKS["tensor"], BLOCKS["block"]], ids=["tensor", "block"])
+def test_bfloat16_inputs_are_rounded_nowhere_but_in_the_result(target, stored, block):
+    skip_bfloat16_in_the_interpreter(target, torch.bfloat16)
+    x, weight, bias = operands(target, stored, 19, 130, 64, block, torch.bfloat16)
+    expected = quantized_linear_reference(x.double(), weight, bias.double())
+    y = product(target, x, weight, bias)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@STORED
+def test_a_recorded_step_multiplies_anew(stored):
+    layer = QuantizedLinear(random_weight(stored, 200, 64, (64, 32)))
+    x, graph = torch.randn(3, 64), CpuGraph()
+    with graph.record():
+        y = layer(x)
+    x.copy_(torch.randn(3, 64))
+    graph.replay()
+    assert torch.equal(y, layer(x))
+
+
+@STORED
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("num_rows", [1, 4, 7, ROWS_IN_REGISTERS, ROWS_IN_REGISTERS + 1, 2000])
+def test_on_cpu_the_bits_are_those_of_the_dequantised_weight(stored, block, num_rows):
+    weight = random_weight(stored, 100, 200, block)
+    bias, x = torch.randn(100), torch.randn(num_rows, 200)
+    dequantised = PackedLinear.pack(weight.dequantized(), bias)
+    packed = PackedQuantizedLinear.pack(weight, bias)
+    assert torch.equal(packed(x), dequantised(x))
+    assert torch.equal(packed(x, relu_squared=True), dequantised(x, relu_squared=True))
+
+
+def test_a_packed_weight_takes_a_byte_an_element():
+    packed = PackedQuantizedLinear.pack(random_weight(FP8, 128, 256, (64, 128)), None)
+    assert packed.panels.nbytes == 128 * 256
+
+
+@triton_jit
+def _widen_kernel(codes_ptr, hardware_ptr, moved_ptr, FP8_CODES: tl.constexpr):
+    place = tl.arange(0, 256)
+    codes = tl.load(codes_ptr + place)
+    tl.store(hardware_ptr + place, widen_bytes(codes, FP8_CODES, True, tl.bfloat16))
+    tl.store(moved_ptr + place, widen_bytes(codes, FP8_CODES, False, tl.bfloat16))
+
+
+@STORED
+def test_every_code_is_widened_exactly(stored):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    codes = torch.arange(256, dtype=torch.uint8)
+    known = torch.ones(256, dtype=torch.bool) if stored == torch.int8 else codes & 0x7F != 0x7F
+    hardware, moved = (torch.empty(256, dtype=torch.bfloat16, device=device) for _ in range(2))
+    _widen_kernel[(1,)](codes.to(device), hardware, moved, FP8_CODES=stored == FP8)
+    for found in (hardware, moved):
+        assert torch.equal(found.cpu().float()[known], codes.view(stored).float()[known])
+
+
+COMPILE = """
+from kernels.quantized_linear import _quantized_linear_kernel, tile_request
+import torch
+from tests.kernels.sm_90 import compile_kernel
+
+TYPES = {"*": "*bf16", "values_ptr": "*u8", "scales_ptr": "*fp32"}
+for few_rows in (True, False):
+    for fp8, scales in ((True, "one"), (True, "step"), (False, "one")):
+        tiles = dict(tile_request(torch.bfloat16, 4096, 4096, few_rows=few_rows).default)
+        options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
+        constants = {
+            "FP8": fp8, "HARDWARE_FP8": True, "SCALES": scales, "HAS_BIAS": False, "RELU_SQUARED": True,
+            "PRECISION": "tf32", **tiles,
+        }
+        compiled = compile_kernel(_quantized_linear_kernel, constants, TYPES, **options)
+        print("compiled", few_rows, fp8, scales, compiled.registers)
+        assert compiled.stack_bytes == 0, "registers spilled"
+        assert compiled.shared_bytes < 228 * 1024
+        assert "cp.async" in compiled.ptx
+        assert not fp8 or "cvt.rn.f16x2.e4m3x2" in compiled.ptx
+"""
+
+
+def test_kernels_compile_for_sm_90_without_spills():
+    assert output_of(COMPILE).count("compiled") == 6
