@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.float8 import readable
 from kernels.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.quantized_weight import QuantizedWeight
 from kernels.tiles import TileRequest, choose
@@ -24,7 +25,6 @@ from kernels.triton_jit import tl, triton, triton_jit
 
 FEW_ROWS = 64
 """Up to so many, rows are decode rows' and weights are read once; beyond, tiles are larger."""
-_FP8_CAPABILITY = (8, 9)
 
 
 def quantized_linear_reference(
@@ -38,20 +38,20 @@ def quantized_linear_reference(
 # --- Triton -------------------------------------------------------------------------------------------
 # A program has BLOCK_M rows times BLOCK_N outputs and goes through the inputs in steps of BLOCK_K. Bytes are
 # widened in registers to x's dtype, without loss; a step's product is multiplied with its scale in float32.
-# An FP8 number is widened by the GPU where it can (sm_89 and later), else by moving its bits into a float16:
-# 7 bits, 7 places to the left, are a 256th of its value, subnormals too.
+# Where a GPU has no instructions for FP8 its bits come as uint8 and are moved into a float16: 7 bits, 7
+# places to the left, are a 256th of the value, subnormals too.
 
 
 @triton_jit
-def widen_bytes(stored, FP8: tl.constexpr, HARDWARE_FP8: tl.constexpr, dtype: tl.constexpr):
-    """uint8 bits of float8_e4m3fn or int8 to numbers in ``dtype``, exactly."""
-    if not FP8:
-        return stored.to(tl.int8, bitcast=True).to(tl.float32).to(dtype)
-    if HARDWARE_FP8:
-        return stored.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
-    bits = stored.to(tl.int16)
-    half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return (half * 256.0).to(dtype)
+def widen_weight(stored, dtype: tl.constexpr):
+    """float8_e4m3fn, its bits as uint8, or int8 to numbers in ``dtype``, exactly."""
+    if stored.dtype == tl.int8:
+        return stored.to(tl.float32).to(dtype)
+    if stored.dtype == tl.uint8:
+        bits = stored.to(tl.int16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        return (half * 256.0).to(dtype)
+    return stored.to(tl.float16).to(dtype)
 
 
 @triton_jit
@@ -66,8 +66,6 @@ def multiply_tile(
     scale_columns,
     block_rows,
     group,
-    FP8: tl.constexpr,
-    HARDWARE_FP8: tl.constexpr,
     SCALES: tl.constexpr,  # "one" a row of the weight, one a "step" of BLOCK_K, or "each" input its own
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -86,17 +84,17 @@ def multiply_tile(
             x_ptrs[:, None] + k[None, :], mask=row_mask[:, None] & (k < num_inputs)[None, :], other=0.0
         )
         mask = output_mask[:, None] & (k < num_inputs)[None, :]
-        stored = tl.load(value_ptrs + k[None, :], mask=mask, other=0)
+        stored = tl.load(value_ptrs + k[None, :], mask=mask, other=0.0)
         if SCALES == "one":
-            w = widen_bytes(stored, FP8, HARDWARE_FP8, x.dtype)
+            w = widen_weight(stored, x.dtype)
             total = tl.dot(x, tl.trans(w), total, input_precision=PRECISION)
         elif SCALES == "step":
-            w = widen_bytes(stored, FP8, HARDWARE_FP8, x.dtype)
+            w = widen_weight(stored, x.dtype)
             scale = tl.load(scale_ptrs + first // group, mask=output_mask, other=0.0)
             total += tl.dot(x, tl.trans(w), input_precision=PRECISION) * scale[None, :]
         else:
             scale = tl.load(scale_ptrs[:, None] + (k // group)[None, :], mask=mask, other=0.0)
-            w = widen_bytes(stored, FP8, HARDWARE_FP8, tl.float32) * scale
+            w = widen_weight(stored, tl.float32) * scale
             total = tl.dot(x.to(tl.float32), tl.trans(w), total, input_precision=PRECISION)
     if SCALES == "one":
         total *= tl.load(scale_ptrs, mask=output_mask, other=0.0)[None, :]
@@ -117,8 +115,6 @@ def _quantized_linear_kernel(
     scale_columns,
     block_rows,
     group,
-    FP8: tl.constexpr,
-    HARDWARE_FP8: tl.constexpr,
     SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     RELU_SQUARED: tl.constexpr,
@@ -142,8 +138,6 @@ def _quantized_linear_kernel(
         scale_columns,
         block_rows,
         group,
-        FP8,
-        HARDWARE_FP8,
         SCALES,
         BLOCK_M,
         BLOCK_N,
@@ -182,11 +176,6 @@ def scales_and_step(weight: QuantizedWeight, step: int) -> tuple[str, int]:
     return ("step", min(step, fits)) if fits >= 16 else ("each", 32)
 
 
-def widens_in_hardware(device: torch.device) -> bool:
-    """Whether the GPU has instructions for FP8; the interpreter moves bits."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
-
-
 def quantized_linear_triton(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, relu_squared: bool = False
 ) -> Tensor:
@@ -203,7 +192,7 @@ def quantized_linear_triton(
     grid = (triton.cdiv(num_rows, tiles["BLOCK_M"]), triton.cdiv(num_outputs, tiles["BLOCK_N"]))
     _quantized_linear_kernel[grid](
         x,
-        weight.values.view(torch.uint8),
+        readable(weight.values),
         weight.scales,
         weight.scales if bias is None else bias,
         y,
@@ -214,8 +203,6 @@ def quantized_linear_triton(
         weight.scales.shape[1],
         weight.block_rows,
         weight.block_columns,
-        FP8=weight.is_fp8,
-        HARDWARE_FP8=widens_in_hardware(x.device),
         SCALES=scales,
         HAS_BIAS=bias is not None,
         RELU_SQUARED=relu_squared,

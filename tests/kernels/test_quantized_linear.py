@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from kernels.cpu_graph import CpuGraph
+from kernels.float8 import writable
 from kernels.packed_linear import PackedLinear
 from kernels.quantized_linear import (
     QuantizedLinear,
     quantized_linear_reference,
     quantized_linear_triton,
-    widen_bytes,
+    widen_weight,
 )
 from kernels.quantized_linear_cpu import ROWS_IN_REGISTERS, PackedQuantizedLinear
 from kernels.quantized_weight import FP8
@@ -92,22 +93,21 @@ def test_a_packed_weight_takes_a_byte_an_element():
 
 
 @triton_jit
-def _widen_kernel(codes_ptr, hardware_ptr, moved_ptr, FP8_CODES: tl.constexpr):
+def _widen_kernel(stored_ptr, widened_ptr):
     place = tl.arange(0, 256)
-    codes = tl.load(codes_ptr + place)
-    tl.store(hardware_ptr + place, widen_bytes(codes, FP8_CODES, True, tl.bfloat16))
-    tl.store(moved_ptr + place, widen_bytes(codes, FP8_CODES, False, tl.bfloat16))
+    tl.store(widened_ptr + place, widen_weight(tl.load(stored_ptr + place), tl.bfloat16))
 
 
 @STORED
-def test_every_code_is_widened_exactly(stored):
+@pytest.mark.parametrize("by", ["instructions", "bits"])
+def test_every_code_is_widened_exactly(stored, by):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    codes = torch.arange(256, dtype=torch.uint8)
-    known = torch.ones(256, dtype=torch.bool) if stored == torch.int8 else codes & 0x7F != 0x7F
-    hardware, moved = (torch.empty(256, dtype=torch.bfloat16, device=device) for _ in range(2))
-    _widen_kernel[(1,)](codes.to(device), hardware, moved, FP8_CODES=stored == FP8)
-    for found in (hardware, moved):
-        assert torch.equal(found.cpu().float()[known], codes.view(stored).float()[known])
+    codes = torch.arange(256, dtype=torch.uint8).view(stored)
+    known = ~codes.float().isnan()
+    widened = torch.empty(256, dtype=torch.bfloat16, device=device)
+    moved = codes if by == "instructions" else writable(codes)
+    _widen_kernel[(1,)](moved.to(device), widened)
+    assert torch.equal(widened.cpu().float()[known], codes.float()[known])
 
 
 COMPILE = """
@@ -115,23 +115,23 @@ from kernels.quantized_linear import _quantized_linear_kernel, tile_request
 import torch
 from tests.kernels.sm_90 import compile_kernel
 
-TYPES = {"*": "*bf16", "values_ptr": "*u8", "scales_ptr": "*fp32"}
 for few_rows in (True, False):
-    for fp8, scales in ((True, "one"), (True, "step"), (False, "one")):
+    for stored, scales in (("fp8e4nv", "one"), ("fp8e4nv", "step"), ("i8", "one"), ("u8", "step")):
+        types = {"*": "*bf16", "values_ptr": "*" + stored, "scales_ptr": "*fp32"}
         tiles = dict(tile_request(torch.bfloat16, 4096, 4096, few_rows=few_rows).default)
         options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
         constants = {
-            "FP8": fp8, "HARDWARE_FP8": True, "SCALES": scales, "HAS_BIAS": False, "RELU_SQUARED": True,
+            "SCALES": scales, "HAS_BIAS": False, "RELU_SQUARED": True,
             "PRECISION": "tf32", **tiles,
         }
-        compiled = compile_kernel(_quantized_linear_kernel, constants, TYPES, **options)
-        print("compiled", few_rows, fp8, scales, compiled.registers)
+        compiled = compile_kernel(_quantized_linear_kernel, constants, types, **options)
+        print("compiled", few_rows, stored, scales, compiled.registers)
         assert compiled.stack_bytes == 0, "registers spilled"
         assert compiled.shared_bytes < 228 * 1024
         assert "cp.async" in compiled.ptx
-        assert not fp8 or "cvt.rn.f16x2.e4m3x2" in compiled.ptx
+        assert stored != "fp8e4nv" or "cvt.rn.f16x2.e4m3x2" in compiled.ptx
 """
 
 
 def test_kernels_compile_for_sm_90_without_spills():
-    assert output_of(COMPILE).count("compiled") == 6
+    assert output_of(COMPILE).count("compiled") == 8
