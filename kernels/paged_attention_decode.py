@@ -13,6 +13,8 @@ import math
 
 import torch
 
+from kernels.float8 import readable
+from kernels.kv_cache import CPU_CACHE_DTYPES
 from kernels.paged_attention_decode_cpu import paged_attention_decode_cpu
 from kernels.paged_attention_prefill import (
     LOG2_E,
@@ -32,12 +34,22 @@ def paged_attention_decode_reference(
     seq_lens: torch.Tensor,
     *,
     scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """:func:`paged_attention_decode`: a decode row is a prefill row of T queries."""
     num_rows, num_positions = q.shape[:2]
     cu_seqlens = torch.arange(0, (num_rows + 1) * num_positions, num_positions)
     return paged_attention_prefill_reference(
-        q.flatten(0, 1), k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale=scale
+        q.flatten(0, 1),
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens,
+        seq_lens,
+        scale=scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
     ).view(q.shape)
 
 
@@ -66,6 +78,7 @@ def _decode_kernel(
     cache_token_stride,
     table_stride,
     scale_log2,
+    v_scale,
     num_splits,
     POSITIONS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -108,7 +121,7 @@ def _decode_kernel(
     )  # fmt: skip
     safe_total = tl.where(total == 0.0, 1.0, total)
     targets = ((row * POSITIONS + positions) * NUM_HEADS + heads) * num_splits + split
-    partial = (acc / safe_total[:, None]).to(partial_ptr.dtype.element_ty)
+    partial = (acc / safe_total[:, None] * v_scale).to(partial_ptr.dtype.element_ty)
     tl.store(partial_ptr + targets[:, None] * HEAD_DIM + dims[None, :], partial, mask=live_dims)
     if IS_SPLIT:
         lse = tl.where(total == 0.0, float("-inf"), highest + tl.log2(safe_total))
@@ -197,6 +210,8 @@ def _launch(
     seq_lens: torch.Tensor,
     scale: float,
     max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     num_splits: int | None = None,
 ) -> torch.Tensor:
     num_rows, num_positions, num_heads, head_dim = q.shape
@@ -220,8 +235,8 @@ def _launch(
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _decode_kernel[(num_rows, kv_heads, num_splits)](
         q,
-        k_cache,
-        v_cache,
+        readable(k_cache),
+        readable(v_cache),
         block_table,
         seq_lens,
         partial,
@@ -229,7 +244,8 @@ def _launch(
         *q.stride()[:3],
         *k_cache.stride()[:3],
         block_table.stride(0),
-        scale * LOG2_E,
+        scale * k_scale * LOG2_E,
+        v_scale,
         num_splits,
         POSITIONS=num_positions,
         NUM_HEADS=num_heads,
@@ -269,6 +285,8 @@ def paged_attention_decode(
     *,
     scale: float,
     max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attend from q ``[R, T, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
 
@@ -278,8 +296,9 @@ def paged_attention_decode(
     max_seq_len, at least the longest row, fixes the launch grid. Returns ``[R, T, QH, D]``.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    operands = (q, k_cache, v_cache, block_table, seq_lens)
     if q.is_cuda and q.dtype != torch.float64:
-        return _launch(q, k_cache, v_cache, block_table, seq_lens, scale, max_seq_len)
-    if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        return paged_attention_decode_cpu(q, k_cache, v_cache, block_table, seq_lens, scale)
-    return paged_attention_decode_reference(q, k_cache, v_cache, block_table, seq_lens, scale=scale)
+        return _launch(*operands, scale, max_seq_len, k_scale, v_scale)
+    if not q.is_cuda and q.dtype == torch.float32 and k_cache.dtype in CPU_CACHE_DTYPES:
+        return paged_attention_decode_cpu(*operands, scale * k_scale, v_scale)
+    return paged_attention_decode_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

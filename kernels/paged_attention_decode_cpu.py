@@ -7,7 +7,8 @@ row's blocks in place, 64 tokens at a time, with an online softmax:
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values  acc' = acc exp(m - m') + p V, four vectors of acc in registers        out = acc / l at the end
 
-Nothing is gathered, copied or masked: a query's loop ends at its own length, so that what lies beyond it
+An e4m3 cache is widened first, 64 tokens at a time for all queries that see one of them. Else nothing is
+gathered, copied or masked: a query's loop ends at its own length, so that what lies beyond it
 (stale block ids, NaN) is not even read. Lengths are read here and nowhere else, so that a call can be
 recorded (:mod:`kernels.cpu_graph`). A sum's order depends on the tokens' places in their row alone.
 """
@@ -26,6 +27,7 @@ from kernels.cpu_vector import (
     lanes,
     largest_of,
     load,
+    load_number,
     maximum,
     multiply,
     multiply_add,
@@ -60,8 +62,8 @@ def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
         a0, a1, a2, a3 = sum_of(s0), sum_of(s1), sum_of(s2), sum_of(s3)
         for d in range(whole, head_dim):
             x_d = query[q + d]
-            a0, a1 = a0 + x_d * keys[k0 + d], a1 + x_d * keys[k1 + d]
-            a2, a3 = a2 + x_d * keys[k2 + d], a3 + x_d * keys[k3 + d]
+            a0, a1 = a0 + x_d * load_number(keys, k0 + d), a1 + x_d * load_number(keys, k1 + d)
+            a2, a3 = a2 + x_d * load_number(keys, k2 + d), a3 + x_d * load_number(keys, k3 + d)
         scores[s + t], scores[s + t + 1], scores[s + t + 2], scores[s + t + 3] = a0, a1, a2, a3
         t += 4
     while t < num_tokens:
@@ -71,7 +73,7 @@ def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
             s0 = multiply_add(load(query, q + d), load(keys, k0 + d), s0)
         a0 = sum_of(s0)
         for d in range(whole, head_dim):
-            a0 += query[q + d] * keys[k0 + d]
+            a0 += query[q + d] * load_number(keys, k0 + d)
         scores[s + t] = a0
         t += 1
 
@@ -127,7 +129,7 @@ def _add_values(weights, first, values, v, head_dim, num_tokens, acc, a):
     while d < head_dim:
         total = acc[a + d]
         for t in range(num_tokens):
-            total += weights[first + t] * values[v + t * head_dim + d]
+            total += weights[first + t] * load_number(values, v + t * head_dim + d)
         acc[a + d] = total
         d += 1
 
@@ -168,9 +170,45 @@ def _attend_row(
 
 
 @cpu_jit
+def _widen_step(cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, wide):
+    """``wide[t * head_dim:]`` is token ``first + t`` of one KV head, in float32."""
+    whole = head_dim - head_dim % lanes()
+    for t in range(count):
+        inside, block = (first + t) % block_size, block_ids[(first + t) // block_size]
+        source = block * cache_strides[0] + kv_head * cache_strides[1] + inside * head_dim
+        for d in range(0, whole, lanes()):
+            store(wide, t * head_dim + d, load(cache, source + d))
+        for d in range(whole, head_dim):
+            wide[t * head_dim + d] = load_number(cache, source + d)
+
+
+@cpu_jit
+def _attend_narrow_row(
+    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
+    first_len, queries, width, scores, highest, total, acc, keys, values,
+):  # fmt: skip
+    """:func:`_attend_row` over what :func:`_widen_step` makes of the caches."""
+    w, seen = lanes(), first_len + num_queries // heads_per_kv - 1
+    for i in range(num_queries):
+        highest[i] = _NEGATIVE_INFINITY
+        store(total, i * w, splat(_ZERO))
+    acc[: num_queries * width] = _ZERO
+    for first in range(0, seen, _STEP_TOKENS):
+        count = min(_STEP_TOKENS, seen - first)
+        _widen_step(k_cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, keys)
+        _widen_step(v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, values)
+        for i in range(num_queries):
+            live = min(count, first_len + i // heads_per_kv - first)
+            if live > 0:
+                _score(queries, i * width, keys, 0, head_dim, live, scores, 0)
+                _weigh(scores, live, highest, total, i, acc, i * width, width)
+                _add_values(scores, 0, values, 0, head_dim, live, acc, i * width)
+
+
+@cpu_jit
 def _attend_rows(
-    q, q_strides, k_cache, v_cache, cache_strides, shape, seq_lens, block_table, columns, scale, out,
-    begin, end,
+    q, q_strides, k_cache, v_cache, cache_strides, shape, seq_lens, block_table, columns, scale, v_scale,
+    is_narrow, out, begin, end,
 ):  # fmt: skip
     """Item ``r * KVH + h``: decode row r's positions with KV head h. ``shape`` is T, QH, KVH, block, D."""
     num_positions, num_heads, kv_heads, block_size, head_dim = shape
@@ -180,6 +218,8 @@ def _attend_rows(
     queries, acc = aligned(num_queries * width), aligned(num_queries * width)
     total, scores = aligned(num_queries * w), aligned(_STEP_TOKENS)
     highest = np.empty(num_queries, np.float32)
+    room = _STEP_TOKENS * head_dim if is_narrow else 0
+    keys, values = aligned(room), aligned(room)
     for item in range(begin, end):
         row, kv_head = item // kv_heads, item % kv_heads
         for i in range(num_queries):
@@ -188,7 +228,13 @@ def _attend_rows(
             for d in range(head_dim):
                 queries[i * width + d] = q[source + d] * scale
         first_len = seq_lens[row] - num_positions + 1
-        if seq_lens[row] > 0:
+        if seq_lens[row] > 0 and is_narrow:
+            _attend_narrow_row(
+                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head,
+                block_table[row * columns :], heads_per_kv, num_queries, first_len,
+                queries, width, scores, highest, total, acc, keys, values,
+            )  # fmt: skip
+        elif seq_lens[row] > 0:
             _attend_row(
                 k_cache, v_cache, cache_strides, block_size, head_dim, kv_head,
                 block_table[row * columns :], heads_per_kv, num_queries, first_len,
@@ -199,7 +245,7 @@ def _attend_rows(
             target = ((row * num_positions + position) * num_heads + head) * head_dim
             is_padding = seq_lens[row] == 0
             weight = _ONE if is_padding else sum_of(load(total, i * w))
-            inverse = _ZERO if is_padding or weight == _ZERO else np.divide(_ONE, weight)
+            inverse = _ZERO if is_padding or weight == _ZERO else np.divide(v_scale, weight)
             for d in range(head_dim):
                 out[target + d] = _ZERO if is_padding else acc[i * width + d] * inverse
 
@@ -211,8 +257,12 @@ def paged_attention_decode_cpu(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    v_scale: float,
 ) -> torch.Tensor:
-    """:func:`kernels.paged_attention_decode.paged_attention_decode` in float32."""
+    """:func:`kernels.paged_attention_decode.paged_attention_decode` in float32.
+
+    ``scale`` has k_scale in it.
+    """
     num_rows, num_positions, num_heads, _ = q.shape
     out = torch.empty(q.shape)
     _attend_rows.parallel_for(
@@ -228,6 +278,8 @@ def paged_attention_decode_cpu(
         as_flat_array(block_table),
         block_table.stride(0),
         np.float32(scale),
+        np.float32(v_scale),
+        int(k_cache.dtype != torch.float32),
         as_array(out).ravel(),
     )
     return out

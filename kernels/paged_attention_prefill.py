@@ -6,6 +6,9 @@ Rows are ragged: row s owns the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, w
 ``seq_lens[s]`` tokens; what stands before them is a cached prefix or earlier chunks. K and V of token t lie
 in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (QH // KVH)``.
 
+A cache may be of float8_e4m3fn: its values, times k_scale and v_scale, are K and V. The scales are taken into
+``scale`` and into the last division, sums stay in float32.
+
 | device | float32 | bfloat16, float16 | float64 |
 |---|---|---|---|
 | CUDA | Triton, IEEE products | Triton, float32 sums | reference |
@@ -18,6 +21,8 @@ import functools
 
 import torch
 
+from kernels.float8 import readable, widen
+from kernels.kv_cache import CPU_CACHE_DTYPES
 from kernels.paged_attention_prefill_cpu import paged_attention_prefill_cpu
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
@@ -32,6 +37,8 @@ def paged_attention_prefill_reference(
     seq_lens: torch.Tensor,
     *,
     scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """:func:`paged_attention_prefill`, one row after the other with all its scores at once."""
     acc = torch.promote_types(q.dtype, torch.float32)
@@ -53,10 +60,11 @@ def paged_attention_prefill_reference(
             .repeat_interleave(heads_per_kv, dim=0)
             for cache in (k_cache, v_cache)
         )
-        scores = scale * q[start:end].to(acc).transpose(0, 1) @ k.transpose(1, 2)
+        scores = scale * k_scale * q[start:end].to(acc).transpose(0, 1) @ k.transpose(1, 2)
         query_positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)
         future = torch.arange(seq_len, device=q.device) > query_positions[:, None]
-        out[start:end] = (scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ v).transpose(0, 1)
+        attended = scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ v
+        out[start:end] = v_scale * attended.transpose(0, 1)
     return out
 
 
@@ -81,6 +89,7 @@ def _prefill_kernel(
     cache_token_stride,
     table_stride,
     scale_log2,
+    v_scale,
     HEADS_PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -135,7 +144,7 @@ def _prefill_kernel(
         k_head_ptr, v_head_ptr, cache_block_stride, cache_token_stride, table_ptr, scale_log2,
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
     )  # fmt: skip
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None] * v_scale
     tl.store(out_tile, out.to(q.dtype), mask=live_dims)
 
 
@@ -179,7 +188,8 @@ def attend_tokens(
         following = tokens + BLOCK_N
         block_ids = tl.load(table_ptr + following // BLOCK_SIZE, mask=following < end, other=0)
         mask = live[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(k_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(q.dtype)
+        k = tl.load(k_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+        k = widen(k, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         if MASKED:
             scores = tl.where(tokens[None, :] < limits[:, None], scores, float("-inf"))
@@ -187,7 +197,8 @@ def attend_tokens(
         shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # nothing seen yet: not -inf + inf
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(highest - shift)
-        v = tl.load(v_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0).to(q.dtype)
+        v = tl.load(v_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+        v = widen(v, q.dtype)
         acc = acc * rescale[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
         total = total * rescale + tl.sum(weights, axis=1)
         highest = new_highest
@@ -231,6 +242,8 @@ def _launch(
     seq_lens: torch.Tensor,
     scale: float,
     max_query_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     num_heads, head_dim = q.shape[1:]
     _, kv_heads, block_size, _ = k_cache.shape
@@ -242,8 +255,8 @@ def _launch(
         return out
     _prefill_kernel[(num_tiles, kv_heads, len(seq_lens))](
         q,
-        k_cache,
-        v_cache,
+        readable(k_cache),
+        readable(v_cache),
         block_table,
         cu_seqlens,
         seq_lens,
@@ -254,7 +267,8 @@ def _launch(
         out.stride(1),
         *k_cache.stride()[:3],
         block_table.stride(0),
-        scale * LOG2_E,
+        scale * k_scale * LOG2_E,
+        v_scale,
         HEADS_PER_KV=heads_per_kv,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
@@ -276,6 +290,8 @@ def paged_attention_prefill(
     scale: float,
     max_query_len: int,
     max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attend from q ``[num_tokens, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
 
@@ -286,10 +302,9 @@ def paged_attention_prefill(
     ``[num_tokens, QH, D]``, zero in padding rows.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    operands = (q, k_cache, v_cache, block_table, cu_seqlens, seq_lens)
     if q.is_cuda and q.dtype != torch.float64:
-        return _launch(q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale, max_query_len)
-    if not q.is_cuda and q.dtype == k_cache.dtype == torch.float32:
-        return paged_attention_prefill_cpu(q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale)
-    return paged_attention_prefill_reference(
-        q, k_cache, v_cache, block_table, cu_seqlens, seq_lens, scale=scale
-    )
+        return _launch(*operands, scale, max_query_len, k_scale, v_scale)
+    if not q.is_cuda and q.dtype == torch.float32 and k_cache.dtype in CPU_CACHE_DTYPES:
+        return paged_attention_prefill_cpu(*operands, scale * k_scale, v_scale)
+    return paged_attention_prefill_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

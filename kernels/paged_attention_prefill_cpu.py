@@ -3,7 +3,7 @@
 The unit of work is a tile: consecutive queries of one row, for one KV head, with all the query heads that
 share it. A tile walks the row's tokens 64 at a time with an online softmax:
 
-    gather   K of these tokens transposed, V as it stands: once for all the tile's queries
+    gather   K of these tokens transposed, V as it stands, in float32: once for all the tile's queries
     scores   s = q K^T, four queries by two vectors of tokens in registers
     softmax  m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values   acc' = acc exp(m - m') + p V, out = acc / l at the end
@@ -27,6 +27,7 @@ from kernels.cpu_vector import (
     lanes,
     largest_of,
     load,
+    load_number,
     maximum,
     multiply,
     multiply_add,
@@ -41,7 +42,7 @@ _STEP_TOKENS = 64
 _TILE_QUERIES = 192  # K and V come from memory once for so many
 _GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
 
-_ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.inf)
+_ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
 
 
 @cpu_jit
@@ -97,14 +98,14 @@ def _gather(
                 whole += lanes()
         for i in range(whole, run):
             for d in range(head_dim):
-                keys[d * _STEP_TOKENS + t + i] = k_cache[base + i * head_dim + d]
+                keys[d * _STEP_TOKENS + t + i] = load_number(k_cache, base + i * head_dim + d)
         for i in range(run):
             source, target = base + i * head_dim, (t + i) * width
             whole = head_dim - head_dim % lanes()
             for d in range(0, whole, lanes()):
                 store(values, target + d, load(v_cache, source + d))
             for d in range(whole, head_dim):
-                values[target + d] = v_cache[source + d]
+                values[target + d] = load_number(v_cache, source + d)
         t += run
 
 
@@ -172,8 +173,9 @@ def _scale(source, offset, factor, target, target_offset, count):
 
 @cpu_jit
 def _attend_tiles(
-    q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, out, begin, end
-):
+    q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, v_scale, out,
+    begin, end,
+):  # fmt: skip
     """Items are tiles, KV head after KV head; a tile is ``(row, first token, tokens, length it sees)``."""
     num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv = num_heads // kv_heads
@@ -208,7 +210,7 @@ def _attend_tiles(
         for i in range(num_queries):
             token, head = first_token + i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
             target = (token * num_heads + head) * head_dim
-            inverse = np.divide(_ONE, sum_of(load(total, i * lanes())))
+            inverse = np.divide(v_scale, sum_of(load(total, i * lanes())))
             _scale(acc, i * width, inverse, out, target, head_dim)
 
 
@@ -232,8 +234,12 @@ def paged_attention_prefill_cpu(
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    v_scale: float,
 ) -> torch.Tensor:
-    """:func:`kernels.paged_attention_prefill.paged_attention_prefill` in float32."""
+    """:func:`kernels.paged_attention_prefill.paged_attention_prefill` in float32.
+
+    ``scale`` has k_scale in it.
+    """
     out = torch.zeros(q.shape, dtype=q.dtype)
     num_heads, head_dim = q.shape[1:]
     heads_per_kv = num_heads // k_cache.shape[1]
@@ -255,6 +261,7 @@ def paged_attention_prefill_cpu(
         as_flat_array(block_table),
         block_table.stride(0),
         np.float32(scale),
+        np.float32(v_scale),
         as_array(out).ravel(),
     )
     return out

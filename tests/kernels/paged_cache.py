@@ -28,6 +28,8 @@ class PagedCache:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         spare_blocks: int = 1,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         torch.manual_seed(sum(seq_lens) + head_dim)
         blocks = [-(-seq_len // block_size) for seq_len in seq_lens]
@@ -37,15 +39,18 @@ class PagedCache:
         stale = [*STALE, *ids[sum(blocks) :]]
         columns = max(blocks) + 2
         table = [[stale[(row + i) % len(stale)] for i in range(columns)] for row in range(len(blocks))]
-        self.k, self.v = [], []  # of each row, float64 [KVH, tokens, D], as the cache's dtype rounds them
+        self.k, self.v = (
+            [],
+            [],
+        )  # of each row, float64 [KVH, tokens, D], as the cache's dtype rounds them, scaled
         for row, (seq_len, count) in enumerate(zip(seq_lens, blocks, strict=True)):
             table[row][:count] = [ids.pop(0) for _ in range(count)]
-            for store, index in ((self.k, 0), (self.v, 1)):
+            for store, index, scale in ((self.k, 0, k_scale), (self.v, 1, v_scale)):
                 values = torch.randn(kv_heads, seq_len, head_dim).to(dtype)
                 for block in range(count):
                     part = values[:, block * block_size : (block + 1) * block_size]
                     self.pool[table[row][block], :, 1, index, : part.shape[1]] = part
-                store.append(values.double())
+                store.append(scale * values.double())
         self.pool = self.pool.to(device)
         # Columns of a wider table: rows are strided.
         self.block_table = torch.tensor(table, dtype=torch.int32, device=device)

@@ -18,6 +18,7 @@ TYPES = {
     "*": "*" + DTYPE, "scale_log2": "fp32", "eps": "fp32", "scaling": "fp32", "slot_mapping_ptr": "*i64",
     **{name: "*i32" for name in ("block_table_ptr", "cu_seqlens_ptr", "seq_lens_ptr")},
     **{name: "*fp32" for name in ("partial_ptr", "lse_ptr", "inv_freq_ptr")}, "positions_ptr": "*i64",
+    **{name: "fp32" for name in ("v_scale", "k_factor", "v_factor")},
 }
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
 prefill = paged_attention_prefill.tile_request(dtype, 4, 80, 16).default
@@ -70,3 +71,42 @@ def test_kernels_compile_for_sm_90_without_spills(dtype):
     assert output.count("compiled") == 9
     if dtype == "bf16":
         assert "_prefill_kernel with wgmma" in output
+
+
+COMPILE_E4M3 = """
+import torch
+
+from kernels import kv_cache, paged_attention_decode, paged_attention_prefill
+from tests.kernels.sm_90 import compile_kernel
+
+TYPES = {
+    "*": "*bf16", "slot_mapping_ptr": "*i64",
+    **{name: "fp32" for name in ("scale_log2", "v_scale", "k_factor", "v_factor")},
+    **{name: "*i32" for name in ("block_table_ptr", "cu_seqlens_ptr", "seq_lens_ptr")},
+    **{name: "*fp32" for name in ("partial_ptr", "lse_ptr")},
+}
+prefill = paged_attention_prefill.tile_request(torch.bfloat16, 16, 128, 16).default
+decode = dict(paged_attention_decode.tile_request(torch.bfloat16, 16, 128, 16, 4).default)
+del decode["PROGRAMS_PER_SM"]
+DOT = {"HEAD_DIM": 128, "BLOCK_SIZE": 16, "BLOCK_D": 128, "PRECISION": "tf32", "HEADS_PER_KV": 16}
+DECODE = {"MIN_SPLIT": 256, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 32, "BLOCK_M": 64}
+for cache, kernel, constants, tiles in (
+    (CACHE, paged_attention_prefill._prefill_kernel, DOT, prefill),
+    (CACHE, paged_attention_decode._decode_kernel, {**DOT, **DECODE}, decode),
+    ("*u8", kv_cache._store_kv_kernel, {"BLOCK_H": 2, "BLOCK_D": 128}, {}),
+):
+    types = {**TYPES, "k_cache_ptr": cache, "v_cache_ptr": cache}
+    options = {name: value for name, value in tiles.items() if name.startswith("num_")}
+    constants = constants | {name: value for name, value in tiles.items() if name not in options}
+    compiled = compile_kernel(kernel, constants, types, **options)
+    print("compiled", kernel.__name__, compiled.registers, "e4m3x2" in compiled.ptx)
+    assert compiled.stack_bytes == 0, "registers spilled"
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("cache", ["*fp8e4nv", "*u8"])
+def test_kernels_compile_for_e4m3_caches_with_and_without_instructions_for_them(cache):
+    output = output_of(COMPILE_E4M3, CACHE=cache)
+    assert output.count("compiled") == 3
+    assert output.count("True") == (2 if cache == "*fp8e4nv" else 0)

@@ -50,6 +50,32 @@ def test_stores_its_tokens_and_nothing_else(
     assert torch.equal(bits(pool), bits(expected))  # NaN included: the null block and other layers
 
 
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 24), (torch.bfloat16, 16)])
+def test_an_e4m3_pool_gets_scaled_values_rounded_and_nothing_else(target, dtype, head_dim):
+    k, v = (50 * torch.randn(2, 9, 2, head_dim)).to(dtype)
+    k[3, 1, 5], v[4, 0, 2], v[5, 1, 0] = torch.nan, torch.inf, 3e5
+    pool = torch.full((4, 2, 3, 2, 4, head_dim), torch.nan, dtype=torch.float8_e4m3fn)
+    expected = pool.clone()
+    slots = torch.tensor([7, 5, 3, 12, 14, 4, 15, 0, 8])
+    pool = pool.to(target.device)
+    scales = {"k_scale": 0.4, "v_scale": 0.7}
+    operands = (k.to(target.device), v.to(target.device), *views(pool, 1), slots.to(target.device))
+    if target.name == "triton":
+        module._launch(*operands, **scales)
+    else:
+        store_kv(*operands, **scales)
+    store_kv_reference(k, v, *views(expected, 1), slots, **scales)
+    assert torch.equal(bits(pool), bits(expected))
+    found = pool[slots // 4, :, 1, :, slots % 4].float().cpu()  # [tokens, heads, 2, head_dim]
+    assert found[3, 1, 0, 5].isnan()  # an overflow stays visible
+    assert found[4, 0, 1, 2].isnan()
+    assert found[5, 1, 1, 0] == 448
+    is_live = k[3].isfinite()
+    torch.testing.assert_close(
+        0.4 * found[3, :, 0][is_live], k[3].float()[is_live], rtol=0.07, atol=0.4 * 2.0**-10
+    )
+
+
 def test_pool_of_two_blocks(target):
     k, v = torch.randn(2, 3, 2, 16, device=target.device)
     pool = torch.full((2, 2, 1, 2, 4, 16), torch.nan, device=target.device)

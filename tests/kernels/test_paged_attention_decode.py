@@ -14,12 +14,12 @@ from kernels.paged_attention_decode import (
 from tests.kernels.paged_cache import PagedCache, assert_attends, skip_bfloat16_in_the_interpreter
 
 
-def decode(target, q, cache, scale, num_splits=1):
+def decode(target, q, cache, scale, num_splits=1, **scales):
     max_seq_len = int(cache.seq_lens.max())
     operands = (q, cache.k_cache, cache.v_cache, cache.block_table, cache.seq_lens)
     if target.name == "triton":
-        return module._launch(*operands, scale, max_seq_len, num_splits=num_splits)
-    return paged_attention_decode(*operands, scale=scale, max_seq_len=max_seq_len)
+        return module._launch(*operands, scale, max_seq_len, num_splits=num_splits, **scales)
+    return paged_attention_decode(*operands, scale=scale, max_seq_len=max_seq_len, **scales)
 
 
 def queries(num_rows, num_positions, num_heads, head_dim, dtype=torch.float32, device="cpu"):
@@ -68,6 +68,33 @@ def test_decode_equals_dense_attention(
     assert_attends(out, dense(cache, q, scale=head_dim**-0.5))
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(
+    ("seq_lens", "num_positions", "num_heads", "kv_heads", "block_size", "head_dim"),
+    [
+        ([1, 15, 16, 17, 0, 133], 1, 4, 2, 16, 32),
+        ([4, 31, 0, 70], 4, 8, 1, 32, 96),
+        ([7, 64, 65], 2, 6, 2, 4, 41),  # rows of bytes that are not aligned
+    ],
+)
+def test_an_e4m3_cache_decodes_as_dense_attention_to_its_scaled_values(
+    target, seq_lens, num_positions, num_heads, kv_heads, block_size, head_dim, num_splits
+):
+    scales = {"k_scale": 0.37, "v_scale": 2.5}
+    cache = PagedCache(
+        seq_lens,
+        kv_heads=kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        dtype=torch.float8_e4m3fn,
+        device=target.device,
+        **scales,
+    )
+    q = queries(len(seq_lens), num_positions, num_heads, head_dim, device=target.device)
+    out = decode(target, q, cache, head_dim**-0.5, num_splits, **scales)
+    assert_attends(out, dense(cache, q, scale=head_dim**-0.5))
+
+
 @pytest.mark.parametrize("num_splits", [2, 3])
 def test_splits_of_a_row_add_up(target, num_splits):
     cache = PagedCache([1, 128, 129, 0, 300], kv_heads=1, block_size=16, head_dim=16, device=target.device)
@@ -82,8 +109,9 @@ def test_pool_of_two_blocks(target):
     assert_attends(decode(target, q, cache, 0.25), dense(cache, q, 0.25))
 
 
-def test_nan_of_a_live_token_shows_in_the_positions_that_see_it(target):
-    cache = PagedCache([20, 20], kv_heads=1, block_size=16, head_dim=16, device=target.device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_nan_of_a_live_token_shows_in_the_positions_that_see_it(target, dtype):
+    cache = PagedCache([20, 20], kv_heads=1, block_size=16, head_dim=16, dtype=dtype, device=target.device)
     cache.v_cache[cache.block_table[0, 1], :, 3] = torch.nan  # token 19: seen by the last position only
     out = decode(target, queries(2, 2, 2, 16, device=target.device), cache, 0.25)
     assert out[0, 1].isnan().all()

@@ -8,15 +8,15 @@ from kernels.paged_attention_prefill import paged_attention_prefill, paged_atten
 from tests.kernels.paged_cache import PagedCache, assert_attends, skip_bfloat16_in_the_interpreter
 
 
-def prefill(target, q, cache, query_lens, scale, seq_lens=None):
+def prefill(target, q, cache, query_lens, scale, seq_lens=None, **scales):
     """q ``[num_tokens, QH, D]``, ragged by query_lens, at the ends of rows of seq_lens."""
     cu_seqlens = target.int32([0, *itertools.accumulate(query_lens)])
     seq_lens = cache.seq_lens if seq_lens is None else target.int32(seq_lens)
     operands = (q, cache.k_cache, cache.v_cache, cache.block_table, cu_seqlens, seq_lens)
     if target.name == "triton":
-        return module._launch(*operands, scale, max(query_lens))
+        return module._launch(*operands, scale, max(query_lens), **scales)
     return paged_attention_prefill(
-        *operands, scale=scale, max_query_len=max(query_lens), max_seq_len=int(seq_lens.max())
+        *operands, scale=scale, max_query_len=max(query_lens), max_seq_len=int(seq_lens.max()), **scales
     )
 
 
@@ -72,6 +72,29 @@ def test_prefill_equals_dense_attention(target, rows, num_heads, kv_heads, block
     q = queries(sum(query_lens), num_heads, head_dim, dtype, target.device)
     out = prefill(target, q, cache, query_lens, scale=head_dim**-0.5)
     assert out.shape == q.shape
+    assert_attends(out, dense(cache, q, query_lens, head_dim**-0.5))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("num_heads", "kv_heads", "block_size", "head_dim"), [(4, 2, 16, 32), (6, 2, 4, 41), (4, 4, 4, 96)]
+)
+def test_an_e4m3_cache_is_attended_as_its_scaled_values(
+    target, rows, num_heads, kv_heads, block_size, head_dim
+):
+    query_lens, seq_lens = (list(column) for column in zip(*rows, strict=True))
+    scales = {"k_scale": 0.37, "v_scale": 2.5}
+    cache = PagedCache(
+        seq_lens,
+        kv_heads=kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        dtype=torch.float8_e4m3fn,
+        device=target.device,
+        **scales,
+    )
+    q = queries(sum(query_lens), num_heads, head_dim, device=target.device)
+    out = prefill(target, q, cache, query_lens, head_dim**-0.5, **scales)
     assert_attends(out, dense(cache, q, query_lens, head_dim**-0.5))
 
 
