@@ -11,6 +11,11 @@ from router.policies.policy import Load
 from router.prefix_index import PrefixIndex
 from wire.generation import ServerInfo, ServerStats
 
+SILENT_S = 30.0
+"""Engines answer between two steps, which take seconds at most: one that says nothing for so long hangs."""
+HELD_OPEN_S = 10.0
+"""After each time that it was asked in vain; longer than it takes to ask again."""
+
 
 class Assignments:
     """Owns the server's circuit breaker and counts the tokens of requests that are there.
@@ -33,6 +38,7 @@ class Assignments:
         self._stats: ServerStats | None = None
         self.told_s = 0.0
         """When that was, by the clock."""
+        self._appeared_s = 0.0
         self._tokens_then = 0
         """Own tokens at the server when it was asked for :attr:`stats`."""
         self._requests_then = 0
@@ -45,7 +51,7 @@ class Assignments:
             self.breaker.reset()
         self._incarnation = info.incarnation
         self.prefixes.appeared(info)
-        self._stats = None
+        self._stats, self._appeared_s = None, self._clock()
         self._block_size = info.block_size
         self._max_num_seqs = info.max_num_seqs
         self._max_batch_tokens = info.max_batch_tokens
@@ -75,6 +81,11 @@ class Assignments:
         ``requests_when_asked``: requests of this router that had been sent there."""
         self._stats, self.told_s = stats, self._clock()
         self._tokens_then, self._requests_then = tokens_when_asked, requests_when_asked
+
+    def not_told(self) -> None:
+        """The server is connected, was asked for its figures and gave none: its engine does not answer."""
+        if self._clock() - max(self.told_s, self._appeared_s) > SILENT_S:
+            self.breaker.hold_open(HELD_OPEN_S)
 
     def load(self) -> Load:
         """The load now: own requests as they are, those of others as they were."""

@@ -5,6 +5,7 @@
                                        └────probe fails, longer─────┘
 
 A pure state machine: it is told outcomes and reads an injected clock. The probe is a request like any other.
+It may be held open, too: while a server's engine hangs, requests that have no end would tell nothing.
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ class CircuitBreaker:
         if not self._is_closed and self._probe is None:
             self._probe = trial
         return trial
+
+    def hold_open(self, for_s: float) -> None:
+        """It is known by other means than requests that the server does not serve: no probe for so long."""
+        if self._is_closed:
+            self._open()
+        self.retry_at = max(self.retry_at, self._clock() + for_s)
 
     def reset(self) -> None:
         """Another process answers at this address: it starts with a clean sheet."""

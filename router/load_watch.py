@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.assignments import Assignments
-from wire.generation import ServerStats
+from wire.generation import ServerInfo, ServerStats
 from wire.prefixes import PrefixNews
 
 BUSY_INTERVAL_S = 0.25
@@ -18,6 +18,10 @@ class Watched(Protocol):
 
     @property
     def assignments(self) -> Assignments: ...
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """None as long as the server can't be used."""
 
     @property
     def num_requests(self) -> int:
@@ -31,7 +35,8 @@ class Watched(Protocol):
 async def keep_figures(
     server: Watched, *, idle_interval_s: float, reads_prefixes: Callable[[], bool]
 ) -> None:
-    """Until it is cancelled. Without an answer the figures stay what they were."""
+    """Until it is cancelled. Without an answer the figures stay what they were; without one for long, the
+    server's circuit breaker opens."""
     while True:
         await _ask_for_load(server)
         if reads_prefixes():
@@ -47,6 +52,8 @@ async def _ask_for_load(server: Watched) -> None:
         assignments.reported(
             stats, tokens_when_asked=tokens_when_asked, requests_when_asked=requests_when_asked
         )
+    elif server.info is not None:
+        assignments.not_told()
 
 
 async def _ask_for_prefixes(server: Watched) -> None:

@@ -55,6 +55,35 @@ def test_a_server_that_does_both_has_a_queue_of_prompts():
     assert both.load().queued_tokens == 120
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_engine_that_says_nothing_for_long_opens_the_breaker_until_it_does():
+    clock = Clock()
+    decode = Assignments(clock)
+
+    def states_without_an_answer(*times):
+        for clock.now in times:
+            decode.not_told()
+            yield decode.breaker.state
+
+    clock.now = 100.0
+    decode.appeared(server_info("decode"))
+    assert set(states_without_an_answer(100.0, 110.0, 130.0)) == {"closed"}, "it appeared not long ago"
+    decode.reported(server_stats(), tokens_when_asked=0)
+    assert set(states_without_an_answer(140.0, 160.0)) == {"closed"}
+    assert set(states_without_an_answer(161.0, 169.0, 177.0)) == {"open"}
+    clock.now = 188.0
+    decode.reported(server_stats(), tokens_when_asked=0)
+    assert decode.breaker.state == "half_open"
+    decode.begin(10).progressed()
+    assert decode.breaker.state == "closed"
+
+
 @pytest.mark.parametrize(("incarnation", "state"), [("another", "closed"), ("prefill-1", "open")])
 def test_a_server_that_appears_again_has_no_figures_and_another_life_no_failures(incarnation, state):
     prefill = assignments("prefill")

@@ -146,6 +146,21 @@ def test_another_process_at_the_address_starts_with_a_clean_sheet():
     assert breaker.allows(), "that was the process before"
 
 
+def test_one_that_is_held_open_lets_no_probe_through_meanwhile_and_one_after():
+    breaker, clock = breaker_and_clock()
+    under_way = breaker.begin()
+    for clock.now in (0.0, 4.0, 8.0):
+        breaker.hold_open(10.0)
+        assert not breaker.allows()
+    assert (breaker.retry_at, breaker.num_opened) == (18.0, 1)
+    under_way.progressed()
+    under_way.ended()
+    assert not breaker.allows(), "it was sent before"
+    clock.now = 18.0
+    serve(breaker)
+    assert breaker.state == "closed"
+
+
 class AnyLife(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 
@@ -169,6 +184,11 @@ class AnyLife(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 40))
     def wait(self, seconds):
         self.clock.now += seconds
+
+    @rule()
+    def hold_open(self):
+        self.breaker.hold_open(10.0)
+        assert self.breaker.state == "open"
 
     @rule()
     def all_end(self):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router import load_watch
+from router import assignments, connection, load_watch
 from router.circuit_breaker import MAX_FAILURES
 from tests.router.conftest import until
 from tests.router.scripted_servers import failing, hanging, saying, server_stats
@@ -70,6 +70,32 @@ async def test_a_server_that_keeps_failing_is_left_alone_until_a_probe_succeeds(
     assert breaker.state == "closed"
     assert len(bad.submitted) > MAX_FAILURES + 2
     await nothing_left(stack)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_server_whose_engine_hangs_gets_nothing_new_until_it_answers(make_stack, monkeypatch, role):
+    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(assignments, "SILENT_S", 0.2)
+    monkeypatch.setattr(assignments, "HELD_OPEN_S", 3.0)
+    stack = await make_stack(num_prefill=2, num_decode=2)
+    for server in stack.decode:
+        server.script = saying([50])
+    hung, _ = getattr(stack, role)
+    breaker, figures = breaker_of(stack, hung), hung.stats
+    hung.stats = None
+    await until(lambda: breaker.state == "open")
+    before = num_sent(hung)
+    await complete(stack, 4)
+    assert (num_sent(hung), breaker.state) == (before, "open")
+    hung.stats = figures
+    await until(lambda: breaker.state == "half_open")
+    await complete(stack, 4)
+    assert num_sent(hung) > before
+    assert breaker.state == "closed"
+
+
+def num_sent(server):
+    return len(server.requests if server.info.role == "prefill" else server.submitted)
 
 
 async def test_a_prefill_server_whose_state_can_not_be_read_is_left_alone(make_stack):
