@@ -25,6 +25,8 @@ from tests.kubernetes_api import KubernetesApi
 PROBE_INTERVAL_S = 0.2
 """Not the manifest's seconds: they say how soon a cluster notices, not whether it may go wrong."""
 START_DEADLINE_S = 120.0
+SERVICE_LAG_S = 1.0
+"""For so long a Service still sends new connections to a pod that is being deleted."""
 
 
 @dataclass(eq=False)
@@ -37,7 +39,8 @@ class Pod:
     process: asyncio.subprocess.Process
     log: Path
     is_ready: bool = False
-    is_terminating: bool = False
+    terminating_since_s: float | None = None
+    """None: nobody has deleted it."""
     probing: asyncio.Task[None] | None = None
 
     @property
@@ -47,7 +50,8 @@ class Pod:
     @property
     def takes_requests(self) -> bool:
         """Whether a Service sends new connections here."""
-        return self.is_ready and not self.is_terminating
+        since_s = self.terminating_since_s
+        return self.is_ready and (since_s is None or time.monotonic() < since_s + SERVICE_LAG_S)
 
     def port(self, name: str) -> int:
         return next(int(port["containerPort"]) for port in self.container["ports"] if port["name"] == name)
@@ -98,7 +102,7 @@ class Node:
         """Announced, preStop, SIGTERM; one that is not gone when its grace is over has failed."""
         grace_s = float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         began_s = time.monotonic()
-        pod.is_terminating = True
+        pod.terminating_since_s = began_s
         self.api.delete_pod(pod.name)
         await self._pre_stop(pod, grace_s)
         pod.process.terminate()

@@ -75,6 +75,15 @@ def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
         assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
 
 
+def test_pods_of_ipv6_listen_and_drain_there(parse: Callable[[list[str]], argparse.Namespace]) -> None:
+    deployments = of_kind(render({"ipFamily": "IPv6", "autoscale": {"enabled": True}}), "Deployment")
+    containers = {name: container_of(deployment) for name, deployment in deployments.items()}
+    assert {parse(container["args"]).host for container in containers.values()} == {"::"}
+    for name, port in (("prefill-default", 8100), ("decode-default", 8200)):
+        hook = containers[name]["lifecycle"]["preStop"]["exec"]["command"]
+        assert parse(hook[1:]).server == f"[::1]:{port}"
+
+
 @pytest.mark.parametrize("flags", [{}, {"request-timeout": 900.5}])
 def test_routers_have_time_for_what_they_promise_to_wait_for(
     flags: dict[str, Any], parse: Callable[[list[str]], argparse.Namespace]

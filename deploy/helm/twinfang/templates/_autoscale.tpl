@@ -14,7 +14,7 @@ app.kubernetes.io/component: autoscale
 {{- define "twinfang.autoscaleArguments" -}}
 {{- $name := include "twinfang.fullname" . -}}
 - autoscale
-- --host=0.0.0.0
+- {{ printf "--host=%s" (include "twinfang.anyHost" .) | quote }}
 - --metrics-port=18300
 - --router-metrics=http://{{ $name }}-router-metrics:8000/metrics
 {{- range $role := list "prefill" "decode" }}

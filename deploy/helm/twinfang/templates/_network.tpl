@@ -1,5 +1,10 @@
 {{/* Parts of network policies. */}}
 
+{{/* What processes listen on: all addresses of the pod's family. */}}
+{{- define "twinfang.anyHost" -}}
+{{- ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
+{{- end -}}
+
 {{/* Prefill and decode servers of this release, as a selector. */}}
 {{- define "twinfang.serverPeers" -}}
 matchLabels: {{- include "twinfang.selector" . | nindent 2 }}

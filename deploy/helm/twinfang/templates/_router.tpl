@@ -27,7 +27,7 @@ app.kubernetes.io/component: router
 
 {{- define "twinfang.routerArguments" -}}
 - router
-- --host=0.0.0.0
+- {{ printf "--host=%s" (include "twinfang.anyHost" .) | quote }}
 - --port=8000
 {{- with include "twinfang.modelPath" . }}
 - {{ printf "--model=%s" . | quote }}

@@ -32,7 +32,7 @@ twinfang.io/port: {{ include "twinfang.serverPort" .role | quote }}
 {{- define "twinfang.serverArguments" -}}
 {{- $values := .root.Values -}}
 - {{ .role }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" (include "twinfang.anyHost" .root) | quote }}
 - --port={{ include "twinfang.serverPort" .role }}
 - --advertise-host=$(POD_IP)
 - --metrics-port={{ include "twinfang.serverMetricsPort" .role }}
@@ -174,7 +174,7 @@ containers:
           command:
             - twinfang
             - drain
-            - --server=127.0.0.1:{{ include "twinfang.serverPort" .role }}
+            - {{ printf "--server=%s:%s" (ternary "[::1]" "127.0.0.1" (eq .root.Values.ipFamily "IPv6")) (include "twinfang.serverPort" .role) | quote }}
             - --timeout={{ .pool.drainSeconds }}
     resources: {{- include "twinfang.serverResources" . | nindent 6 }}
     securityContext: {{- include "twinfang.serverSecurity" . | nindent 6 }}
