@@ -17,6 +17,7 @@ is stored (kernels/float8.py).
 | `lanes()` | numbers in a vector, constant |
 | `load(array, index)`, `store(array, index, vector)` | its elements, at any alignment |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
+| `prefetch(array, index)` | nothing, but has the element's cache line brought; it may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
 | `maximum(a, b)` | by lane; b where one is NaN |
@@ -63,6 +64,7 @@ load = VectorOperator("load")
 store = VectorOperator("store")
 load_number = VectorOperator("load_number")
 store_number = VectorOperator("store_number")
+prefetch = VectorOperator("prefetch")
 broadcast = VectorOperator("broadcast")
 splat = VectorOperator("splat")
 add = VectorOperator("add")

@@ -52,7 +52,7 @@ def _pack_group(B, B_offset, B_stride, C, C_offset, C_stride, width, num_tokens,
 
 
 @cpu_jit
-def _load_state(state, offset, row_stride, count, width, h):
+def load_state(state, offset, row_stride, count, width, h):
     """``h[n, p] = state[p, n]`` of ``count`` rows p."""
     tile = 2 * lanes()
     if count == tile and width % lanes() == 0:
@@ -66,7 +66,7 @@ def _load_state(state, offset, row_stride, count, width, h):
 
 
 @cpu_jit
-def _store_state(state, offset, row_stride, count, width, h):
+def store_state(state, offset, row_stride, count, width, h):
     tile = 2 * lanes()
     if count == tile and width % lanes() == 0:
         for p in range(0, tile, lanes()):
@@ -195,7 +195,7 @@ def scan_heads(
                 for p in range(0, head_dim, tile):
                     count, place = min(tile, head_dim - p), head * head_stride + p * row_stride
                     if has_initial[s] or first > bounds[s]:
-                        _load_state(state, source * slot_stride + place, row_stride, count, width, h)
+                        load_state(state, source * slot_stride + place, row_stride, count, width, h)
                     else:
                         h[:] = _ZERO
                     _scan_tile(
@@ -203,4 +203,4 @@ def scan_heads(
                         step[head, first:last], decay[head, first:last], D[head], count,
                         packed, row_size, h, u, tile_y, y, first * y_stride + head * head_dim + p, y_stride,
                     )  # fmt: skip
-                    _store_state(state, write_slots[s] * slot_stride + place, row_stride, count, width, h)
+                    store_state(state, write_slots[s] * slot_stride + place, row_stride, count, width, h)

@@ -22,7 +22,7 @@ _ZERO = np.float32(0)
 
 
 @cpu_jit
-def _softplus(v):
+def softplus(v):
     # As torch: linear above 20, where the difference is below float32's last digit.
     return np.float32(math.log1p(math.exp(v))) if v <= 20.0 else v
 
@@ -82,7 +82,7 @@ def _advance(
 @cpu_jit
 def _time_step(dt, dt_limit):
     """softplus within limits; comparisons, because min() and max() lose a NaN."""
-    step = _softplus(dt)
+    step = softplus(dt)
     if step < dt_limit[0]:
         return dt_limit[0]
     return dt_limit[1] if step > dt_limit[1] else step

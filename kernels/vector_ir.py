@@ -128,6 +128,19 @@ def splat(typing_context, number):
 
 
 @intrinsic
+def prefetch(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        place = builder.bitcast(_place(context, builder, signature.args, values), kind.args[0])
+        for_reading, in_all_caches, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+        builder.call(call, [place, for_reading, in_all_caches, data])
+        return context.get_dummy_value()
+
+    return types.none(array, index), generate
+
+
+@intrinsic
 def broadcast(typing_context, array, index):
     def generate(context, builder, signature, values):
         return _splat(builder, _read(builder, _place(context, builder, signature.args, values, count=1)))

@@ -1,0 +1,414 @@
+"""Prefill of a Gated DeltaNet layer (arXiv:2412.06464): its recurrence over ragged rows, by chunks.
+
+    g    = A softplus(a + dt_bias),   beta = sigmoid(b)
+    k'   = k / sqrt(sum k^2 + 1e-6),  q' = q / sqrt(sum q^2 + 1e-6) / sqrt(Dk)
+    S_t  = exp(g) S_{t-1}
+    S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] a value head
+    o_t  = S_t q'_t
+
+Value head h uses q and k of key head ``h // (Hv // Hk)``; the state is kernels/gated_delta_update.py's.
+
+| device | form |
+|---|---|
+| CUDA | chunks whose corrections are solved for at once (WY form), their work as GEMMs (Triton) |
+| CPU | the recurrence itself, out of the first-level cache (kernels/gated_delta_scan_cpu.py) |
+| float64 anywhere | reference |
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import torch
+
+from kernels.boundaries import Boundaries, stores_by_row
+from kernels.cpu_jit import as_array, as_flat_array
+from kernels.gated_delta_recurrence import NORM_EPS
+from kernels.gated_delta_scan_cpu import scan_gates, scan_heads
+from kernels.gated_delta_update import reference_step, reference_tokens
+from kernels.staged_slots import StagedSlots
+from kernels.tiles import TileRequest, choose
+from kernels.time_step import time_step
+from kernels.triton_jit import tl, triton, triton_jit
+
+
+def gated_delta_chunk_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    has_initial: torch.Tensor,
+    *,
+    boundaries: Boundaries | None = None,
+) -> torch.Tensor:
+    """:func:`gated_delta_chunk` as the plain recurrence, one token after the other."""
+    acc = torch.promote_types(q.dtype, torch.float32)
+    o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    bounds = cu_seqlens.tolist()
+    stores = stores_by_row(boundaries, len(write_slots))
+    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
+    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
+        if target == 0 or start == end:
+            continue
+        S = state[source].to(acc) if initial else torch.zeros_like(state[target], dtype=acc)
+        row = (t[start:end].to(acc) for t in (q, k, v, a, b))
+        for i, token in enumerate(reference_tokens(*row, A.to(acc), dt_bias.to(acc)), start=1):
+            S, o[start + i - 1] = reference_step(S, *token)
+            if i in inner:
+                state[inner[i]] = S
+        state[target] = S
+    return o
+
+
+# With G the running sum of g in a chunk, D_ij = exp(G_i - G_j) and S the state before the chunk, what its
+# tokens write, U [C, Dv], solves a triangular system, and all else are products:
+#
+#     (1 + L) U = beta (V - exp(G) K' S^T),       L_ij = beta_i (k'_i k'_j) D_ij for j < i, else 0
+#     O = exp(G) Q' S^T + (Q' K'^T D, j <= i) U,     S <- exp(G_C) S + U^T (exp(G_C - G) K')
+#
+#   | launch                                                             | one program a       |
+#   |--------------------------------------------------------------------|---------------------|
+#   | beta, G and the norms of q and k; T = (1 + L)^-1, [C, C]           | chunk, value head   |
+#   | the chunks of a row, one after the other: U = T (...), outputs and | row, value head,    |
+#   | the state behind the chunk                                         | BLOCK_V of its rows |
+#
+# The inverse doubles its diagonal blocks (Schur complement): of blocks twice as large, the lower left quarter
+# is -T22 L21 T11, which is -T M T for all of them at once, where M is L at those quarters. That is as stable
+# as substitution; the product (1 - L)(1 + L^2)(1 + L^4)..., which is as short, is not: with equal keys its
+# terms reach 10^17 and cancel.
+#
+# As in ssd_chunk_scan.py the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token to
+# its last, GEMMs take the inputs' dtype and accumulate in float32, float32 goes in as three TF32 terms, and
+# chunks are counted from the last boundary. q and k go into GEMMs as they lie in memory, on their way from
+# there while the chunk before is computed; results are divided by their norms.
+
+
+@triton_jit
+def _solve_chunks_kernel(
+    q_ptr,
+    k_ptr,
+    a_ptr,
+    b_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    cu_seqlens_ptr,
+    beta_ptr,
+    cumulated_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    solution_ptr,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    a_stride,
+    b_stride,
+    scale,
+    norm_eps,
+    num_tokens,
+    key_dim,
+    HEADS_PER_KEY_HEAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    head = tl.program_id(0)
+    first = tl.load(cu_seqlens_ptr + tl.program_id(2)).to(tl.int64) + tl.program_id(1) * CHUNK
+    length = tl.load(cu_seqlens_ptr + tl.program_id(2) + 1) - first
+    if length <= 0:
+        return
+    i, columns = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    tokens, live = first + i, i < length
+    live_tile = live[:, None] & (columns < key_dim)[None, :]
+    key_head = head // HEADS_PER_KEY_HEAD
+    q_tile = q_ptr + key_head * q_head_stride + tokens[:, None] * q_stride + columns[None, :]
+    k_tile = k_ptr + key_head * k_head_stride + tokens[:, None] * k_stride + columns[None, :]
+    k = tl.load(k_tile, mask=live_tile, other=0.0)
+    q = tl.load(q_tile, mask=live_tile, other=0.0).to(tl.float32)
+    a = tl.load(a_ptr + tokens * a_stride + head, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + tokens * b_stride + head, mask=live, other=0.0).to(tl.float32)
+    A = tl.load(A_ptr + head).to(tl.float32)
+    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+
+    beta = tl.sigmoid(b)
+    cumulated = tl.cumsum(A * time_step(a + dt_bias, 0.0, float("inf")), axis=0)
+    q_scale = scale / tl.sqrt(tl.sum(q * q, axis=1) + norm_eps)
+    k_squares = k.to(tl.float32) * k.to(tl.float32)
+    k_scale = 1.0 / tl.sqrt(tl.sum(k_squares, axis=1) + norm_eps)
+    places = head.to(tl.int64) * num_tokens + tokens
+    tl.store(beta_ptr + places, beta, mask=live)
+    tl.store(cumulated_ptr + places, cumulated, mask=live)
+    tl.store(q_scale_ptr + places, q_scale, mask=live)
+    tl.store(k_scale_ptr + places, k_scale, mask=live)
+
+    row, column = i[:, None], i[None, :]
+    # Masked before the exponential, which would overflow for later keys.
+    lag = tl.where(row > column, cumulated[:, None] - cumulated[None, :], float("-inf"))
+    L = tl.dot(k, tl.trans(k), input_precision=PRECISION) * (beta * k_scale)[:, None] * k_scale[None, :]
+    L = L * tl.exp(lag)
+    T = tl.where(row == column, 1.0, 0.0)
+    T -= tl.where((row % 2 == 1) & (column == row - 1), L, 0.0)
+    for level in tl.static_range(1, LEVELS):
+        quarter = (row >> level) % 2 == 1
+        M = tl.where(quarter & (column >> level == (row >> level) - 1), L, 0.0)
+        T -= tl.dot(T, tl.dot(M, T, input_precision=PRECISION), input_precision=PRECISION)
+    solution = solution_ptr + places[:, None] * CHUNK + column
+    tl.store(solution, T.to(solution_ptr.dtype.element_ty), mask=live[:, None])
+
+
+@triton_jit
+def _scan_rows_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    beta_ptr,
+    cumulated_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    solution_ptr,
+    pool_ptr,
+    cu_seqlens_ptr,
+    read_slots_ptr,
+    write_slots_ptr,
+    has_initial_ptr,
+    row_starts_ptr,
+    o_ptr,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    slot_stride,
+    head_stride,
+    state_row_stride,
+    num_tokens,
+    num_heads,
+    value_dim,
+    key_dim,
+    HEADS_PER_KEY_HEAD: tl.constexpr,
+    HAS_BOUNDARIES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row, blocks_v = tl.program_id(1), tl.cdiv(value_dim, BLOCK_V)
+    head = tl.program_id(0) // blocks_v
+    segment, next_row = row, row + 1
+    if HAS_BOUNDARIES:
+        segment, next_row = tl.load(row_starts_ptr + row), tl.load(row_starts_ptr + row + 1)
+    start = tl.load(cu_seqlens_ptr + segment)
+    p = tl.program_id(0) % blocks_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    n, i = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
+    live_p, live_n = p < value_dim, n < key_dim
+    o_columns = o_ptr + head * value_dim + p
+    o_stride = num_heads * value_dim
+    if tl.load(write_slots_ptr + segment) == 0:  # padding: o is zero
+        end = tl.load(cu_seqlens_ptr + segment + 1)
+        zeros = tl.zeros((CHUNK, BLOCK_V), o_ptr.dtype.element_ty)
+        for first in range(start, end, CHUNK):
+            tokens = (first + i).to(tl.int64)
+            live = (tokens < end)[:, None] & live_p[None, :]
+            tl.store(o_columns[None, :] + tokens[:, None] * o_stride, zeros, mask=live)
+        return
+    if start == tl.load(cu_seqlens_ptr + segment + 1):
+        return
+
+    pool = pool_ptr + head * head_stride + p[None, :] * state_row_stride + n[:, None]
+    live_state = live_n[:, None] & live_p[None, :]
+    S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    if tl.load(has_initial_ptr + segment) != 0:
+        source = tl.load(read_slots_ptr + segment).to(tl.int64)
+        S += tl.load(pool + source * slot_stride, mask=live_state, other=0.0).to(tl.float32)
+    q_columns = q_ptr + head // HEADS_PER_KEY_HEAD * q_head_stride + n
+    k_columns = k_ptr + head // HEADS_PER_KEY_HEAD * k_head_stride + n
+    v_columns = v_ptr + head * v_head_stride + p
+    own = head.to(tl.int64) * num_tokens
+    causal = i[:, None] >= i[None, :]
+    for g in range(segment, next_row):
+        end = tl.load(cu_seqlens_ptr + g + 1)
+        for first in range(start, end, CHUNK):
+            tokens = (first + i).to(tl.int64)
+            live = tokens < end
+            live_v, live_k = live[:, None] & live_p[None, :], live[:, None] & live_n[None, :]
+            q = tl.load(q_columns[None, :] + tokens[:, None] * q_stride, mask=live_k, other=0.0)
+            k = tl.load(k_columns[None, :] + tokens[:, None] * k_stride, mask=live_k, other=0.0)
+            v = tl.load(v_columns[None, :] + tokens[:, None] * v_stride, mask=live_v, other=0.0)
+            solution = solution_ptr + (own + tokens)[:, None] * CHUNK + i[None, :]
+            T = tl.load(solution, mask=live[:, None], other=0.0)
+            beta = tl.load(beta_ptr + own + tokens, mask=live, other=0.0)
+            decay = tl.load(cumulated_ptr + own + tokens, mask=live, other=0.0)
+            q_scale = tl.load(q_scale_ptr + own + tokens, mask=live, other=0.0)
+            k_scale = tl.load(k_scale_ptr + own + tokens, mask=live, other=0.0)
+            total = tl.load(cumulated_ptr + own + tl.minimum(first + CHUNK, end) - 1)
+            before = S.to(k.dtype)
+            told = tl.dot(k, before, input_precision=PRECISION) * (k_scale * tl.exp(decay))[:, None]
+            error = (beta[:, None] * (v.to(tl.float32) - told)).to(k.dtype)
+            U = tl.dot(T, error, input_precision=PRECISION)
+            # Masked before the exponential: a later key's would overflow, as what stands behind the end.
+            lag = tl.where(causal & live[:, None], decay[:, None] - decay[None, :], float("-inf"))
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * tl.exp(lag)
+            scores = scores * q_scale[:, None] * k_scale[None, :]
+            o = tl.dot(q, before, input_precision=PRECISION) * (q_scale * tl.exp(decay))[:, None]
+            o = tl.dot(scores.to(k.dtype), U.to(k.dtype), acc=o, input_precision=PRECISION)
+            o_tile = o_columns[None, :] + tokens[:, None] * o_stride
+            tl.store(o_tile, o.to(o_ptr.dtype.element_ty), mask=live_v)
+            weight = tl.where(live, k_scale * tl.exp(total - decay), 0.0)
+            written = (U * weight[:, None]).to(k.dtype)
+            S = tl.dot(tl.trans(k), written, acc=S * tl.exp(total), input_precision=PRECISION)
+        target = tl.load(write_slots_ptr + g).to(tl.int64)
+        tl.store(pool + target * slot_stride, S.to(pool_ptr.dtype.element_ty), mask=live_state)
+        start = end
+
+
+@functools.cache
+def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
+    """Narrow tiles: 32 value heads of 128 make 128 programs of one prompt, which go through it in step."""
+    exact, block_v = dtype == torch.float32, max(16, triton.next_power_of_2(value_dim))
+    return TileRequest.of(
+        "gated_delta_chunk",
+        {
+            "CHUNK": 16 if exact else 64,
+            "BLOCK_V": min(block_v, 32),
+            "num_warps": 8 if exact else 4,
+            "num_stages": 1 if exact else 2,
+        },
+        dtype=dtype,
+        value_dim=value_dim,
+        key_dim=key_dim,
+    )
+
+
+def _launch(
+    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial,
+    max_seq_len, boundaries,
+):  # fmt: skip
+    num_tokens, num_heads, value_dim = v.shape
+    num_key_heads, key_dim = k.shape[1:]
+    num_rows = len(write_slots)
+    o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    if 0 in (num_rows, num_tokens, max_seq_len):
+        return o
+    row_starts = None
+    if boundaries is not None:
+        cut = boundaries.segments
+        cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
+        row_starts, max_seq_len = cut.row_starts, cut.max_seq_len
+    tiles = choose(tile_request(v.dtype, value_dim, key_dim), v.device)
+    chunk = tiles["CHUNK"]
+    of_tokens = torch.empty((4, num_heads, num_tokens), dtype=torch.float32, device=v.device)
+    beta, cumulated, q_scale, k_scale = of_tokens
+    solution = torch.empty((num_heads, num_tokens, chunk), dtype=v.dtype, device=v.device)
+    sizes = {
+        "HEADS_PER_KEY_HEAD": num_heads // num_key_heads,
+        "BLOCK_K": max(16, triton.next_power_of_2(key_dim)),
+        "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
+    }
+    _solve_chunks_kernel[(num_heads, triton.cdiv(max_seq_len, chunk), len(write_slots))](
+        q, k, a, b, A, dt_bias, cu_seqlens, beta, cumulated, q_scale, k_scale, solution,
+        *q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), key_dim**-0.5, NORM_EPS,
+        num_tokens, key_dim, CHUNK=chunk, LEVELS=chunk.bit_length() - 1, **sizes,
+    )  # fmt: skip
+    _scan_rows_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
+        q, k, v, beta, cumulated, q_scale, k_scale, solution, state, cu_seqlens, read_slots, write_slots,
+        has_initial.view(torch.uint8), row_starts, o,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3],
+        num_tokens, num_heads, value_dim, key_dim,
+        HAS_BOUNDARIES=row_starts is not None, **sizes, **tiles,
+    )  # fmt: skip
+    return o
+
+
+def _gated_delta_chunk_cpu(
+    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial
+):
+    if state.dtype != torch.float32:
+        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
+        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
+        staged = StagedSlots.gather(state, read_slots, write_slots)
+        rows = cu_seqlens, staged.read_slots, staged.write_slots, has_initial
+        o = _gated_delta_chunk_cpu(q, k, v, a, b, A, dt_bias, staged.pool, *rows)
+        staged.scatter(state, write_slots)
+        return o
+    num_tokens, num_heads, value_dim = v.shape
+    num_key_heads, key_dim = k.shape[1:]
+    decay, beta = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
+    scan_gates.parallel_for(
+        num_heads,
+        1 + _GRAIN_GATES // (1 + num_tokens),
+        *(as_array(t.float()) for t in (a, b, A, dt_bias)),
+        as_array(decay),
+        as_array(beta),
+    )
+    o = torch.zeros(v.shape)
+    strided = [(as_flat_array(t), *t.stride()[:2]) for t in (q.float(), k.float(), v.float())]
+    scan_heads.parallel_for(
+        num_heads,
+        1 + _GRAIN_ELEMENTS // (1 + num_tokens * value_dim * key_dim),
+        *itertools.chain.from_iterable(strided),
+        as_array(decay),
+        as_array(beta),
+        np.float32(key_dim**-0.5),
+        num_key_heads,
+        key_dim,
+        value_dim,
+        as_flat_array(state),
+        *state.stride()[:3],
+        as_array(cu_seqlens.contiguous()),
+        as_array(read_slots.contiguous()),
+        as_array(write_slots.contiguous()),
+        as_array(has_initial.contiguous()),
+        as_array(o.view(-1)),
+    )
+    return o.to(v.dtype)
+
+
+_GRAIN_ELEMENTS = 2**21  # tokens times elements of state, about 100 µs
+_GRAIN_GATES = 2**12  # tokens times heads, about 100 µs
+
+
+def gated_delta_chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    has_initial: torch.Tensor,
+    *,
+    max_seq_len: int,
+    boundaries: Boundaries | None = None,
+) -> torch.Tensor:
+    """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
+
+    q and k ``[num_tokens, Hk, Dk]``, v ``[num_tokens, Hv, Dv]``, a and b ``[num_tokens, Hv]``, A (below 0)
+    and dt_bias ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, cu_seqlens ``[S + 1]``, read_slots, write_slots
+    and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else from zeros.
+    It may write the slot that it reads, but none that another row reads. The states at ``boundaries`` are
+    stored as well. Returns o ``[num_tokens, Hv, Dv]``; zero in padding rows (write slot 0).
+    """
+    operands = q, k, v, a, b, A, dt_bias, state
+    rows = cu_seqlens, read_slots, write_slots, has_initial
+    if v.dtype == torch.float64:
+        return gated_delta_chunk_reference(*operands, *rows, boundaries=boundaries)
+    if v.is_cuda:
+        return _launch(*operands, *rows, max_seq_len, boundaries)
+    if boundaries is not None:
+        rows = boundaries.segments.as_rows()
+    return _gated_delta_chunk_cpu(*operands, *rows)
