@@ -14,6 +14,7 @@ import torch
 from engine.checkpoint_fields import DTYPES
 from engine.config_fields import ConfigFields
 from engine.rotary_config import RotaryConfig
+from kernels.moe_route import Scoring
 
 Activation = Literal["relu_squared", "silu_gated"]
 """``relu(up(x))^2`` (Primer, arXiv:2109.08668), or ``silu(gate(x)) * up(x)`` (SwiGLU, arXiv:2002.05202)."""
@@ -148,6 +149,10 @@ class MlpConfig:
     """Of what ``gate`` yields, before its activation."""
     out_scale: float = 1.0
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation == "silu_gated"
+
 
 @dataclass(frozen=True)
 class MoeConfig:
@@ -161,7 +166,11 @@ class MoeConfig:
     scaling_factor: float
     intermediate_size: int
     shared_intermediate_size: int
+    """0: there is no shared expert."""
     latent_size: int | None
     bias: bool
     """Of the shared expert and the latent projections; routed experts have none."""
     activation: Activation
+    scoring: Scoring = "sigmoid"
+    shared_gate: bool = False
+    """The shared expert's output times ``sigmoid(gate)``, one gate a token."""

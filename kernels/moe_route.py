@@ -1,21 +1,26 @@
-"""Which experts a token goes to, and with what weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+"""Which experts a token goes to, and with what weights.
 
-    s     = sigmoid(logits)                                  float32
+    s     = sigmoid(logits) or softmax(logits)               float32
     ids   = the k best of s + correction, out of the best expert groups
     w     = scaling * s[ids] / sum(s[ids])                   without the division unless normalized
 
-A group is as good as the sum of its two best experts. The correction chooses experts but does not weigh them.
-On CPU the reference is the path: it is a few operators over ``[n, experts]``.
+Sigmoid is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): a group is as good as the sum of its two
+best experts; the correction chooses experts but does not weigh them. Softmax has neither groups nor
+correction, so that normalized it is the softmax over the k chosen logits. On CPU the reference is the path:
+it is a few operators over ``[n, experts]``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.triton_jit import tl, triton, triton_jit
+
+Scoring = Literal["sigmoid", "softmax"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,16 @@ class Routing:
     groups_per_token: int
     normalize_weights: bool
     scaling_factor: float
+    scoring: Scoring = "sigmoid"
 
 
-def moe_route_reference(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """:func:`moe_route`, all tokens at once."""
-    scores = logits.sigmoid()
-    choice = scores + correction
+    if routing.scoring == "softmax":
+        scores, choice = logits.softmax(dim=-1), logits
+    else:
+        scores = logits.sigmoid()
+        choice = scores + correction
     if routing.groups_per_token < routing.expert_groups:
         choice = _mask_groups(choice, routing)
     expert_ids = choice.topk(routing.experts_per_token, dim=-1, sorted=False).indices
@@ -66,6 +75,7 @@ def _route_kernel(
     GROUPS_PER_TOKEN: tl.constexpr,
     EXPERTS_PER_TOKEN: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -75,10 +85,15 @@ def _route_kernel(
     experts = groups[:, None] * GROUP_SIZE + inner[None, :]
     live = (groups < GROUPS)[:, None] & (inner < GROUP_SIZE)[None, :]
     logits = tl.load(logits_ptr + token * (GROUPS * GROUP_SIZE) + experts, mask=live, other=0.0)
-    scores = 1.0 / (1.0 + tl.exp(-logits))
-    correction = tl.load(correction_ptr + experts, mask=live, other=0.0)
+    if SOFTMAX:
+        best_logit = tl.max(tl.max(tl.where(live, logits, float("-inf")), 1), 0)
+        scores = tl.where(live, tl.exp(logits - best_logit), 0.0)
+        scores /= tl.sum(tl.sum(scores, 1), 0)
+        choice = logits  # where scores of far worse experts are equal, being 0
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+        choice = scores + tl.load(correction_ptr + experts, mask=live, other=0.0)
     # NaN, from a damaged state, counts as the least: the row goes on, and its own weights are NaN anyway.
-    choice = scores + correction
     choice = tl.where(live & (choice == choice), choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
         best = tl.max(choice, axis=1)
@@ -111,7 +126,7 @@ def _route_kernel(
     tl.store(weights_ptr + out, weights * scaling, mask=k < EXPERTS_PER_TOKEN)
 
 
-def _launch(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits.shape
     group_size = num_experts // routing.expert_groups
     shape = (num_tokens, routing.experts_per_token)
@@ -121,7 +136,7 @@ def _launch(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tenso
         return expert_ids, weights
     _route_kernel[(num_tokens,)](
         logits.contiguous(),
-        correction,
+        logits if correction is None else correction,  # not touched by softmax
         expert_ids,
         weights,
         routing.scaling_factor,
@@ -130,6 +145,7 @@ def _launch(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tenso
         GROUPS_PER_TOKEN=routing.groups_per_token,
         EXPERTS_PER_TOKEN=routing.experts_per_token,
         NORMALIZE=routing.normalize_weights,
+        SOFTMAX=routing.scoring == "softmax",
         BLOCK_G=triton.next_power_of_2(routing.expert_groups),
         BLOCK_E=triton.next_power_of_2(group_size),
         BLOCK_K=triton.next_power_of_2(routing.experts_per_token),
@@ -138,11 +154,14 @@ def _launch(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tenso
     return expert_ids, weights
 
 
-def moe_route(logits: Tensor, correction: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
 
-    Ids are int64 and distinct, in no particular order; weights float32.
+    Ids are int64 and distinct, in no particular order; weights float32. Softmax takes no correction.
     """
+    if routing.scoring == "softmax":
+        assert correction is None, "softmax routing has no correction"
+        assert routing.expert_groups == 1, "softmax routing has no groups"
     if logits.is_cuda:
         return _launch(logits, correction, routing)
     return moe_route_reference(logits, correction, routing)

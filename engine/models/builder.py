@@ -11,8 +11,8 @@ from engine.model_config import LayerType, ModelConfig
 from engine.models.attention import Attention
 from engine.models.block import Block, Mixer
 from engine.models.mamba_mixer import MambaMixer
-from engine.models.mlp import Mlp
-from engine.models.moe import Moe
+from engine.models.mlp import Mlp, MlpNames
+from engine.models.moe import Moe, MoeNames
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights
 
@@ -82,19 +82,15 @@ class Builder:
         self._num_attention += 1
         return mixer
 
-    def mlp(self, name: str) -> Mlp:
+    def mlp(self, name: str, names: MlpNames | None = None) -> Mlp:
         config = self.config
         assert config.mlp is not None
-        return Mlp(
-            config.hidden_size,
-            config.mlp.intermediate_size,
-            config.mlp.bias,
-            self.weights,
-            self.prefix + name,
-            self.tp,
-        )
+        return Mlp(config.mlp, config.hidden_size, self.weights, self.prefix + name, self.tp, names)
 
-    def moe(self, name: str) -> Moe:
+    def moe(self, name: str, names: MoeNames | None = None) -> Moe:
+        """``names``: Nemotron's unless given."""
         config = self.config
         assert config.moe is not None
-        return Moe(config.moe, config.hidden_size, self.weights, self.prefix + name, self.tp)
+        return Moe(
+            config.moe, config.hidden_size, self.weights, self.prefix + name, self.tp, names or MoeNames()
+        )

@@ -1,4 +1,4 @@
-"""A linear layer, optionally with the squared ReLU behind it.
+"""A linear layer, optionally with the activation of a feed-forward layer behind it.
 
 On CPU in float32 its weight is packed for :mod:`kernels.packed_linear` and kept in that layout alone;
 everywhere else it stays as loaded and torch multiplies.
@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.mixer_config import Activation
 from engine.weights import WHOLE, Part, Weights
 from kernels.packed_linear import PackedLinear
 from kernels.relu_squared import relu_squared
+from kernels.silu_gate import silu_gate
 
 
 class Linear:
@@ -86,6 +88,10 @@ class Linear:
         """``[n, in]`` to ``[n, out]``"""
         return self._multiply(x) if self.packed is None else self.packed(x)
 
+    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+        """``[n, in]`` to ``[n, out]`` behind a squared ReLU; to ``[n, out / 2]`` of gates before ups."""
+        return silu_gated(self(x)) if activation == "silu_gated" else self.relu_squared(x)
+
     def relu_squared(self, x: Tensor) -> Tensor:
         """``max(x W^T + bias, 0)^2`` (Primer, arXiv:2109.08668)"""
         if self.packed is not None:
@@ -96,6 +102,12 @@ class Linear:
         assert self.weight is not None
         y = F.linear(x, self.weight, self.bias)
         return y if self.scale is None else (y * self.scale).to(y.dtype)
+
+
+def silu_gated(x: Tensor) -> Tensor:
+    """Gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
+    gate, up = x.chunk(2, dim=1)
+    return silu_gate(up, gate)
 
 
 def _scaled(weight: Tensor, scale: float | Tensor) -> Tensor:

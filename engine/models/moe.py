@@ -1,12 +1,14 @@
-"""Mixture of relu^2 experts with a sigmoid router (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+"""Mixture of experts, each a small MLP.
 
-    top-k, w = route(gate(x))                                kernels/moe_route.py
-    y        = fc2(sum_e w_e expert_e(fc1(x))) + shared(x)
+    top-k, w = route(router(x))                              kernels/moe_route.py
+    y        = fc2(sum_e w_e expert_e(fc1(x))) + sigmoid(gate(x)) shared(x)
 
-fc1 and fc2 are latent projections; not every checkpoint has them.
+fc1 and fc2 are latent projections. They, the shared expert and its gate are not in every checkpoint.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +16,27 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.caches import LayerCaches
-from engine.mixer_config import MoeConfig
-from engine.models.linear import Linear
+from engine.mixer_config import Activation, MlpConfig, MoeConfig
+from engine.models.expert_weights import NEMOTRON_EXPERTS, ExpertNames, load_experts
+from engine.models.linear import Linear, silu_gated
 from engine.models.mlp import Mlp
 from engine.tensor_parallel import TensorParallel
-from engine.weights import Part, Weights, of_inputs, of_outputs
+from engine.weights import Weights
 from kernels.moe_combine import moe_combine
 from kernels.moe_route import Routing, moe_route
 from kernels.moe_sort import moe_sort
 from kernels.relu_squared import relu_squared
+from kernels.sigmoid_gate import add_sigmoid_gated
+
+
+@dataclass(frozen=True)
+class MoeNames:
+    """What a family calls the parts of a layer, behind its prefix."""
+
+    router: str = "gate"
+    shared: str = "shared_experts."
+    shared_gate: str = "shared_expert_gate"
+    experts: ExpertNames = NEMOTRON_EXPERTS
 
 
 class Moe:
@@ -32,7 +46,13 @@ class Moe:
     """
 
     def __init__(
-        self, config: MoeConfig, hidden_size: int, weights: Weights, prefix: str, tp: TensorParallel
+        self,
+        config: MoeConfig,
+        hidden_size: int,
+        weights: Weights,
+        prefix: str,
+        tp: TensorParallel,
+        names: MoeNames,
     ) -> None:
         self.routing = Routing(
             config.experts_per_token,
@@ -40,15 +60,22 @@ class Moe:
             config.groups_per_token,
             config.normalize_weights,
             config.scaling_factor,
+            config.scoring,
         )
-        gate_shape = (config.num_experts, hidden_size)
-        self.gate = weights.take(f"{prefix}gate.weight", gate_shape, dtype=torch.float32)
-        self.correction = weights.take(
-            f"{prefix}gate.e_score_correction_bias", (config.num_experts,), dtype=torch.float32
-        )
-        self.shared = Mlp(
-            hidden_size, config.shared_intermediate_size, config.bias, weights, f"{prefix}shared_experts.", tp
-        )
+        router = f"{prefix}{names.router}"
+        router_shape = (config.num_experts, hidden_size)
+        self.router = weights.take(f"{router}.weight", router_shape, dtype=torch.float32)
+        self.correction = None
+        if config.scoring == "sigmoid":
+            self.correction = weights.take(
+                f"{router}.e_score_correction_bias", (config.num_experts,), dtype=torch.float32
+            )
+        self.shared = self.shared_gate = None
+        if config.shared_intermediate_size > 0:
+            shared = MlpConfig(config.shared_intermediate_size, config.bias, config.activation)
+            self.shared = Mlp(shared, hidden_size, weights, f"{prefix}{names.shared}", tp)
+        if config.shared_gate:
+            self.shared_gate = Linear.take(weights, f"{prefix}{names.shared_gate}", 1, hidden_size)
         size = config.latent_size or hidden_size
         self.enter_latent = self.leave_latent = None
         if config.latent_size is not None:
@@ -63,7 +90,8 @@ class Moe:
                 bias=config.bias and tp.rank == 0,  # it is applied to each rank's summand
             )
         experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
-        self.experts = experts(*load_experts(config, size, weights, f"{prefix}experts.", tp))
+        up, down = load_experts(config, size, weights, prefix, tp, names.experts)
+        self.experts = experts(up, down, config.activation)
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
@@ -72,35 +100,22 @@ class Moe:
         routed = self.experts.forward(entered, expert_ids, expert_weights)
         if self.leave_latent is not None:
             routed = self.leave_latent(routed)
-        return self.shared(x).add_(routed)
+        if self.shared is None:
+            return routed
+        if self.shared_gate is None:
+            return self.shared(x).add_(routed)
+        return add_sigmoid_gated(routed, self.shared(x), self.shared_gate(x))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
-        return moe_route(F.linear(x.to(torch.float32), self.gate), self.correction, self.routing)
-
-
-def load_experts(
-    config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The rank's share of each expert's up ``[intermediate, size]`` and down ``[size, intermediate]``."""
-    up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
-    share = tp.share(config.intermediate_size)
-    part = ((share.start, share.stop),)
-    if f"{prefix}up_proj" in weights:  # as transformers 5 may save it
-        up = weights.take(f"{prefix}up_proj", (config.num_experts, *up_shape), part=Part(1, part))
-        down = weights.take(f"{prefix}down_proj", (config.num_experts, *down_shape), part=Part(2, part))
-        return list(up.unbind()), list(down.unbind())
-    experts = [f"{prefix}{expert}." for expert in range(config.num_experts)]
-    return (
-        [weights.take(f"{one}up_proj.weight", up_shape, part=of_outputs(*part)) for one in experts],
-        [weights.take(f"{one}down_proj.weight", down_shape, part=of_inputs(*part)) for one in experts],
-    )
+        return moe_route(F.linear(x.to(torch.float32), self.router), self.correction, self.routing)
 
 
 class LoopedExperts:
     """A loop over the experts that have tokens. For CPU."""
 
-    def __init__(self, up: list[Tensor], down: list[Tensor]) -> None:
+    def __init__(self, up: list[Tensor], down: list[Tensor], activation: Activation) -> None:
+        self.activation = activation
         self.up = [Linear(weight) for weight in up]
         self.down = [Linear(weight) for weight in down]
 
@@ -121,7 +136,7 @@ class LoopedExperts:
         return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
 
     def _expert(self, index: int, x: Tensor) -> Tensor:
-        return self.down[index](self.up[index].relu_squared(x))
+        return self.down[index](self.up[index].activated(x, self.activation))
 
 
 class StackedExperts:
@@ -129,13 +144,14 @@ class StackedExperts:
     for nothing, so that a step can be captured as a graph.
     """
 
-    def __init__(self, up: list[Tensor], down: list[Tensor]) -> None:
+    def __init__(self, up: list[Tensor], down: list[Tensor], activation: Activation) -> None:
+        self.activate = silu_gated if activation == "silu_gated" else relu_squared
         self.up, self.down = torch.stack(up), torch.stack(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """As :meth:`LoopedExperts.forward`."""
         tokens, places, ends = moe_sort(expert_ids, self.up.shape[0])
-        hidden = relu_squared(F.grouped_mm(x[tokens], self.up.transpose(1, 2), offs=ends))
+        hidden = self.activate(F.grouped_mm(x[tokens], self.up.transpose(1, 2), offs=ends))
         results = F.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
         return moe_combine(results, places, expert_weights)
 

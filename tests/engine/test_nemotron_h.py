@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.models import load_model
-from engine.models.moe import LoopedExperts, StackedExperts, load_experts
+from engine.models.expert_weights import NEMOTRON_EXPERTS, load_experts
+from engine.models.moe import LoopedExperts, StackedExperts
 from engine.tensor_parallel import ALONE
 from engine.weights import WeightFiles
 from tests.checkpoints import (
@@ -177,10 +178,10 @@ def test_stacked_experts_equal_looped_experts(moe_checkpoint):
     """The GPU's grouped GEMMs, run on CPU, against the loop."""
     model = load_model(moe_checkpoint)
     config = model.config.moe
-    prefix = "backbone.layers.1.mixer.experts."
+    prefix = "backbone.layers.1.mixer."
     weights = WeightFiles(moe_checkpoint)
-    matrices = load_experts(config, config.latent_size, weights, prefix, ALONE)
-    looped, stacked = LoopedExperts(*matrices), StackedExperts(*matrices)
+    up, down = load_experts(config, config.latent_size, weights, prefix, ALONE, NEMOTRON_EXPERTS)
+    looped, stacked = (kind(up, down, config.activation) for kind in (LoopedExperts, StackedExperts))
     moe = model.layers.blocks[1].mixers[0]
     for num_tokens in (1, 2, 50):
         x = torch.randn(num_tokens, model.config.hidden_size)

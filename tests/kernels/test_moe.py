@@ -51,10 +51,28 @@ def test_the_best_experts_of_the_best_groups_are_chosen(target, num_experts, rou
     torch.testing.assert_close(got[1].double(), expected[1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_token_that_is_nan_gets_distinct_experts_and_leaves_the_others_alone(target):
-    routing = Routing(3, 4, 2, True, 1.0)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "k"), [(8, 2), (62, 6), (512, 10)])
+def test_softmax_routes_to_the_best_logits(target, num_experts, k, normalize):
+    logits = torch.randn(5, num_experts, generator=torch.Generator().manual_seed(k)) * 3
+    logits[0, 1], logits[0, 4] = 500.0, 100.0  # the others' shares are all 0, and yet the best are chosen
+    routing = Routing(k, 1, 1, normalize, 1.0, "softmax")
+    got = by_id(*route(target, logits.to(target.device), None, routing))
+    best, ids = logits.double().topk(k, dim=1)
+    shares = logits.double().softmax(dim=1).gather(1, ids)
+    ids, order = ids.sort(dim=1)
+    expected = (best.softmax(dim=1) if normalize else shares).gather(1, order)
+    assert torch.equal(got[0], ids)
+    assert got[1].dtype == torch.float32
+    torch.testing.assert_close(got[1].double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
+def test_a_token_that_is_nan_gets_distinct_experts_and_leaves_the_others_alone(target, scoring):
+    groups = (4, 2) if scoring == "sigmoid" else (1, 1)
+    routing = Routing(3, *groups, True, 1.0, scoring)
     logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).to(target.device)
-    correction = torch.zeros(16, device=target.device)
+    correction = torch.zeros(16, device=target.device) if scoring == "sigmoid" else None
     expected = by_id(*route(target, logits, correction, routing))
     logits[1] = torch.nan
     ids, weights = by_id(*route(target, logits, correction, routing))

@@ -8,8 +8,9 @@ from tests.kernels.sm_90 import compile_kernel
 
 ROUTE = {
     "GROUPS": 8, "GROUP_SIZE": 16, "GROUPS_PER_TOKEN": 4, "EXPERTS_PER_TOKEN": 6, "NORMALIZE": True,
-    "BLOCK_G": 8, "BLOCK_E": 16, "BLOCK_K": 8,
+    "SOFTMAX": False, "BLOCK_G": 8, "BLOCK_E": 16, "BLOCK_K": 8,
 }
+ONE_GROUP = {"GROUPS": 1, "GROUP_SIZE": 512, "GROUPS_PER_TOKEN": 1, "BLOCK_G": 1, "BLOCK_E": 512}
 TYPES = {
     "*": "*bf16", "scaling": "fp32", "ends_ptr": "*i32",
     **{f"{name}_ptr": "*fp32" for name in ("logits", "correction", "weights")},
@@ -17,6 +18,7 @@ TYPES = {
 }
 KERNELS = [
     (moe_route._route_kernel, ROUTE, 1),
+    (moe_route._route_kernel, {**ROUTE, **ONE_GROUP, "SOFTMAX": True}, 4),
     (moe_sort._sort_kernel, {"BLOCK": 1024}, 4),
     (moe_combine._combine_kernel, {"K": 6, "BLOCK": 1024}, 4),
     (relu_squared._relu_squared_kernel, {"BLOCK": 2048}, 4),
@@ -32,4 +34,4 @@ for kernel, constants, num_warps in KERNELS:
 
 
 def test_kernels_compile_for_sm_90_without_spills():
-    assert output_of(COMPILE).count("compiled") == 6
+    assert output_of(COMPILE).count("compiled") == 7

@@ -1,0 +1,74 @@
+"""The weights of routed experts: stored as one tensor of all, or expert by expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.mixer_config import MoeConfig
+from engine.tensor_parallel import TensorParallel
+from engine.weights import Part, Weights, of_inputs, of_outputs
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a family calls the tensors, behind a layer's prefix."""
+
+    stacked: tuple[tuple[str, str], ...]
+    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; further spellings behind the first. The ups of
+    gated experts are ``[E, 2 I, size]``, gates before ups."""
+    inputs: tuple[str, ...] = ()
+    """One by one, ``experts.{e}.{input}.weight``: up, or gate and up. Empty: all are always stacked."""
+    output: str = "down_proj"
+
+
+NEMOTRON_EXPERTS = ExpertNames(stacked=(("experts.up_proj", "experts.down_proj"),), inputs=("up_proj",))
+GATED_EXPERTS = ExpertNames(
+    stacked=(("experts.gate_up_proj", "experts.down_proj"),), inputs=("gate_proj", "up_proj")
+)
+"""As Qwen's and most others'."""
+GRANITE_EXPERTS = ExpertNames(
+    stacked=(
+        ("input_linear.weight", "output_linear.weight"),
+        ("experts.gate_up_proj", "experts.down_proj"),  # as transformers 5 may save it
+    )
+)
+
+
+def load_experts(
+    config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel, names: ExpertNames
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``."""
+    share = tp.share(config.intermediate_size)
+    part = share.start, share.stop
+    stacked = next((pair for pair in names.stacked if prefix + pair[0] in weights), None)
+    if stacked is None and not names.inputs:
+        stacked = names.stacked[0]
+    if stacked is not None:
+        return _stacked(config, size, weights, prefix, part, stacked)
+    up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
+    ups, downs = [], []
+    for expert in range(config.num_experts):
+        one = f"{prefix}experts.{expert}."
+        up = [weights.take(f"{one}{name}.weight", up_shape, part=of_outputs(part)) for name in names.inputs]
+        ups.append(up[0] if len(up) == 1 else torch.cat(up))
+        downs.append(weights.take(f"{one}{names.output}.weight", down_shape, part=of_inputs(part)))
+    return ups, downs
+
+
+def _stacked(
+    config: MoeConfig,
+    size: int,
+    weights: Weights,
+    prefix: str,
+    part: tuple[int, int],
+    names: tuple[str, str],
+) -> tuple[list[Tensor], list[Tensor]]:
+    inner, (start, stop) = config.intermediate_size, part
+    num_inputs = 2 if config.activation == "silu_gated" else 1
+    up_part = Part(1, tuple((i * inner + start, i * inner + stop) for i in range(num_inputs)))
+    up = weights.take(prefix + names[0], (config.num_experts, num_inputs * inner, size), part=up_part)
+    down = weights.take(prefix + names[1], (config.num_experts, size, inner), part=Part(2, (part,)))
+    return list(up.unbind()), list(down.unbind())
