@@ -82,10 +82,12 @@ class Assignments:
         self._stats, self.told_s = stats, self._clock()
         self._tokens_then, self._requests_then = tokens_when_asked, requests_when_asked
 
-    def not_told(self) -> None:
-        """The server is connected, was asked for its figures and gave none: its engine does not answer."""
-        if self._clock() - max(self.told_s, self._appeared_s) > SILENT_S:
+    def not_told(self) -> bool:
+        """The server is connected, was asked for its figures and gave none; says whether its engine hangs."""
+        hangs = self._clock() - max(self.told_s, self._appeared_s) > SILENT_S
+        if hangs:
             self.breaker.hold_open(HELD_OPEN_S)
+        return hangs
 
     def load(self) -> Load:
         """The load now: own requests as they are, those of others as they were."""

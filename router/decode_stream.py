@@ -97,6 +97,12 @@ class DecodeStream:
         if self._receivers.pop(request_id, None) is not None and self._info is not None:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
 
+    def give_up(self) -> None:
+        """Its requests are to go on elsewhere; the server is told to forget them, should it hear of it."""
+        for request_id in self._receivers:
+            self._outgoing.put_nowait(encode(Cancel(request_id)))
+        self._fail_all(f"the decode server at {self.address} hangs: its engine does not answer")
+
     def connect_peers(self, addresses: Iterable[str]) -> None:
         """Lets the server shake hands with prefill servers before a request needs it."""
         message = ConnectPeers(tuple(addresses))
@@ -149,7 +155,10 @@ class DecodeStream:
             self._info = None
             stream.cancel()
             await cancel_and_wait(writer)
-            self._fail_all()
+            self._fail_all(
+                f"the connection to the decode server at {self.address} was lost while it answered; "
+                "send the request again"
+            )
 
     async def _write(self, stream: Any) -> None:
         try:
@@ -169,12 +178,7 @@ class DecodeStream:
                     del self._receivers[output.request_id]
                 receiver.take(output)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, why: str) -> None:
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
-            receiver.take(
-                UnavailableError(
-                    f"the connection to the decode server at {self.address} was lost while it answered; "
-                    "send the request again"
-                )
-            )
+            receiver.take(UnavailableError(why))

@@ -33,18 +33,24 @@ class Watched(Protocol):
 
 
 async def keep_figures(
-    server: Watched, *, idle_interval_s: float, reads_prefixes: Callable[[], bool]
+    server: Watched,
+    *,
+    idle_interval_s: float,
+    reads_prefixes: Callable[[], bool],
+    on_hang: Callable[[], None],
 ) -> None:
     """Until it is cancelled. Without an answer the figures stay what they were; without one for long, the
-    server's circuit breaker opens."""
+    server's circuit breaker opens, and ``on_hang`` is called each time that it is asked in vain."""
     while True:
-        await _ask_for_load(server)
+        if await _hangs(server):
+            on_hang()
         if reads_prefixes():
             await _ask_for_prefixes(server)
         await asyncio.sleep(_interval_s(server.assignments, idle_interval_s))
 
 
-async def _ask_for_load(server: Watched) -> None:
+async def _hangs(server: Watched) -> bool:
+    """Asks for its load."""
     assignments = server.assignments
     tokens_when_asked, requests_when_asked = assignments.num_tokens, server.num_requests
     stats = await server.stats()
@@ -52,8 +58,8 @@ async def _ask_for_load(server: Watched) -> None:
         assignments.reported(
             stats, tokens_when_asked=tokens_when_asked, requests_when_asked=requests_when_asked
         )
-    elif server.info is not None:
-        assignments.not_told()
+        return False
+    return server.info is not None and assignments.not_told()
 
 
 async def _ask_for_prefixes(server: Watched) -> None:

@@ -101,9 +101,16 @@ class ServerPool:
         )
 
     def _watch(self, worker: Worker, on_fatal: OnFatal) -> None:
-        watch = WorkerWatch(worker, idle_interval_s=self._interval_s, on_fatal=on_fatal)
+        watch = WorkerWatch(
+            worker, idle_interval_s=self._interval_s, on_hang=self._leave_hanging, on_fatal=on_fatal
+        )
         watch.read_prefixes(self._reads_prefixes(worker))
         self._watches[worker] = watch
+
+    def _leave_hanging(self, worker: Worker) -> None:
+        """Answers of a decode server go on at another one. Whoever runs prompts may only be slow."""
+        if isinstance(worker, DecodeStream) and self.has_other_decode(worker):
+            worker.give_up()
 
     def _reads_prefixes(self, worker: Worker) -> bool:
         any_model = next(iter(self.models.values()))  # policies are the same for all

@@ -94,6 +94,23 @@ async def test_a_server_whose_engine_hangs_gets_nothing_new_until_it_answers(mak
     assert breaker.state == "closed"
 
 
+async def test_an_answer_of_a_decode_server_that_hangs_goes_on_at_another_one(make_stack, monkeypatch):
+    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(assignments, "SILENT_S", 0.2)
+    stack = await make_stack(num_decode=2)
+    hung, good = stack.decode
+    hung.script, good.script = hanging, saying([51, 52])
+    asked = asyncio.create_task(
+        stack.complete(prompt=PROMPT, max_tokens=3, return_token_ids=True, ignore_eos=True)
+    )
+    await until(lambda: hung.submitted)
+    hung.stats = None
+    (choice,) = (await asked).json()["choices"]
+    assert choice["token_ids"] == [50, 51, 52]
+    assert good.submitted[0].num_answered == 1
+    assert hung.cancelled == [hung.submitted[0].request_id]
+
+
 def num_sent(server):
     return len(server.requests if server.info.role == "prefill" else server.submitted)
 
