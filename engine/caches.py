@@ -18,6 +18,7 @@ import torch
 from kernels.host_memory import host_zeros
 from wire.layout import Axis, Layout, Ranges, Segment
 
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SEGMENT_ALIGNMENT = 256
 """Bytes; keeps every layer's state aligned for vector loads and for RDMA."""
 
@@ -122,6 +123,8 @@ class Caches:
         kv_shape = num_blocks, spec.kv_heads, spec.attn_layers, 2, block_size, spec.head_dim
         self.kv = _zeros(kv_shape, spec.kv_dtype, device)
         self.state = _zeros((num_slots, self.state_layout.unit_bytes), torch.uint8, device)
+        self.kv_words = self.kv.view(_WORDS[spec.kv_dtype.itemsize])
+        """The KV pool's bits, for those who move, sum or fill them: few operations know float8."""
         self.layers = LayerCaches(
             k=[self.kv[:, :, layer, 0] for layer in range(spec.attn_layers)],
             v=[self.kv[:, :, layer, 1] for layer in range(spec.attn_layers)],

@@ -24,8 +24,6 @@ CHUNK_BYTES = SEGMENT_ALIGNMENT
 MAX_TEMPORARY_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
 """Of products before they are added: what a CPU core's cache holds, what a GPU has to spare."""
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 class Checksums:
     """Sums over the units of both pools."""
@@ -58,8 +56,9 @@ class Checksums:
         return torch.cat(sums) if sums else self._blocks(block_ids, num_tokens)
 
     def _blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        words = self._caches.kv.view(_WORDS[self._caches.kv.element_size()])
-        tokens = (words.index_select(0, block_ids) * self._block_weights).sum(dim=(1, 2, 3, 5))
+        tokens = (self._caches.kv_words.index_select(0, block_ids) * self._block_weights).sum(
+            dim=(1, 2, 3, 5)
+        )
         covered = torch.arange(tokens.shape[1], device=tokens.device) < num_tokens[:, None]
         return (tokens * covered).sum(dim=-1)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from engine.cache_formats import KV_CACHE_DTYPES, CacheFormats, KvCacheDtype
 from engine.cache_modes import CacheModeName
 from engine.capacity import Demand
 from engine.model_config import ModelConfig
@@ -56,6 +57,8 @@ class EngineConfig:
     """Tokens a step computes at most, drafts included; longer prompts run in chunks."""
     block_size: int = 16
     """Tokens a KV block holds."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """What keys and values are cached in; fp8 takes half the memory of bfloat16."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.cache_modes`."""
     state_block_size: int | None = None
@@ -101,6 +104,9 @@ class EngineConfig:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
         if not 0 <= self.niceness <= MAX_NICENESS:
             raise ConfigError(f"--nice must be from 0 to {MAX_NICENESS}, got {self.niceness}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(KV_CACHE_DTYPES)
+            raise ConfigError(f"--kv-cache-dtype must be one of {known}, got {self.kv_cache_dtype!r}")
         self._check_state_block_size()
         self._check_speculation()
         self._check_batch_tokens()
@@ -148,6 +154,19 @@ class EngineConfig:
                 "what the one before it left, so it waits for that; leave one of them out"
             )
 
+    def with_caches(self, model: ModelConfig) -> ModelConfig:
+        """The model with caches in the formats asked for.
+
+        Raises :class:`ConfigError` where it has no such cache.
+        """
+        formats = CacheFormats.named(self.kv_cache_dtype)
+        if formats.kv is not None and "attention" not in model.layer_types:
+            raise ConfigError(
+                f"--kv-cache-dtype {self.kv_cache_dtype}: the checkpoint in {self.model_dir} has no "
+                "attention layers, nor keys and values; leave it out"
+            )
+        return replace(model, cache_formats=formats)
+
     @property
     def state_block(self) -> int:
         """Tokens between two states that mode ``all`` keeps."""
@@ -184,7 +203,7 @@ class EngineConfig:
 
         Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for.
         """
-        limit = model.max_position_embeddings
+        model, limit = self.with_caches(model), model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(
                 f"--max-model-len {self.max_model_len} exceeds the {limit} tokens the checkpoint was made "

@@ -30,7 +30,7 @@ class HostStore:
 
     def save(self, swap: Swap) -> None:
         """Copies a request's blocks and state out of the pools, before anyone else writes there."""
-        kv = self._caches.kv.index_select(0, self._index(swap))
+        kv = self._caches.kv_words.index_select(0, self._index(swap))
         self._stored[swap.request_id] = _Stored(
             kv.to("cpu"), self._caches.state[swap.slot].to("cpu", copy=True)
         )
@@ -39,7 +39,7 @@ class HostStore:
         """Copies them back, to the blocks and the slot that the request owns now."""
         stored = self._stored.pop(swap.request_id)
         device = self._caches.kv.device
-        self._caches.kv.index_copy_(0, self._index(swap), stored.kv.to(device))
+        self._caches.kv_words.index_copy_(0, self._index(swap), stored.kv.to(device))
         self._caches.state[swap.slot] = stored.state.to(device)
 
     def _index(self, swap: Swap) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from engine.cache_formats import AS_THE_MODEL, CacheFormats
 from engine.caches import CacheSpec
 from engine.checkpoint_fields import CheckpointFields
 from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
@@ -62,6 +63,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     norm_offset: float = 0.0
     """Added to stored weights of norms over the hidden state: 1 where the checkpoint keeps them around 0."""
+    cache_formats: CacheFormats = AS_THE_MODEL
+    """The operator's choice, which no checkpoint knows."""
 
     @classmethod
     def of(
@@ -129,7 +132,7 @@ class ModelConfig:
             attn_layers=layer_types.count("attention"),
             kv_heads=0 if attention is None else attention.num_kv_heads,
             head_dim=0 if attention is None else attention.head_dim,
-            kv_dtype=self.dtype,
+            kv_dtype=self.cache_formats.kv or self.dtype,
             mamba_layers=sum(self.layer_types.count(kind) for kind in RECURRENT),
             conv_channels=0 if recurrent is None else recurrent.conv_channels,
             conv_width=1 if recurrent is None else recurrent.conv_width,

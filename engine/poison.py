@@ -13,6 +13,8 @@ class Poison:
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
+        nan = torch.full((1,), torch.nan).to(caches.kv.dtype)
+        self._nan = int(nan.view(caches.kv_words.dtype))
         self._state = torch.zeros(caches.state_layout.unit_bytes, dtype=torch.uint8)
         for segment in caches.state_layout.segments:
             values = self._state[segment.offset : segment.offset + segment.num_bytes]
@@ -20,7 +22,7 @@ class Poison:
         self._state = self._state.to(caches.state.device)
 
     def blocks(self, block_ids: Tensor) -> None:
-        self._caches.kv[block_ids] = float("nan")
+        self._caches.kv_words[block_ids] = self._nan
 
     def slots(self, slots: Tensor) -> None:
         self._caches.state[slots] = self._state

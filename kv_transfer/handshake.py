@@ -66,7 +66,7 @@ def _remedy(mine: Layout, other: Layout) -> str:
     """What makes the layouts equal. One checkpoint has other attention layers only where one side drafts with
     its MTP layers: their KV stands in the blocks."""
     if _num_attention_layers(mine) == _num_attention_layers(other):
-        return "start both with the same --block-size and --dtype"
+        return "start both with the same --block-size, --dtype and --kv-cache-dtype"
     return (
         "one drafts with the checkpoint's MTP layers and keeps their KV, the other does not: "
         "start the prefill server with the same --speculative and --drafter as the decode server"

@@ -75,7 +75,7 @@ LOAD_FORMAT = Flag(
 )
 DTYPE = Flag(
     *("--dtype", "auto|float32|bfloat16", one_of("auto", "float32", "bfloat16")),
-    "what weights and KV are kept in; auto: float32 on a CPU, the checkpoint's on a GPU",
+    "what weights, KV and convolution states are kept in; auto: float32 on a CPU, the checkpoint's on a GPU",
     default="auto",
 )
 DEVICE = Flag(
@@ -113,6 +113,11 @@ CACHE_MEMORY = Flag(
     default_text="1 on a CPU, 85 % of what is free on a GPU",
 )
 
+KV_CACHE_DTYPE = Flag(
+    *("--kv-cache-dtype", "auto|fp8|fp8_e4m3", one_of("auto", "fp8", "fp8_e4m3")),
+    "what keys and values are cached in; auto: --dtype; fp8, or fp8_e4m3: a byte each. Equal on all servers",
+    default="auto",
+)
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
     "which Mamba states are kept for later prompts: none; those where a chunk ends on a block boundary; "
@@ -430,6 +435,7 @@ CAPACITY = (
     MAX_BATCH_TOKENS,
     BLOCK_SIZE,
     CACHE_MEMORY,
+    KV_CACHE_DTYPE,
     CACHE_MODE,
     STATE_BLOCK_SIZE,
     CACHED_STATES,

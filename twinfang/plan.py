@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from engine.capacity import CapacityPlan, Demand, cache_memory_flag, gib_at_least, size_text
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
 from engine.model_config import ModelConfig
@@ -119,11 +121,12 @@ def _figures(
     """All figures of the table; bytes unless the name says otherwise. ``plan`` is null if it does not fit."""
     return {
         "model": str(config.model_dir),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": _name(model.dtype),
         "role": demand.role,
         "max_model_len": demand.max_model_len,
         "max_num_seqs": demand.max_num_seqs,
         "block_size": demand.block_size,
+        "kv_cache_dtype": _name(demand.spec.kv_dtype),
         "cache_mode": demand.cache_mode,
         "num_speculative": demand.num_speculative,
         "drafter": config.resolve_drafter(model),
@@ -169,7 +172,7 @@ def _table(
     plan: CapacityPlan | None,
     speed: SpeedPlan | None,
 ) -> str:
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = _name(model.dtype)
     title = f"{config.model_dir.name}, {dtype}, role {demand.role}, cache mode {demand.cache_mode}"
     if config.tensor_parallel > 1:
         title += f", each of {config.tensor_parallel} ranks"
@@ -209,11 +212,15 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
 
 
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
-    ssm = str(demand.spec.ssm_dtype).removeprefix("torch.")
+    ssm, kv = _name(demand.spec.ssm_dtype), _name(demand.spec.kv_dtype)
     yield "state", f"{demand.spec.mamba_layers} Mamba layers, SSM in {ssm}", size_text(demand.slot_bytes)
     num_mtp = demand.spec.attn_layers - model.layer_types.count("attention")
     of_mtp = f", {num_mtp} of them of MTP" if num_mtp else ""
-    yield "token", f"{demand.spec.attn_layers} attention layers{of_mtp}", size_text(demand.token_bytes)
+    yield (
+        "token",
+        f"{demand.spec.attn_layers} attention layers{of_mtp} in {kv}",
+        size_text(demand.token_bytes),
+    )
     yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
     tokens = demand.max_model_len
     yield (
@@ -250,6 +257,10 @@ def _block_rows(demand: Demand, memory: Memory, plan: CapacityPlan | None) -> It
     yield "sequences of full length", "", str(plan.num_full_seqs)
     why = "not allocated: all sequences fit" if plan.num_blocks == demand.max_blocks else "less than a block"
     yield "left over", why, size_text(memory.cache_budget - plan.num_bytes)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _signed(num_bytes: int) -> str:

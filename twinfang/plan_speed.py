@@ -65,7 +65,7 @@ class SpeedQuestion:
         )
         prompts = Lengths(self.prompt_tokens, LENGTH_SPREAD, demand.max_model_len - self.answer_tokens)
         answers = Lengths(self.answer_tokens, LENGTH_SPREAD, demand.max_model_len - self.prompt_tokens)
-        costs = gpu_costs(model, self.gpu, tp)
+        costs = gpu_costs(config.with_caches(model), self.gpu, tp)
         rates = server_rates(costs, prompts, answers, self.objective, limits)
         return SpeedPlan(self, costs, rates, rates.best_split(self.num_servers), limits)
 

@@ -177,6 +177,7 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         max_num_seqs=values.max_num_seqs,
         max_batch_tokens=values.max_batch_tokens,
         block_size=values.block_size,
+        kv_cache_dtype=values.kv_cache_dtype,
         cache_mode=values.cache_mode,
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,

@@ -45,6 +45,8 @@ class Attention:
         self.index = index
         self.scale = config.scale
         self.qkv = QkvProjection(config, hidden_size, weights, prefix, tp)
+        self.k_scale = self.v_scale = 1.0
+        """What keys and values in a cache of float8 are to be multiplied by."""
         self.position = _position(config, weights, prefix)
         self.o_proj = Linear.take(
             weights,
@@ -61,7 +63,9 @@ class Attention:
         k_cache, v_cache = caches.k[self.index], caches.v[self.index]
         qkv = self.qkv(x)
         self.position(qkv.q, qkv.k, batch.positions)
-        store_kv(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping)
+        store_kv(
+            *(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping), k_scale=self.k_scale, v_scale=self.v_scale
+        )
         attended = self._attend(qkv.q, batch, k_cache, v_cache)
         if qkv.gate is not None:
             sigmoid_gate(attended, qkv.gate)
@@ -80,6 +84,8 @@ class Attention:
                 decode.seq_lens,
                 scale=self.scale,
                 max_seq_len=decode.max_seq_len,
+                k_scale=self.k_scale,
+                v_scale=self.v_scale,
             )
             outputs.append(attended.flatten(0, 1))
         if (prefill := batch.prefill) is not None:
@@ -93,6 +99,8 @@ class Attention:
                 scale=self.scale,
                 max_query_len=prefill.max_query_len,
                 max_seq_len=prefill.max_seq_len,
+                k_scale=self.k_scale,
+                v_scale=self.v_scale,
             )
             outputs.append(attended)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

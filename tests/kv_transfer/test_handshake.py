@@ -68,6 +68,15 @@ def test_a_dtype_of_the_same_width_is_refused():
         check_same_model(introduction(half), introduction(other_half), "peer")
 
 
+def test_kv_caches_of_other_formats_are_refused_with_both_and_the_flag_that_sets_them():
+    formats = (torch.float8_e4m3fn, torch.bfloat16)
+    narrow, wide = (dataclasses.replace(SPEC, kv_dtype=dtype) for dtype in formats)
+    ours, theirs = introduction(wide, block_size=8), introduction(narrow, block_size=16)  # of equal bytes
+    with pytest.raises(HandshakeError, match=r"float8_e4m3fn.*bfloat16.*--kv-cache-dtype"):
+        check_same_model(ours, theirs, "peer")
+    check_same_model(introduction(narrow), introduction(narrow), "peer")
+
+
 def test_equal_bytes_in_another_shape_are_refused():
     """4 heads of 8 tokens take the bytes of 8 heads of 4 tokens."""
     other = dataclasses.replace(SPEC, kv_heads=8)

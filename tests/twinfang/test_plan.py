@@ -151,7 +151,7 @@ def test_mtp_layers_cost_weights_and_kv_once_they_draft(moe_30b_mtp: str):
     assert more == pytest.approx(2 * (2 * hidden * hidden + attention + experts), rel=0.01)
     assert (off["token_bytes"], ngram["token_bytes"], mtp["token_bytes"]) == (6144, 6144, 7168)
     table = [" ".join(line.split()) for line in plan(*sized, "--speculative", "3").stdout.splitlines()]
-    assert "token 7 attention layers, 1 of them of MTP 7.00 KiB" in table
+    assert "token 7 attention layers, 1 of them of MTP in bfloat16 7.00 KiB" in table
     assert any(line.startswith("weights by config.json, MTP layers too ") for line in table)
 
 
@@ -174,7 +174,7 @@ def test_the_table_has_the_figures_of_the_json(moe_30b: str):
     assert "GPU 80.00 GiB" in lines
     assert "weights by config.json 58.83 GiB" in lines
     assert "state 23 Mamba layers, SSM in float32 46.81 MiB" in lines
-    assert "token 6 attention layers 6.00 KiB" in lines
+    assert "token 6 attention layers in bfloat16 6.00 KiB" in lines
     assert "running 32 sequences x (1 + 3) 128" in lines
     assert f"tokens {found['plan']['num_tokens']}" in lines
     assert f"sequences of full length {found['plan']['num_full_seqs']}" in lines
