@@ -46,7 +46,7 @@ class CheckpointFields(ConfigFields):
         )
 
     def stores(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor, where ``config.json`` leaves it open; False without weights."""
+        """Whether the checkpoint has a tensor, where ``config.json`` is silent; False without weights."""
         return name in stored_names(self.path.parent)
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.model_table import ModelTable
+
 os.environ.setdefault("TWINFANG_SANITIZE", "1")
 if not torch.cuda.is_available():
     # Triton decides at decoration time whether a kernel is compiled or interpreted.
@@ -23,3 +25,12 @@ settings.load_profile("any machine")
 def bundled_model() -> Path:
     """Directory of the model that the project ships."""
     return Path(__file__).parent.parent / "twinfang" / "bundled_model"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--model-table", action="store_true", help="write the table of docs/models.md anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--model-table") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ModelTable())

@@ -176,5 +176,4 @@ def _proj_scale(config: MambaConfig, device: torch.device) -> float | Tensor:
     """Of what comes out of ``in_proj``: a number, or one a channel ``[proj_size]``."""
     if len(set(config.in_scales)) == 1:
         return config.in_scales[0]
-    sizes = torch.tensor(config.proj_sizes, device=device)
-    return torch.tensor(config.in_scales, device=device).repeat_interleave(sizes)
+    return torch.tensor(config.in_scales).repeat_interleave(torch.tensor(config.proj_sizes)).to(device)

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from engine.rank_processes import RankProcesses, work
 from engine.request import Request
 from engine.tensor_parallel import TensorParallel
 from tests.checkpoints import EOS_TOKEN_ID
+from tests.engine.leading import lead_engine
 from tests.engine.speculating import (
     assert_nothing_is_owned,
     assert_same,
@@ -26,22 +26,6 @@ from tests.engine.speculating import (
 )
 from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
-
-
-@contextmanager
-def lead_engine(model_dir, size, **settings):
-    """Rank 0 in this process, the others in their own."""
-    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
-    config = EngineConfig(
-        model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, sanitize=True, **settings
-    )
-    failures: list[BaseException] = []
-    ranks = RankProcesses(config, work, on_fatal=failures.append)
-    try:
-        yield LeadEngine(config, ranks.join(), ranks.tell)
-    finally:
-        ranks.stop()
-    assert not failures
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Bamba: Mamba-2 layers and a few attention layers, each followed by a SwiGLU MLP
+(https://huggingface.co/blog/bamba).
+
+    r = r + mixer_i(rms_norm(r))          Mamba-2, or attention that turns half of each head by position
+    r = r + mlp_i(rms_norm(r))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from engine.checkpoint_fields import CheckpointFields
+from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig
+from engine.model_config import LayerType, ModelConfig
+from engine.models.block import Block
+from engine.models.builder import Builder
+from engine.models.family import Family
+from engine.rotary_config import RotaryConfig
+
+ROTATED = 0.5
+"""Part of each head, whatever the checkpoint says: the family was trained and is published so."""
+
+
+def configure(fields: CheckpointFields) -> ModelConfig:
+    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    fields.require("hidden_act", "silu", default="silu")
+    head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    rotary = RotaryConfig.read(fields, head_dim, partial_rotary_factor=ROTATED)
+    bias = fields.boolean("attention_bias", default=False)
+    mlp_bias = fields.boolean("mlp_bias", default=False)
+    return ModelConfig.of(
+        fields,
+        layer_types=_layer_types(fields),
+        mamba=MambaConfig.read(fields),
+        attention=replace(
+            AttentionConfig.read(fields, head_dim=head_dim), rotary=rotary, bias=bias, out_bias=bias
+        ),
+        mlp=MlpConfig(fields.integer("intermediate_size"), mlp_bias, "silu_gated"),
+    )
+
+
+def blocks(build: Builder) -> Iterator[Block]:
+    """Two a layer."""
+    for layer, kind in enumerate(build.config.layer_types[::2]):
+        at = f"layers.{layer}."
+        mixer = build.mamba(f"{at}mamba.") if kind == "mamba" else build.attention(f"{at}self_attn.")
+        yield build.block(f"{at}input_layernorm", mixer)
+        yield build.block(f"{at}pre_ff_layernorm", build.mlp(f"{at}feed_forward."))
+
+
+def _layer_types(fields: CheckpointFields) -> tuple[LayerType, ...]:
+    indices = fields.raw.get("attn_layer_indices") or []
+    num_layers = fields.integer("num_hidden_layers")
+    if not isinstance(indices, list) or not all(index in range(num_layers) for index in indices):
+        raise fields.error("attn_layer_indices", indices, f"a list of layers from 0 to {num_layers - 1}")
+    kinds: list[LayerType] = []
+    for layer in range(num_layers):
+        kinds += ["attention" if layer in indices else "mamba", "mlp"]
+    return tuple(kinds)
+
+
+FAMILY = Family(
+    architectures=("BambaForCausalLM",),
+    configure=configure,
+    prefixes=("model.",),
+    embedding="embed_tokens",
+    last_norm="final_layernorm",
+    blocks=blocks,
+)

@@ -1,0 +1,23 @@
+"""Engines of several tensor-parallel ranks, the others in processes of their own."""
+
+from contextlib import contextmanager
+
+from engine.config import EngineConfig
+from engine.lead_engine import LeadEngine
+from engine.rank_processes import RankProcesses, work
+
+
+@contextmanager
+def lead_engine(model_dir, size, **settings):
+    """Rank 0 in this process, the others in their own."""
+    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
+    config = EngineConfig(
+        model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, sanitize=True, **settings
+    )
+    failures: list[BaseException] = []
+    ranks = RankProcesses(config, work, on_fatal=failures.append)
+    try:
+        yield LeadEngine(config, ranks.join(), ranks.tell)
+    finally:
+        ranks.stop()
+    assert not failures

@@ -1,0 +1,137 @@
+"""Every family's logits and greedy tokens against transformers', however sequences are cut and drafted."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.models import build_model, load_model, read_config
+from engine.weight_size import weight_bytes
+from engine.weights import WeightFiles
+from tests.engine.leading import lead_engine
+from tests.engine.sequences import Driver, Sequence
+from tests.engine.speculating import Ask, assert_nothing_is_owned, serve
+from tests.families import CASES, exhaustive_but, family_logits, make_family_checkpoint, mode_pairs
+from tests.model_table import Feature
+from tests.ties import MAX_TIES, count_ties
+from wire.sampling_params import SamplingParams
+
+TOLERANCE = 1e-4
+"""Largest difference of two logits, relative to the largest logit."""
+NUM_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    @cache
+    def make(name):
+        return make_family_checkpoint(tmp_path_factory.mktemp(name), name, seed=3)
+
+    return make
+
+
+def sequences_of(lengths, seed=0):
+    choose = random.Random(seed)
+    return [Sequence(i, [choose.randrange(160) for _ in range(length)]) for i, length in enumerate(lengths)]
+
+
+def assert_as_transformers(model_dir, sequence, logits):
+    expected = family_logits(model_dir, sequence.token_ids)
+    error = (logits - expected).abs().max() / expected.abs().max()
+    assert error < TOLERANCE, f"relative difference {error:.2e}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_pieces_of_several_rows_in_mixed_batches(checkpoints, record_property, name):
+    """Whole prompts, chunks, single tokens as decode rows; rows come and go."""
+    Feature.LOGITS.record(record_property, name)
+    model_dir, choose = checkpoints(name), random.Random(1)
+    sequences = sequences_of([1, 37, 64, 17, 90])
+    driver = Driver(load_model(model_dir), len(sequences))
+    collected = {id(sequence): [] for sequence in sequences}
+    while unfinished := [one for one in sequences if one.num_computed < len(one.token_ids)]:
+        chosen = choose.sample(unfinished, choose.randint(1, len(unfinished)))
+        pieces = [
+            (one, min(choose.choice([1, 1, 2, 3, 7, 16, 64]), len(one.token_ids) - one.num_computed))
+            for one in chosen
+        ]
+        steps = driver.step(pieces, num_padding_rows=choose.choice([0, 0, 2]))
+        for one, logits in zip(chosen, steps, strict=True):
+            collected[id(one)].append(logits)
+    for sequence in sequences:
+        assert_as_transformers(model_dir, sequence, torch.cat(collected[id(sequence)]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_weights_of_a_plan_are_those_that_a_server_loads(checkpoints, name):
+    config = read_config(checkpoints(name))
+    weights = CountedFiles(checkpoints(name))
+    for mtp in {False, CASES[name].has_mtp}:
+        weights.num_bytes = 0
+        build_model(config, weights, mtp=mtp)
+        assert weight_bytes(config, mtp=mtp) == weights.num_bytes
+
+
+class CountedFiles(WeightFiles):
+    """Adds up what is taken."""
+
+    num_bytes = 0
+
+    def take(self, name, shape, **wanted):
+        tensor = super().take(name, shape, **wanted)
+        self.num_bytes += tensor.nbytes
+        return tensor
+
+
+@pytest.mark.parametrize(("name", "mode", "k"), mode_pairs(0))
+def test_greedy_tokens_equal_transformers_in_every_mode(checkpoints, engines, record_property, name, mode, k):
+    Feature.of_mode(mode).record(record_property, name)
+    if k:
+        Feature.SPECULATION.record(record_property, name)
+    model_dir, asks = checkpoints(name), greedy_asks()
+    engine = engines.get(model_dir, mode, k, "mtp" if k and CASES[name].has_mtp else None, 0)
+    answers = [*serve(engine, asks, per_step=3), *serve(engine, asks, concurrency=1)]
+    assert_as_transformers_greedy(model_dir, answers)
+    assert_nothing_is_owned(engine)
+
+
+@pytest.mark.parametrize("name", exhaustive_but("granite-4", "qwen3-next"))
+def test_two_ranks_answer_as_transformers(checkpoints, record_property, name):
+    Feature.TENSOR_PARALLEL.record(record_property, name)
+    drafter = "mtp" if CASES[name].has_mtp else "ngram"
+    with lead_engine(checkpoints(name), 2, num_speculative=2, drafter=drafter) as engine:
+        assert_as_transformers_greedy(checkpoints(name), serve(engine, greedy_asks()[3:], per_step=2))
+        assert_nothing_is_owned(engine)
+
+
+def greedy_asks():
+    choose = random.Random(2)
+    shared = [choose.randrange(6, 160) for _ in range(40)]
+    lengths = [(0, 1), (0, 2), (0, 33), (40, 0), (40, 7), (32, 9), (40, 60)]
+    return [
+        Ask(
+            (*shared[:length], *(choose.randrange(6, 160) for _ in range(extra))),
+            SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0),
+        )
+        for length, extra in lengths
+    ]
+
+
+def assert_as_transformers_greedy(model_dir, answers):
+    ties = 0
+    for answer in answers:
+        assert len(answer.tokens) == NUM_TOKENS
+        prompt = answer.request.tokens[: answer.request.num_prompt]
+        logits = family_logits(model_dir, [*prompt, *answer.tokens[:-1]])
+        ties += count_ties(len(prompt), answer.tokens, logits)
+    assert ties <= NUM_TOKENS * len(answers) * MAX_TIES
+
+
+def test_the_walk_through_shows_the_file_as_it_is():
+    root = Path(__file__).parent.parent.parent
+    shown = (root / "engine" / "models" / "families" / "bamba.py").read_text(encoding="utf-8")
+    assert shown in (root / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
