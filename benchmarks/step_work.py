@@ -26,7 +26,8 @@ def step_flops(config: ModelConfig, num_tokens: int, num_logits: int, num_pairs:
     attention_flops += num_pairs * 4 * attention.num_heads * attention.head_dim
     total += config.layer_types.count("attention") * attention_flops
     if config.mlp is not None:
-        mlp_flops = 4 * hidden * config.mlp.intermediate_size
+        matrices = 3 if config.mlp.is_gated else 2
+        mlp_flops = 2 * matrices * hidden * config.mlp.intermediate_size
         total += num_tokens * config.layer_types.count("mlp") * mlp_flops
     return total + num_logits * 2 * hidden * config.vocab_size
 

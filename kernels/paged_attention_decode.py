@@ -188,7 +188,7 @@ def tile_request(
     tiles = {
         "BLOCK_N": 32 if wide else 64,
         "PROGRAMS_PER_SM": 2,
-        "num_warps": 8 if exact else 4,
+        "num_warps": (16 if head_dim > 128 else 8) if exact else 4,
         "num_stages": 2 if wide else 3,
     }
     return TileRequest.of(

@@ -220,7 +220,7 @@ def tile_request(dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_siz
     tiles = {
         "BLOCK_M": max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv)),
         "BLOCK_N": 32 if exact or wide else 64,
-        "num_warps": 4 if wide and not exact else 8,
+        "num_warps": (16 if exact else 4) if wide else 8,
         "num_stages": 1 if exact else 2 if wide else 3,
     }
     return TileRequest.of(

@@ -114,7 +114,7 @@ def experts(model: Model, rows: int) -> Case:
 
     def ours(o: SimpleNamespace) -> Call:
         make = StackedExperts if model.device == "cuda" else LoopedExperts
-        layer = make(list(o.up.unbind()), list(o.down.unbind()))
+        layer = make(list(o.up.unbind()), list(o.down.unbind()), "relu_squared")
         return lambda: layer.forward(o.x, o.expert_ids, o.expert_weights)
 
     def torch_eager(o: SimpleNamespace) -> Call:

@@ -73,6 +73,43 @@ def test_kernels_compile_for_sm_90_without_spills(dtype):
         assert "_prefill_kernel with wgmma" in output
 
 
+COMPILE_WIDE = """
+import torch
+
+from kernels import paged_attention_decode, paged_attention_prefill
+from tests.kernels.sm_90 import compile_kernel
+
+TYPES = {
+    "*": "*" + DTYPE, **{name: "fp32" for name in ("scale_log2", "v_scale", "k_factor", "v_factor")},
+    **{name: "*i32" for name in ("block_table_ptr", "cu_seqlens_ptr", "seq_lens_ptr")},
+    **{name: "*fp32" for name in ("partial_ptr", "lse_ptr")},
+}
+dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
+prefill = paged_attention_prefill.tile_request(dtype, 8, 256, 16).default
+decode = dict(paged_attention_decode.tile_request(dtype, 8, 256, 16, 4).default)
+del decode["PROGRAMS_PER_SM"]
+DOT = {"HEAD_DIM": 256, "BLOCK_SIZE": 16, "BLOCK_D": 256, "HEADS_PER_KV": 8}
+DOT["PRECISION"] = "tf32" if DTYPE == "bf16" else "ieee"
+DECODE = {"MIN_SPLIT": 128, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 16, "BLOCK_M": 32}
+for kernel, constants, tiles in (
+    (paged_attention_prefill._prefill_kernel, DOT, prefill),
+    (paged_attention_decode._decode_kernel, {**DOT, **DECODE}, decode),
+):
+    options = {name: value for name, value in tiles.items() if name.startswith("num_")}
+    constants = constants | {name: value for name, value in tiles.items() if name not in options}
+    compiled = compile_kernel(kernel, constants, TYPES, **options)
+    print("compiled", kernel.__name__, compiled.registers, compiled.shared_bytes)
+    assert compiled.stack_bytes == 0, "registers spilled"
+    assert compiled.shared_bytes <= 227 * 1024
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_heads_of_256_compile_without_spills(dtype):
+    assert output_of(COMPILE_WIDE, DTYPE=dtype).count("compiled") == 2
+
+
 COMPILE_E4M3 = """
 import torch
 

@@ -46,6 +46,8 @@ def dense(cache, q, scale):
         ([3, 5, 70], 3, 4, 4, 4, 16, torch.float32),  # kv_heads == block_size, no grouping
         ([0, 9, 2], 1, 2, 1, 1, 16, torch.float32),  # blocks of one token
         ([0, 0], 2, 4, 2, 16, 32, torch.float32),  # padding alone
+        ([0, 9, 37], 2, 16, 2, 16, 256, torch.float32),  # 8 wide heads a KV head
+        ([21, 0], 3, 5, 1, 8, 112, torch.float32),
         ([19, 0, 48], 2, 4, 2, 16, 64, torch.bfloat16),
         ([19, 0, 48], 1, 4, 1, 16, 128, torch.float16),
     ],

@@ -54,6 +54,8 @@ ROWS = [  # (query_len, seq_len) of each row
         (4, 4, 4, 96, torch.float32),  # kv_heads == block_size
         (8, 1, 32, 16, torch.float32),
         (2, 1, 1, 16, torch.float32),  # blocks of one token
+        (8, 1, 16, 256, torch.float32),  # 8 wide heads a KV head
+        (5, 1, 8, 112, torch.float32),
         (4, 2, 16, 64, torch.bfloat16),
         (4, 1, 16, 128, torch.float16),
     ],
