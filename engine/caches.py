@@ -47,7 +47,7 @@ class CacheSpec:
     copies_kv_heads: bool = False
     """Whether a rank before this one holds the same KV heads."""
     copies_groups: bool = False
-    """Whether a rank before this one holds the same B and C channels."""
+    """Whether a rank before this one holds the same B and C channels, or q and k: all but the first range."""
 
     def kv_layout(self, num_blocks: int, block_size: int) -> Layout:
         """One block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.model_config import ModelConfig
+from engine.model_config import RECURRENT, ModelConfig
 from engine.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost
 from engine.step_size import StepSize
 from engine.tensor_parallel import ALONE, TensorParallel
@@ -58,7 +58,6 @@ def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) ->
 
 
 def with_attention_alone(config: ModelConfig) -> ModelConfig:
-    """The same model with an attention layer in place of each Mamba layer, to compare with."""
-    replaced = {"mamba": "attention"}
-    layer_types = tuple(replaced.get(layer, layer) for layer in config.layer_types)
-    return replace(config, layer_types=layer_types)  # type: ignore[arg-type]
+    """The same model with an attention layer in place of each recurrent layer, to compare with."""
+    layer_types = tuple("attention" if layer in RECURRENT else layer for layer in config.layer_types)
+    return replace(config, layer_types=layer_types)

@@ -93,6 +93,67 @@ class MambaConfig:
 
 
 @dataclass(frozen=True)
+class GatedDeltaNetConfig:
+    """Gated DeltaNet. Value head ``h`` shares q and k with its key head, ``h // heads_per_key_head``."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int
+    ssm_dtype: torch.dtype
+    interleaved: bool
+    """Whether the projections are stored key head by key head, all of one together (Qwen3-Next)."""
+
+    @classmethod
+    def read(cls, fields: ConfigFields, *, interleaved: bool) -> GatedDeltaNetConfig:
+        num_key_heads = fields.integer("linear_num_key_heads")
+        num_value_heads = fields.integer("linear_num_value_heads")
+        if num_value_heads % num_key_heads:
+            raise fields.error(
+                "linear_num_value_heads",
+                num_value_heads,
+                f"a multiple of linear_num_key_heads ({num_key_heads})",
+            )
+        ssm_dtype = fields.choice(
+            "mamba_ssm_dtype", "mamba_ssm_cache_dtype", choices=tuple(DTYPES), default="float32"
+        )
+        return cls(
+            num_key_heads=num_key_heads,
+            num_value_heads=num_value_heads,
+            key_head_dim=fields.integer("linear_key_head_dim"),
+            value_head_dim=fields.integer("linear_value_head_dim"),
+            conv_width=fields.integer("linear_conv_kernel_dim", minimum=2),
+            ssm_dtype=DTYPES[ssm_dtype],
+            interleaved=interleaved,
+        )
+
+    @property
+    def heads_per_key_head(self) -> int:
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def key_size(self) -> int:
+        """Channels of q, and of k."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Channels of v, of the gate and of what comes out."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """v, q and k stand side by side and pass the convolution together."""
+        return self.value_size + 2 * self.key_size
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """``heads, head_dim, state_size`` of a sequence's state in one layer."""
+        return self.num_value_heads, self.value_head_dim, self.key_head_dim
+
+
+@dataclass(frozen=True)
 class HeadNormConfig:
     """RMS norms of single heads of q and k, before they turn."""
 

@@ -15,11 +15,11 @@ import torch
 from engine.cache_formats import AS_THE_MODEL, CacheFormats
 from engine.caches import CacheSpec
 from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
+from engine.mixer_config import AttentionConfig, GatedDeltaNetConfig, MambaConfig, MlpConfig, MoeConfig
 from wire.errors import ModelLoadError
 
-LayerType = Literal["mamba", "attention", "mlp", "moe"]
-RECURRENT: frozenset[LayerType] = frozenset({"mamba"})
+LayerType = Literal["mamba", "gated_delta", "attention", "mlp", "moe"]
+RECURRENT: frozenset[LayerType] = frozenset({"mamba", "gated_delta"})
 """Layers that keep a state of fixed size a sequence."""
 
 UNLIMITED = 1 << 20
@@ -51,7 +51,8 @@ class ModelConfig:
     norm_eps: float
     tie_word_embeddings: bool
     mamba: MambaConfig | None = None
-    """None where no layer is of that type, like the next three."""
+    """None where no layer is of that type, like the next four."""
+    gated_delta: GatedDeltaNetConfig | None = None
     attention: AttentionConfig | None = None
     mlp: MlpConfig | None = None
     moe: MoeConfig | None = None
@@ -73,6 +74,7 @@ class ModelConfig:
         *,
         layer_types: tuple[LayerType, ...],
         mamba: MambaConfig | None = None,
+        gated_delta: GatedDeltaNetConfig | None = None,
         attention: AttentionConfig | None = None,
         mlp: MlpConfig | None = None,
         moe: MoeConfig | None = None,
@@ -91,6 +93,7 @@ class ModelConfig:
             norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5),
             tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tied_by_default),
             mamba=mamba,
+            gated_delta=gated_delta,
             attention=attention,
             mlp=mlp,
             moe=moe,
@@ -99,9 +102,9 @@ class ModelConfig:
         )
 
     @property
-    def recurrent(self) -> MambaConfig | None:
+    def recurrent(self) -> MambaConfig | GatedDeltaNetConfig | None:
         """Of the layers that keep a state; a model has one kind of them at most."""
-        return self.mamba
+        return self.mamba or self.gated_delta
 
     def require_mtp(self) -> MtpConfig:
         """The MTP layer, for whoever is about to use it.

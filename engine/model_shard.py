@@ -4,6 +4,7 @@
 |---|---|---|
 | q, k, v | heads; a KV head is copied where there are fewer than ranks | complete heads |
 | Mamba in_proj, conv, A, D, dt_bias, norm | heads, and groups likewise copied | complete heads |
+| Gated DeltaNet projections, conv, A, dt_bias | value heads, and key heads likewise copied | complete heads |
 | up | intermediate channels, of each expert too | complete channels |
 | o, out_proj, down | their inputs, which are what the rank has | summands of the hidden state |
 | output head | vocabulary | complete logits |
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.caches import CacheSpec
-from engine.mixer_config import MambaConfig
+from engine.mixer_config import GatedDeltaNetConfig, MambaConfig
 from engine.model_config import ModelConfig
 from engine.tensor_parallel import TensorParallel
 from wire.errors import ConfigError
@@ -73,6 +74,44 @@ class MambaShard:
         )
 
 
+@dataclass(frozen=True)
+class GatedDeltaShard:
+    """One rank's value heads of a Gated DeltaNet and the key heads that these read."""
+
+    config: GatedDeltaNetConfig
+    """The whole layer's."""
+    heads: range
+    key_heads: range
+
+    @classmethod
+    def of(cls, config: GatedDeltaNetConfig, tp: TensorParallel) -> GatedDeltaShard:
+        return cls(config, tp.share(config.num_value_heads), tp.share_or_copy(config.num_key_heads))
+
+    @property
+    def local(self) -> GatedDeltaNetConfig:
+        """The sizes of the share."""
+        return replace(self.config, num_value_heads=len(self.heads), num_key_heads=len(self.key_heads))
+
+    @property
+    def head_rows(self) -> Ranges:
+        """Of A, dt_bias, and of the state."""
+        return ((self.heads.start, self.heads.stop),)
+
+    @property
+    def value_rows(self) -> Ranges:
+        """Channels of v, of the gate and of what comes out."""
+        size = self.config.value_head_dim
+        return ((self.heads.start * size, self.heads.stop * size),)
+
+    @property
+    def conv_rows(self) -> Ranges:
+        """Channels of (v, q, k), and of the convolution's state: three ranges, those that are copied last."""
+        config = self.config
+        start, stop = (edge * config.key_head_dim for edge in (self.key_heads.start, self.key_heads.stop))
+        first_q, first_k = config.value_size, config.value_size + config.key_size
+        return (*self.value_rows, (first_q + start, first_q + stop), (first_k + start, first_k + stop))
+
+
 def check_divides(config: ModelConfig, size: int) -> None:
     """Raises :class:`ConfigError` that names what ``size`` ranks can't share."""
     attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
@@ -80,6 +119,9 @@ def check_divides(config: ModelConfig, size: int) -> None:
     if mamba is not None:
         divided.append(("mamba_num_heads", mamba.num_heads))
         copied.append(("n_groups", mamba.num_groups))
+    if (delta := config.gated_delta) is not None:
+        divided.append(("linear_num_value_heads", delta.num_value_heads))
+        copied.append(("linear_num_key_heads", delta.num_key_heads))
     if attention is not None:
         divided.append(("num_attention_heads", attention.num_heads))
         copied.append(("num_key_value_heads", attention.num_kv_heads))
@@ -110,6 +152,7 @@ def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
             num_kv_heads=len(tp.share_or_copy(attention.num_kv_heads)),
         ),
         mamba=mamba and MambaShard.of(mamba, tp).local,
+        gated_delta=config.gated_delta and GatedDeltaShard.of(config.gated_delta, tp).local,
         mlp=mlp and replace(mlp, intermediate_size=len(tp.share(mlp.intermediate_size))),
         moe=moe
         and replace(
@@ -142,5 +185,13 @@ def shard_spec(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> CacheSp
             held_conv_channels=mamba.conv_rows,
             held_mamba_heads=mamba.head_rows,
             copies_groups=tp.copies(config.mamba.num_groups),
+        )
+    if config.gated_delta is not None:
+        delta = GatedDeltaShard.of(config.gated_delta, tp)
+        spec = replace(
+            spec,
+            held_conv_channels=delta.conv_rows,
+            held_mamba_heads=delta.head_rows,
+            copies_groups=tp.copies(config.gated_delta.num_key_heads),
         )
     return spec

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.mixer_config import GatedDeltaNetConfig, MambaConfig
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_config, shard_spec
 from engine.step_cost import share_used
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weight_size import weight_bytes
+from kernels.gated_delta_chunk import CHUNK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,25 @@ def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
 
 
 def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
-    """Of one token in all Mamba layers: within its chunk C B^T and its product with x, then states made and
-    read (Dao and Gu, "Transformers are SSMs", 2024, section 6)."""
-    mamba = shard_config(config, tp).mamba
-    if mamba is None:
-        return 0.0
+    """Of one token in all recurrent layers."""
+    share = shard_config(config, tp)
+    flops = 0
+    if share.mamba is not None:
+        flops += _mamba_flops(share.mamba) * config.layer_types.count("mamba")
+    if share.gated_delta is not None:
+        flops += _gated_delta_flops(share.gated_delta) * config.layer_types.count("gated_delta")
+    return float(flops)
+
+
+def _mamba_flops(mamba: MambaConfig) -> int:
+    """Of a token within its chunk C B^T and its product with x, then states made and read (Dao and Gu,
+    "Transformers are SSMs", 2024, section 6)."""
     within = 2 * mamba.chunk_size * (mamba.num_groups * mamba.state_size + mamba.d_inner)
-    across = 4 * mamba.d_inner * mamba.state_size
-    return float((within + across) * config.layer_types.count("mamba"))
+    return within + 4 * mamba.d_inner * mamba.state_size
+
+
+def _gated_delta_flops(delta: GatedDeltaNetConfig) -> int:
+    """Of a token within its chunk K K^T, Q K^T and their products with values, then states made and read
+    twice, by keys and by queries (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, section 3)."""
+    within = 4 * CHUNK_TOKENS * (delta.num_value_heads * delta.key_head_dim + delta.value_size)
+    return within + 6 * delta.value_size * delta.key_head_dim

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.model_config import LayerType, ModelConfig
 from engine.models.attention import Attention
 from engine.models.block import Block, Mixer
+from engine.models.gated_delta_net import GatedDeltaNet
 from engine.models.mamba_mixer import MambaMixer
 from engine.models.mlp import Mlp, MlpNames
 from engine.models.moe import Moe, MoeNames
@@ -47,6 +48,7 @@ class Builder:
         """The mixer whose tensors are called ``{name}…``."""
         make: dict[LayerType, Callable[[str], Mixer]] = {
             "mamba": self.mamba,
+            "gated_delta": self.gated_delta,
             "attention": self.attention,
             "mlp": self.mlp,
             "moe": self.moe,
@@ -58,6 +60,21 @@ class Builder:
         assert config.mamba is not None
         mixer = MambaMixer(
             config.mamba,
+            config.hidden_size,
+            config.norm_eps,
+            self.weights,
+            self.prefix + name,
+            self.tp,
+            self._num_recurrent,
+        )
+        self._num_recurrent += 1
+        return mixer
+
+    def gated_delta(self, name: str) -> GatedDeltaNet:
+        config = self.config
+        assert config.gated_delta is not None
+        mixer = GatedDeltaNet(
+            config.gated_delta,
             config.hidden_size,
             config.norm_eps,
             self.weights,

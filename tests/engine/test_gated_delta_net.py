@@ -1,0 +1,194 @@
+"""The Gated DeltaNet mixer, in both orders that checkpoints store, against transformers': in chunks, decoded,
+divided, recorded."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen3NextConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+from engine.caches import Caches, CacheSpec
+from engine.config_fields import ConfigFields
+from engine.mixer_config import GatedDeltaNetConfig
+from engine.model_shard import GatedDeltaShard
+from engine.models.gated_delta_net import GatedDeltaNet
+from engine.tensor_parallel import ALONE, TensorParallel
+from engine.weights import WeightFiles
+from kernels.cpu_graph import CpuGraph
+from tests.engine.sequences import BLOCK_SIZE, SLOTS_EACH, Driver, Sequence
+from wire.errors import ModelLoadError
+
+HIDDEN, VOCABULARY, EPS = 48, 64, 1e-6
+SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "layer_types": ["linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+CASES = {
+    "interleaved (qwen3-next)": (True, Qwen3NextGatedDeltaNet, Qwen3NextConfig(**SIZES)),
+    "one after the other (qwen3.5)": (False, Qwen3_5GatedDeltaNet, Qwen3_5TextConfig(**SIZES)),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES, scope="module")
+def layer(request, tmp_path_factory):
+    """Our configuration of a layer, its weights on disk and transformers' layer."""
+    interleaved, net, config = request.param
+    torch.manual_seed(0)
+    theirs = net(config, 0).eval()
+    for name, parameter in theirs.named_parameters():
+        if "A_log" not in name:
+            mean = {"norm.weight": 1.0, "dt_bias": -1.0}.get(name, 0.0)
+            std = {"norm.weight": 0.2, "dt_bias": 1.0, "conv1d.weight": 0.5}.get(name, HIDDEN**-0.5)
+            torch.nn.init.normal_(parameter, mean, std)
+    directory = tmp_path_factory.mktemp("layer")
+    save_file(theirs.state_dict(), directory / "model.safetensors")
+    fields = ConfigFields(path="config.json", raw=config.to_dict())
+    ours = GatedDeltaNetConfig.read(fields, interleaved=interleaved)
+    return SimpleNamespace(config=ours, directory=directory, theirs=theirs)
+
+
+class LayerDriver(Driver):
+    """One layer, whose inputs are rows of a table by token id."""
+
+    def __init__(self, mixer, num_sequences):
+        self.mixer = mixer
+        self.table = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
+        heads, head_dim, state_size = mixer.config.state_shape
+        spec = CacheSpec(
+            attn_layers=1,
+            kv_heads=1,
+            head_dim=1,
+            kv_dtype=torch.float32,
+            mamba_layers=1,
+            conv_channels=mixer.config.conv_channels,
+            conv_width=mixer.config.conv_width,
+            mamba_heads=heads,
+            mamba_head_dim=head_dim,
+            state_size=state_size,
+            conv_dtype=torch.float32,
+            ssm_dtype=torch.float32,
+        )
+        num_slots = 1 + num_sequences * SLOTS_EACH
+        self.caches = Caches(spec, num_blocks=1, num_slots=num_slots, block_size=BLOCK_SIZE, device="cpu")
+        for state in [*self.caches.layers.conv, *self.caches.layers.ssm]:
+            state.fill_(torch.nan)
+
+    def compute(self, batch, next_ids):
+        return self.mixer.forward(self.table[batch.input_ids], batch, self.caches.layers)
+
+
+def load(layer, tp=ALONE):
+    return GatedDeltaNet(layer.config, HIDDEN, EPS, WeightFiles(layer.directory), "", tp, 0)
+
+
+def make_sequences(*lengths):
+    generator = torch.Generator().manual_seed(2)
+    return [
+        Sequence(i, torch.randint(VOCABULARY, (length,), generator=generator).tolist())
+        for i, length in enumerate(lengths)
+    ]
+
+
+@torch.inference_mode()
+def assert_as_transformers(layer, driver, sequence, found):
+    wanted = layer.theirs(driver.table[sequence.token_ids][None])[0]
+    torch.testing.assert_close(found, wanted[-len(found) :], rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_chunks_and_decoded_tokens_together_are_transformers_layer(layer):
+    driver = LayerDriver(load(layer), 3)
+    a, b, c = make_sequences(40, 1, 70)
+    outputs = {id(seq): [] for seq in (a, b, c)}
+    for pieces in ([(a, 39), (c, 33)], [(a, 1), (b, 1), (c, 36)], [(c, 1)]):
+        for (seq, _), rows in zip(pieces, driver.step(pieces, num_padding_rows=1), strict=True):
+            outputs[id(seq)].append(rows)
+    for seq in (a, b, c):
+        assert_as_transformers(layer, driver, seq, torch.cat(outputs[id(seq)]))
+
+
+def test_a_step_of_several_positions_goes_on_from_any_of_them(layer):
+    driver = LayerDriver(load(layer), 1)
+    (sequence,) = make_sequences(20)
+    outputs = driver.step([(sequence, 12)])
+    for accepted in (2, 1, 3):
+        (rows,) = driver.step_speculative([sequence], 3)
+        outputs.append(rows[:accepted])
+        sequence.num_computed += accepted
+        sequence.slot = sequence.slots[accepted - 1]
+    found = torch.cat(outputs)
+    sequence.token_ids = sequence.token_ids[: len(found)]
+    assert_as_transformers(layer, driver, sequence, found)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_summands_of_ranks_add_up_to_the_layer(layer, num_ranks):
+    """Of four ranks two have a copy of each key head."""
+    (sequence,) = make_sequences(30)
+    total = 0
+    for rank in range(num_ranks):
+        driver = LayerDriver(load(layer, TensorParallel(rank, num_ranks)), 1)
+        sequence.num_computed = 0
+        total = total + torch.cat([*driver.step([(sequence, 29)]), *driver.step([(sequence, 1)])])
+    assert_as_transformers(layer, driver, sequence, total)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_shares_of_the_convolution_cover_its_channels(layer, num_ranks):
+    """What is divided stands in the first of a share's three ranges, what may be copied in the others."""
+    config, covered = layer.config, torch.zeros(layer.config.conv_channels, dtype=torch.int64)
+    for rank in range(num_ranks):
+        ranges = GatedDeltaShard.of(config, TensorParallel(rank, num_ranks)).conv_rows
+        assert len(ranges) == 3
+        for start, stop in ranges:
+            covered[start:stop] += 1
+    copies = max(1, num_ranks // config.num_key_heads)
+    assert (covered[: config.value_size] == 1).all()
+    assert (covered[config.value_size :] == copies).all()
+
+
+def test_a_recorded_step_follows_inputs_and_states(layer):
+    mixer = load(layer)
+    driver = LayerDriver(mixer, 2)
+    sequences = make_sequences(20, 30)
+    driver.step([(seq, len(seq.token_ids) - 4) for seq in sequences])
+    seen = []
+    original = driver.compute
+
+    def record(batch, next_ids):
+        seen.append(batch)
+        return original(batch, next_ids)
+
+    driver.compute = record
+    before = driver.caches.state.clone()
+    driver.step_speculative(sequences, 2)
+    (first,) = seen
+    x = driver.table[first.input_ids]
+    graph = CpuGraph()
+    with torch.inference_mode(), graph.record():
+        y = mixer.forward(x, first, driver.caches.layers)
+    for seq in sequences:
+        seq.num_computed += 2
+    driver.caches.state.copy_(before)
+    plain = torch.cat(driver.step_speculative(sequences, 2))
+    after = driver.caches.state.clone()
+    driver.caches.state.copy_(before)
+    with torch.inference_mode():
+        x.copy_(driver.table[seen[1].input_ids])
+    graph.replay()
+    assert torch.equal(y, plain)
+    assert torch.equal(driver.caches.state[1:], after[1:])
+
+
+def test_value_heads_that_key_heads_do_not_divide_are_refused():
+    fields = ConfigFields(path="config.json", raw=SIZES | {"linear_num_value_heads": 7})
+    with pytest.raises(ModelLoadError, match=r"linear_num_value_heads is 7.*a multiple of.*2"):
+        GatedDeltaNetConfig.read(fields, interleaved=True)
