@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
 from decode_server.stream import RouterStream
-from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.rank_processes import work
 from engine.request import Request
@@ -284,8 +283,7 @@ class DecodeService:
     def _check_ticket(self, ticket: AnyTicket, num_tokens: int) -> None:
         if self._exchange is None:
             raise InvalidRequestError("this server runs prompts itself and takes no tickets")
-        block_size = self._config.engine.block_size
-        num_blocks = blocks_for(num_tokens - 1, block_size)
+        num_blocks = self._engine.capacity.blocks_for(num_tokens - 1)
         # Which blocks, an early ticket does not know yet: that is checked when they are told.
         found = len(ticket.block_ids) if isinstance(ticket, Ticket) else num_blocks
         if (ticket.num_tokens, found) != (num_tokens - 1, num_blocks):

@@ -84,8 +84,7 @@ class BatchBuilder:
         num_new = np.array([row.num_new for row in planned], dtype=np.int64)
         positions = _ranges(np.array([row.num_before for row in planned], dtype=np.int64), num_new)
         rows = np.array([row.request.row for row in planned], dtype=np.int64)
-        blocks = self._rows.block_table[np.repeat(rows, num_new), positions // self._block_size]
-        places = blocks.astype(np.int64) * self._block_size + positions % self._block_size
+        places = self._rows.places(np.repeat(rows, num_new), positions, self._block_size)
         return Batch(
             input_ids=self._upload(_tokens(planned, 0)),
             positions=self._upload(positions),

@@ -41,16 +41,15 @@ class BatchCheck:
 
     def _check_decode(self, part: DecodeRows, batch: Batch, planned: list[PlannedRow]) -> None:
         """Drafts are the drafter's business; their places, and all else, are known here."""
-        width, size, split = part.num_positions, self._block_size, batch.num_decode_tokens
+        width, split = part.num_positions, batch.num_decode_tokens
         padding = part.num_rows - len(planned)
         positions: list[int] = []
         places: list[int] = []
         written: list[int] = []
         for row in planned:
             own = range(row.num_before, row.num_before + width)
-            blocks = row.request.block_ids
             positions += own
-            places += [blocks[at // size] * size + at % size if at // size < len(blocks) else 0 for at in own]
+            places += self._places(row, own)
             written += decode_slots(row, width)
         newest = [row.request.tokens[row.num_before] for row in planned]
         _compare("newest tokens", batch.input_ids[:split:width], newest + [0] * padding)
@@ -64,10 +63,10 @@ class BatchCheck:
         positions: list[int] = []
         places: list[int] = []
         for row in planned:
-            block_ids, size, own = row.request.block_ids, self._block_size, range(row.num_before, row.end)
+            own = range(row.num_before, row.end)
             tokens += row.request.tokens[own.start : own.stop]
             positions += own
-            places += [block_ids[at // size] * size + at % size for at in own]
+            places += self._places(row, own)
         split = batch.num_decode_tokens
         _compare("input_ids", batch.input_ids[split:], tokens)
         _compare("positions", batch.positions[split:], positions)
@@ -75,6 +74,11 @@ class BatchCheck:
         _compare("prefill write_slots", part.write_slots, [row.write_slot for row in planned])
         self._check_rows("prefill", part, planned, [row.end for row in planned])
         _check_prefill(part, planned)
+
+    def _places(self, row: PlannedRow, positions: range) -> list[int]:
+        """Where in the KV pool they stand: 0 without a block."""
+        blocks, size = row.request.block_ids, self._block_size
+        return [blocks[at // size] * size + at % size if at // size < len(blocks) else 0 for at in positions]
 
     def _check_rows(
         self, kind: str, part: DecodeRows | PrefillRows, planned: list[PlannedRow], lengths: list[int]

@@ -9,13 +9,19 @@
 Both caching modes also keep the state at a prompt's last block boundary, where the same prompt or
 the next turn of its conversation starts, and at a branch: where a request left a cached prefix that no
 state could serve.
+
+A model without recurrent layers needs no state: `align` and `all` are the same there, every full block of KV
+is kept, and chunks run as they come.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, Protocol
 
 from engine.request import Request
+
+log = logging.getLogger(__name__)
 
 CacheModeName = Literal["none", "align", "all"]
 
@@ -43,10 +49,10 @@ class CacheMode(Protocol):
         ...
 
 
-class NoCaching:
-    """Every request computes its whole prompt."""
+class NoStates:
+    """No state is kept anywhere, and no chunk cut for one."""
 
-    caches = False
+    caches: bool
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
         return end
@@ -59,6 +65,18 @@ class NoCaching:
 
     def next_kept(self, request: Request, length: int) -> int | None:
         return None
+
+
+class NoCaching(NoStates):
+    """Every request computes its whole prompt."""
+
+    caches = False
+
+
+class BlocksAlone(NoStates):
+    """Of a model without recurrent layers: each full block of KV serves later requests by itself."""
+
+    caches = True
 
 
 class AlignedChunks:
@@ -123,10 +141,18 @@ def _marks(request: Request, block_size: int) -> tuple[int, ...]:
     return tuple(mark for mark in (request.branch, prompt_end) if mark > 0)
 
 
-def make_cache_mode(name: CacheModeName, block_size: int, state_block: int) -> CacheMode:
-    """The mode of that name; a block holds ``block_size`` tokens, a state block ``state_block``."""
+def make_cache_mode(
+    name: CacheModeName, block_size: int, state_block: int, *, has_state: bool = True
+) -> CacheMode:
+    """The mode of that name; a block holds ``block_size`` tokens, a state block ``state_block``.
+
+    ``has_state``: whether the model has recurrent layers.
+    """
     if name == "none":
         return NoCaching()
+    if not has_state:
+        log.info("cache mode %s: the model has no recurrent state, so every full block of KV is kept", name)
+        return BlocksAlone()
     if name == "align":
         return AlignedChunks(block_size)
     return StateBlocks(block_size, state_block)

@@ -6,7 +6,8 @@
 | state | ``[num_slots, slot_bytes]`` (bytes) | slot: conv and SSM state of all Mamba layers |
 
 Both are allocated once and may be registered for transfer once. Index 0 of each is the null entry:
-never allocated, what padding points at.
+never allocated, what padding points at. A model without attention layers has no KV, one without recurrent
+layers no states: that pool is its null entry alone, of zero bytes and without segments.
 """
 
 from __future__ import annotations
@@ -49,8 +50,20 @@ class CacheSpec:
     copies_groups: bool = False
     """Whether a rank before this one holds the same B and C channels, or q and k: all but the first range."""
 
+    @property
+    def has_kv(self) -> bool:
+        """Whether tokens leave anything in blocks."""
+        return self.attn_layers > 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether sequences have a recurrent state."""
+        return self.mamba_layers > 0
+
     def kv_layout(self, num_blocks: int, block_size: int) -> Layout:
         """One block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""
+        if not self.has_kv:
+            return Layout("block", num_blocks, 0, ())
         axes = _dense_axes(
             [
                 ("kv_heads", self.kv_heads),

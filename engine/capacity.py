@@ -13,6 +13,9 @@ decision, so the error names what is missing and which flags, and which values o
 
 A running sequence may start its next step from a cached state, which then can't be evicted. Were there no
 slot for that beside the running ones, a request that finds its prefix cached would wait for another to end.
+
+What a model does not keep takes no memory and limits nothing: without recurrent layers there are no slots but
+the null one, without attention layers no blocks but the null one, and a sequence of any length has none.
 """
 
 from __future__ import annotations
@@ -43,28 +46,49 @@ class CapacityPlan:
     """k, drafts a step."""
 
     @property
+    def has_kv(self) -> bool:
+        return self.block_bytes > 0
+
+    @property
+    def has_state(self) -> bool:
+        return self.slot_bytes > 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens of a sequence; none where the model keeps no KV."""
+        return blocks_for(num_tokens, self.block_size) if self.has_kv else 0
+
+    @property
     def blocks_per_seq(self) -> int:
         """Blocks of one sequence of ``max_model_len`` tokens."""
-        return blocks_for(self.max_model_len, self.block_size)
+        return self.blocks_for(self.max_model_len)
 
     @property
     def table_columns(self) -> int:
-        """Columns of a block table: a row's ``1 + k`` positions may reach k tokens past ``max_model_len``."""
-        return blocks_for(self.max_model_len + self.num_speculative, self.block_size)
+        """Columns of a block table: a row's ``1 + k`` positions may reach k tokens past ``max_model_len``.
+
+        Without KV one, which stays null.
+        """
+        return max(1, self.blocks_for(self.max_model_len + self.num_speculative))
 
     @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens whose KV fits into all blocks but the null one."""
-        return (self.num_blocks - 1) * self.block_size
+    def max_held(self) -> int:
+        """Requests whose memory can be leased at once. Equal ones share blocks and states, so that memory
+        alone does not bound them."""
+        return (self.num_slots if self.has_state else self.num_blocks) - 1
 
     @property
-    def num_full_seqs(self) -> int:
-        """Sequences of ``max_model_len`` tokens whose KV fits at once."""
-        return (self.num_blocks - 1) // self.blocks_per_seq
+    def num_tokens(self) -> int | None:
+        """Tokens whose KV fits into all blocks but the null one; None: any number."""
+        return (self.num_blocks - 1) * self.block_size if self.has_kv else None
+
+    @property
+    def num_full_seqs(self) -> int | None:
+        """Sequences of ``max_model_len`` tokens whose KV fits at once; None: any number."""
+        return (self.num_blocks - 1) // self.blocks_per_seq if self.has_kv else None
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,11 @@ class SlotCount:
     cached: int
     read: int
     null: int = 1
+
+    @classmethod
+    def none(cls) -> SlotCount:
+        """Of a model without recurrent layers: the null slot, of zero bytes."""
+        return cls(running=0, leased=0, cached=0, read=0)
 
     @property
     def total(self) -> int:
@@ -123,6 +152,8 @@ class Demand:
 
     @property
     def slots(self) -> SlotCount:
+        if not self.spec.has_state:
+            return SlotCount.none()
         return count_slots(
             role=self.role,
             max_num_seqs=self.max_num_seqs,
@@ -148,9 +179,12 @@ class Demand:
     def slots_bytes(self) -> int:
         return self.slots.total * self.slot_bytes
 
+    def _blocks_for(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.block_size) if self.spec.has_kv else 0
+
     @property
     def blocks_per_seq(self) -> int:
-        return blocks_for(self.max_model_len, self.block_size)
+        return self._blocks_for(self.max_model_len)
 
     @property
     def growth_blocks(self) -> int:
@@ -158,13 +192,13 @@ class Demand:
 
         A step writes the KV of up to ``1 + k`` tokens, and drafting that of k more behind them.
         """
-        return blocks_for(1 + 2 * self.num_speculative, self.block_size)
+        return self._blocks_for(1 + 2 * self.num_speculative)
 
     @property
     def min_blocks_per_seq(self) -> int:
         """With one block, ``max_num_seqs`` sequences would not run at once: each has to have room to grow,
         and a prefill server's leased sequence keeps its own."""
-        return 1 + self.growth_blocks
+        return 1 + self.growth_blocks if self.spec.has_kv else 0
 
     @property
     def min_blocks(self) -> int:
@@ -205,6 +239,16 @@ class Demand:
         )
 
     def _refusal(self, budget_bytes: int, budget_flag: Callable[[int], str]) -> str:
+        needs = [self._slots_text()] if self.spec.has_state else []
+        needs += [self._blocks_text()] if self.spec.has_kv else []
+        fitting = [budget_flag(self.min_bytes), *self._fitting_flags(budget_bytes)]
+        remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
+        return (
+            f"the cache budget of {size_text(budget_bytes)} is too small, {size_text(self.min_bytes)} "
+            f"are needed: {', and '.join(needs)}{remedy}{', '.join(fitting)}"
+        )
+
+    def _slots_text(self) -> str:
         slots = self.slots
         parts = ["1 null", f"{self.max_num_seqs} sequences x (1 + {self.num_speculative}) running"]
         parts += [
@@ -216,19 +260,16 @@ class Demand:
             )
             if number
         ]
+        size = f"{size_text(self.slot_bytes)} = {size_text(self.slots_bytes)}"
+        return f"{slots.total} state slots ({' + '.join(parts)}) x {size}"
+
+    def _blocks_text(self) -> str:
         if self.blocks_per_seq >= self.min_blocks_per_seq * self.max_num_seqs:
-            blocks = f"one sequence of {self.max_model_len} tokens at {self.block_size} a block"
+            parts = f"one sequence of {self.max_model_len} tokens at {self.block_size} a block"
         else:
-            blocks = f"{self.min_blocks_per_seq} for each of {self.max_num_seqs} sequences"
-        fitting = [budget_flag(self.min_bytes), *self._fitting_flags(budget_bytes)]
-        remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
-        return (
-            f"the cache budget of {size_text(budget_bytes)} is too small, {size_text(self.min_bytes)} "
-            f"are needed: {slots.total} state slots ({' + '.join(parts)}) x {size_text(self.slot_bytes)} = "
-            f"{size_text(self.slots_bytes)}, and {self.min_blocks} KV blocks (1 null + {blocks}) x "
-            f"{size_text(self.block_bytes)} = {size_text(self.min_blocks * self.block_bytes)}"
-            f"{remedy}{', '.join(fitting)}"
-        )
+            parts = f"{self.min_blocks_per_seq} for each of {self.max_num_seqs} sequences"
+        size = f"{size_text(self.block_bytes)} = {size_text(self.min_blocks * self.block_bytes)}"
+        return f"{self.min_blocks} KV blocks (1 null + {parts}) x {size}"
 
     def _fitting_flags(self, budget_bytes: int) -> list[str]:
         """Flags that would suffice when lowered alone, with the largest value that does."""

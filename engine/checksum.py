@@ -30,10 +30,7 @@ class Checksums:
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
-        (first_head, _), *_ = caches.kv_layout.segments[0].ranges
-        num_words = caches.kv[0].numel()
-        first_word = first_head * (num_words // caches.spec.kv_heads)
-        self._block_weights = _weights(num_words, caches.kv.device, first_word).view(caches.kv.shape[1:])
+        self._block_weights = _block_weights(caches)
         self._state_words = caches.state.view(torch.int32)
         self._state_weights = _weights(self._state_words.shape[1], caches.state.device)
         self._state_shares: list[Tensor] | None = None
@@ -103,6 +100,15 @@ class Checksums:
     def _per_pass(self, weights: Tensor) -> int:
         limit = MAX_TEMPORARY_BYTES[weights.device.type]
         return max(1, limit // max(1, 8 * weights.numel()))
+
+
+def _block_weights(caches: Caches) -> Tensor:
+    """``[kv_heads, attn_layers, 2, block_size, head_dim]``; without elements where there is no KV."""
+    num_words, first_word = caches.kv[0].numel(), 0
+    for segment in caches.kv_layout.segments:
+        (first_head, _), *_ = segment.ranges
+        first_word = first_head * (num_words // caches.spec.kv_heads)
+    return _weights(num_words, caches.kv.device, first_word).view(caches.kv.shape[1:])
 
 
 def _weights(count: int, device: torch.device, first: int = 0) -> Tensor:

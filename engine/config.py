@@ -167,6 +167,17 @@ class EngineConfig:
             )
         return replace(model, cache_formats=formats)
 
+    def _check_stateless(self) -> None:
+        for flag, value in (
+            ("--state-block-size", self.state_block_size),
+            ("--cached-states", self.cached_states),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{flag} {value} means nothing for the model in {self.model_dir}: it has no recurrent "
+                    "layers, hence no states; leave it out"
+                )
+
     @property
     def state_block(self) -> int:
         """Tokens between two states that mode ``all`` keeps."""
@@ -201,7 +212,8 @@ class EngineConfig:
     def demand(self, model: ModelConfig, tp: TensorParallel = ALONE) -> Demand:
         """What the pools have to hold, on each of the ranks.
 
-        Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for.
+        Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for, and for
+        what means nothing with it.
         """
         model, limit = self.with_caches(model), model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:
@@ -209,8 +221,11 @@ class EngineConfig:
                 f"--max-model-len {self.max_model_len} exceeds the {limit} tokens the checkpoint was made "
                 "for; lower it"
             )
+        spec = shard_spec(model, tp, mtp=self.loads_mtp(model))
+        if not spec.has_state:
+            self._check_stateless()
         return Demand(
-            shard_spec(model, tp, mtp=self.loads_mtp(model)),
+            spec,
             role=self.role,
             max_model_len=self.max_model_len or limit,
             max_num_seqs=self.max_num_seqs,

@@ -84,7 +84,12 @@ class Engine:
         self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
         self.scheduler = Scheduler(
             self.capacity,
-            make_cache_mode(config.cache_mode, config.block_size, config.state_block),
+            make_cache_mode(
+                config.cache_mode,
+                config.block_size,
+                config.state_block,
+                has_state=self.capacity.has_state,
+            ),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             num_positions=config.num_positions,
@@ -491,7 +496,7 @@ class Engine:
             decode_tokens=counts.decode_tokens,
             drafted_by_position=tuple(counts.drafts.drafted),
             accepted_by_position=tuple(counts.drafts.accepted),
-            quarantined_blocks=sum(len(one.block_ids) - len(one.nodes) for one in quarantined),
+            quarantined_blocks=sum(owned.num_own_blocks(one) for one in quarantined),
             quarantined_slots=sum(len(one.slots) for one in quarantined),
             queued_tokens=scheduler.num_queued_tokens,
             prefix_version=owned.cache.journal.version,

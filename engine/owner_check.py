@@ -38,8 +38,13 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
                 raise _error(request, f"slot {slot}", "nothing before its first use", tags.describe(slot))
 
 
-def check_block_owners(rows: Sequence[PlannedRow], tags: BlockTags, block_size: int) -> None:
-    """Blocks that a row writes are in no other row; none is free, none is begun over what it holds."""
+def check_block_owners(
+    rows: Sequence[PlannedRow], tags: BlockTags, *, block_size: int, num_positions: int
+) -> None:
+    """Blocks that a row writes are in no other row; none is free, none is begun over what it holds.
+
+    Decode rows have ``num_positions``.
+    """
     if not rows:
         return
     tables = [np.array(row.request.block_ids, dtype=np.int64) for row in rows]
@@ -47,7 +52,7 @@ def check_block_owners(rows: Sequence[PlannedRow], tags: BlockTags, block_size: 
     shared = block_ids[counts > 1]
     for row, table in zip(rows, tables, strict=True):
         request = row.request
-        end = row.num_before + len(request.slots) if row.is_decode else row.end
+        end = row.num_before + num_positions if row.is_decode else row.end
         last = blocks_for(end, block_size)
         written = table[row.num_before // block_size : last]
         begun = table[blocks_for(row.num_before, block_size) : last]

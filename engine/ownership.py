@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.cache_modes import CacheMode
-from engine.capacity import CapacityPlan, blocks_for
+from engine.capacity import CapacityPlan
 from engine.index_pool import NULL_INDEX, IndexPool
-from engine.prefix_cache import Match, PrefixCache
+from engine.one_part_caches import make_prefix_cache
+from engine.prefix_cache import Match
 from engine.request import Request, StateBoundary
 from engine.rows import PlannedRow
 
@@ -26,10 +27,11 @@ class Ownership:
     ) -> None:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
-        self.cache = PrefixCache(self.blocks, self.slots, block_size=plan.block_size, fingerprint=fingerprint)
+        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint)
         self._mode = mode
-        self._block_size = plan.block_size
-        self._num_positions = num_positions
+        self._plan = plan
+        self._num_slots = num_positions if plan.has_state else 0
+        """That each request owns: one a position."""
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self.before_free: Callable[[Request], None] = lambda _: None
         """Told of each request whose memory is about to be free, while nobody else can have it yet."""
@@ -52,32 +54,39 @@ class Ownership:
         """
         match = self._match(request)
         self._hold(match)
-        num_new = blocks_for(request.target, self._block_size) - len(match.nodes)
+        cached = self.cache.blocks_of(match.nodes)
+        num_new = self._plan.blocks_for(request.target) - len(cached)
         if (
             not self._rows
-            or self.cache.num_available_slots < self._num_positions
+            or self.cache.num_available_slots < self._num_slots
             or self.cache.num_available_blocks < num_new + spare_blocks
         ):
             self._let_go(match)
             return False
         request.row = self._rows.pop()
         request.nodes = match.nodes
-        request.block_ids = [node.block_id for node in match.nodes] + self.cache.allocate_blocks(num_new)
+        request.block_ids = cached + self.cache.allocate_blocks(num_new)
         self._give_slots(request)
         if match.state is not None:
             request.read_state, request.read_slot = match.state, match.state.slot
-            request.num_computed = request.num_cached = len(match.nodes) * self._block_size
-            request.num_planned = request.num_computed
-        if request.ticket is None and match.num_matched_blocks > len(match.nodes):
-            request.branch = match.num_matched_blocks * self._block_size
+        if request.ticket is None:
+            self._start_behind(request, match)
         return True
+
+    def _start_behind(self, request: Request, match: Match) -> None:
+        """What is cached need not be computed."""
+        block_size = self._plan.block_size
+        request.num_computed = request.num_cached = len(match.nodes) * block_size
+        request.num_planned = request.num_computed
+        if match.num_matched_blocks > len(match.nodes):
+            request.branch = match.num_matched_blocks * block_size
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
         """Gives a preempted request a row, slots and the blocks of all its tokens so far, or nothing."""
-        num_blocks = blocks_for(request.target, self._block_size)
+        num_blocks = self._plan.blocks_for(request.target)
         if (
             not self._rows
-            or self.cache.num_available_slots < self._num_positions
+            or self.cache.num_available_slots < self._num_slots
             or self.cache.num_available_blocks < num_blocks + spare_blocks
         ):
             return False
@@ -87,12 +96,12 @@ class Ownership:
         return True
 
     def _give_slots(self, request: Request) -> None:
-        request.slots = [self.cache.allocate_slot() for _ in range(self._num_positions)]
+        request.slots = [self.cache.allocate_slot() for _ in range(self._num_slots)]
         request.state_index = 0
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a request lacks to hold ``num_tokens`` tokens."""
-        return max(0, blocks_for(num_tokens, self._block_size) - len(request.block_ids))
+        return max(0, self._plan.blocks_for(num_tokens) - len(request.block_ids))
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Adds the blocks it lacks to hold ``num_tokens`` tokens; the caller has made room."""
@@ -137,7 +146,7 @@ class Ownership:
         request.state_index = num_accepted - 1 if is_decode else 0
         if not self._mode.caches:
             return
-        if request.num_computed // self._block_size > len(request.nodes):
+        if request.num_computed // self._plan.block_size > len(request.nodes):
             self.enter(request)
         for boundary in row.boundaries:
             # A decode row may have passed it in the step before, which this one was launched behind.
@@ -164,7 +173,8 @@ class Ownership:
         """
         if boundary is request.boundary:
             request.boundary = None
-        state = self.cache.put_state(request.nodes[boundary.length // self._block_size - 1], boundary.slot)
+        node = request.nodes[boundary.length // self._plan.block_size - 1]
+        state = self.cache.put_state(node, boundary.slot)
         if boundary.length == request.num_computed:
             request.read_state, request.read_slot = state, boundary.slot
         elif state is None:
@@ -181,7 +191,8 @@ class Ownership:
 
     def keep_state_alone(self, request: Request) -> None:
         """For a request that computes no more: all its slots are free again but the one with its state."""
-        kept = [] if request.read_state is not None else [request.state_slot]
+        newest = request.state_slot
+        kept = [] if newest == NULL_INDEX or request.read_state is not None else [newest]
         own = [*request.slots, *([request.read_slot] if request.read_slot else [])]
         if request.boundary is not None:
             own.append(request.boundary.slot)
@@ -192,18 +203,24 @@ class Ownership:
         if request.read_state is None:
             request.read_slot = NULL_INDEX
 
-    def free_memory(self, request: Request) -> None:
-        """Blocks that are the cache's stay there; all others, and the slot, are free again."""
-        self.before_free(request)
-        self._release_read_state(request)
+    def num_own_blocks(self, request: Request) -> int:
+        """Blocks that nobody else has, the prefix cache neither."""
+        return len(self._own_blocks(request))
+
+    def _own_blocks(self, request: Request) -> list[int]:
         nodes = request.nodes
-        own = [
+        return [
             block_id
             for i, block_id in enumerate(request.block_ids)
             if i >= len(nodes) or nodes[i].block_id != block_id
         ]
-        self.blocks.free(own)
-        self.cache.release(reversed(nodes))
+
+    def free_memory(self, request: Request) -> None:
+        """Blocks that are the cache's stay there; all others, and the slot, are free again."""
+        self.before_free(request)
+        self._release_read_state(request)
+        self.blocks.free(self._own_blocks(request))
+        self.cache.release(reversed(request.nodes))
         request.block_ids, request.nodes = [], []
         self.slots.free(request.slots)
         request.slots, request.state_index = [], 0

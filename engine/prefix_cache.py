@@ -3,6 +3,7 @@
 A tree: each node is a full KV block whose key is a hash chained over all tokens up to its end, the cache salt
 and the model. A node may carry the Mamba state at its end. Recurrence can't start from KV alone, so a prefix
 counts as a hit only up to a node with a state; where a state is handed over, KV alone is matched.
+Models that keep one of the two only have caches of their own: :mod:`engine.one_part_caches`.
 
 Requests hold the nodes they use; a held child implies a held parent, so what nobody holds can always be
 evicted leaf by leaf. Least recently used leaves go first, those without a state (no request can start
@@ -69,7 +70,7 @@ class PrefixCache:
         self._slots = slots
         self._fingerprint = fingerprint
         self.journal = PrefixJournal()
-        """Of the nodes with a state, since only from those a request can start."""
+        """Of the nodes that a request can start from: those with a state."""
         self._nodes: dict[bytes, CachedBlock] = {}
         self._states: set[CachedState] = set()
         self._num_idle_blocks = 0
@@ -129,8 +130,16 @@ class PrefixCache:
             nodes.append(node)
         if not needs_state:
             return Match(nodes, None, len(nodes))
-        usable = next((i for i in range(len(nodes), 0, -1) if nodes[i - 1].state is not None), 0)
+        usable = self._num_usable(nodes)
         return Match(nodes[:usable], nodes[usable - 1].state if usable else None, len(nodes))
+
+    def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
+        """Of a cached prefix, the longest part that a request can start behind."""
+        return next((i for i in range(len(nodes), 0, -1) if nodes[i - 1].state is not None), 0)
+
+    def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:
+        """The nodes' blocks, for the block table of whoever holds them."""
+        return [node.block_id for node in nodes]
 
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Keeps nodes from eviction until :meth:`release`."""
@@ -182,13 +191,19 @@ class PrefixCache:
             key = next_key(before, tokens[start : start + self.block_size])
             node = self._nodes.get(key)
             if node is None:
-                node = CachedBlock(key, parent, index + 1, block_ids[index])
-                self._nodes[key] = node
-                self._num_idle_blocks += 1
-                if parent is not None:
-                    parent.num_children += 1
+                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index))
+                self._enter(node)
             self.hold([node])
             nodes.append(node)
+
+    def _block_at(self, block_ids: Sequence[int], index: int) -> int:
+        return block_ids[index]
+
+    def _enter(self, node: CachedBlock) -> None:
+        self._nodes[node.key] = node
+        self._num_idle_blocks += 1
+        if node.parent is not None:
+            node.parent.num_children += 1
 
     def put_state(self, node: CachedBlock, slot: int) -> CachedState | None:
         """Gives the cache a slot with the state at ``node``'s end, held once; None if it has that state."""
@@ -224,12 +239,17 @@ class PrefixCache:
                 break
         if node.state is not None:
             self._drop_state(node.state)
+        self._remove(node)
+        if node.parent is not None:
+            self._offer_block(node.parent)
+
+    def _remove(self, node: CachedBlock) -> None:
+        """A leaf that nobody uses leaves the tree; its block is free."""
         del self._nodes[node.key]
         self._num_idle_blocks -= 1
-        self._blocks.free([node.block_id])
+        self._blocks.free(self.blocks_of([node]))
         if node.parent is not None:
             node.parent.num_children -= 1
-            self._offer_block(node.parent)
 
     def _evict_state(self) -> None:
         while True:

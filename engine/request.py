@@ -60,7 +60,8 @@ class Request:
     nodes: list[CachedBlock] = field(init=False, default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
     slots: list[int] = field(init=False, default_factory=list)
-    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions."""
+    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions. None where the
+    model has no recurrent state: all that names one then is the null slot."""
     state_index: int = field(init=False, default=0)
     """Which of ``slots`` holds the newest state, unless ``read_slot`` does."""
     read_slot: int = field(init=False, default=NULL_INDEX)
@@ -119,7 +120,12 @@ class Request:
     @property
     def state_slot(self) -> int:
         """Slot that holds h(num_computed)."""
-        return self.read_slot or self.slots[self.state_index]
+        return self.read_slot or (self.slots[self.state_index] if self.slots else NULL_INDEX)
+
+    @property
+    def chunk_slot(self) -> int:
+        """Slot that a chunk of the prompt leaves its state in, unless that is kept."""
+        return self.slots[0] if self.slots else NULL_INDEX
 
     @property
     def next_state_slot(self) -> int:

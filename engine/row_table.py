@@ -8,6 +8,7 @@ everywhere: whoever reads it by mistake reads the null entries and nobody's stat
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.index_pool import NULL_INDEX
 from engine.request import Request
@@ -16,11 +17,13 @@ from engine.request import Request
 class RowTable:
     """Host tables of ``num_rows`` rows and the null row, ``num_columns`` blocks and ``T`` slots wide.
 
-    The columns cover a sequence of full length and the ``k`` drafts that may stand beyond its end.
+    The columns cover a sequence of full length and the ``k`` drafts that may stand beyond its end. Of what a
+    model does not keep, blocks or states, the tables stay null.
     """
 
     def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
         self.num_rows = num_rows
+        self.num_positions = num_positions
         self.block_table = np.full((num_rows + 1, num_columns), NULL_INDEX, dtype=np.int32)
         self.num_blocks = [0] * (num_rows + 1)
         self.slots = np.full((num_rows + 1, num_positions), NULL_INDEX, dtype=np.int32)
@@ -33,7 +36,7 @@ class RowTable:
 
     def fill(self, request: Request) -> None:
         """Writes what an admitted request owns into its row."""
-        self.slots[request.row] = request.slots
+        self.slots[request.row, : len(request.slots)] = request.slots
         self._changed.add(request.row)
         self.extend(request)
 
@@ -45,6 +48,14 @@ class RowTable:
         self.block_table[row, known : len(request.block_ids)] = request.block_ids[known:]
         self.num_blocks[row] = len(request.block_ids)
         self._changed.add(row)
+
+    def places(
+        self, rows: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
+    ) -> NDArray[np.int64]:
+        """Where in the KV pool ``positions[i]`` of row ``rows[i]`` stands; 0 where it has no block."""
+        columns = np.minimum(positions // block_size, self.block_table.shape[1] - 1)
+        blocks = self.block_table[rows, columns].astype(np.int64)
+        return np.where(blocks == NULL_INDEX, 0, blocks * block_size + positions % block_size)
 
     def clear(self, row: int) -> None:
         """Null indices: no trace of the request that was here."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from engine.index_pool import NULL_INDEX
 from engine.request import Request, StateBoundary
 
 
@@ -52,7 +53,7 @@ class PlannedRow(NamedTuple):
     def write_slot(self) -> int:
         """Where the state after the row's last token goes: a slot of its own if that is kept."""
         last = self.boundaries[-1] if self.boundaries else None
-        return last.slot if last is not None and last.length == self.end else self.request.slots[0]
+        return last.slot if last is not None and last.length == self.end else self.request.chunk_slot
 
     @property
     def next_token(self) -> int:
@@ -62,7 +63,7 @@ class PlannedRow(NamedTuple):
 
 def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
     """Where a decode row leaves the state after each position: a kept one in its boundary's slot."""
-    slots = list(row.request.slots[:num_positions])
+    slots = row.request.slots[:num_positions] or [NULL_INDEX] * num_positions
     for boundary in row.boundaries:
         if 0 < boundary.length - row.num_before <= num_positions:
             slots[boundary.length - row.num_before - 1] = boundary.slot

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from engine.cache_modes import CacheMode
-from engine.capacity import CapacityPlan, blocks_for
+from engine.capacity import CapacityPlan
 from engine.ownership import Ownership
 from engine.request import Request
 from engine.rows import PlannedRow, is_decode_row
@@ -78,11 +78,10 @@ class Scheduler:
         num_positions: int = 1,
         fingerprint: str = "",
     ) -> None:
-        self._capacity = plan
+        self.capacity = plan
         self._num_positions = num_positions
         self._mode = mode
         self._max_batch_tokens = max_batch_tokens
-        self._max_held = plan.num_slots - 1
         self.owned = Ownership(
             plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
         )
@@ -101,7 +100,7 @@ class Scheduler:
         """Queues a request. Raises :class:`InvalidRequestError` for one that can never be served."""
         if self._find(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
-        limit = self._capacity.max_model_len
+        limit = self.capacity.max_model_len
         answer = 1 if request.params is None else request.params.max_tokens
         if request.num_prompt + answer > limit:
             raise ContextLengthError(
@@ -282,9 +281,9 @@ class Scheduler:
         if request.boundary is not None or not request.is_prompt_planned or request.prefill_only:
             return -1
         until = request.max_total_tokens - 1
-        num_held = len(request.block_ids) * self._capacity.block_size
-        if num_held < request.max_total_tokens:
-            until = min(until, num_held - 1 - 2 * (self._num_positions - 1))
+        num_held = len(request.block_ids)
+        if num_held < self.capacity.blocks_for(request.max_total_tokens):
+            until = min(until, num_held * self.capacity.block_size - 1 - 2 * (self._num_positions - 1))
         next_kept = self._mode.next_kept(request, most_computed)
         return until if next_kept is None else min(until, next_kept - self._num_positions - 1)
 
@@ -323,7 +322,7 @@ class Scheduler:
 
     def _swap(self, request: Request) -> Swap:
         """What of a request is worth moving: the blocks that it has filled, and its state."""
-        num_used = blocks_for(request.num_computed, self._capacity.block_size)
+        num_used = self.capacity.blocks_for(request.num_computed)
         return Swap(request.request_id, tuple(request.block_ids[:num_used]), request.state_slot)
 
     def _admit(self) -> tuple[list[Request], list[Swap]]:
@@ -358,18 +357,18 @@ class Scheduler:
         Equal prompts share blocks and state, so memory alone does not bound how many are held at once.
         """
         admitted = (*self.running.values(), *self.transferring.values(), *self.preempted.values())
-        return len(self.held) + sum(request.prefill_only for request in admitted) < self._max_held
+        return len(self.held) + sum(request.prefill_only for request in admitted) < self.capacity.max_held
 
     @property
     def may_keep(self) -> bool:
         """Whether an answered request can be held as well."""
-        return len(self.held) < self._max_held
+        return len(self.held) < self.capacity.max_held
 
     def _spare_blocks(self) -> int:
         """Room for each request that may soon grow, so that admission does not cause preemption."""
         if all(request.prefill_only for request in self.running.values()):
             return 0
-        each = blocks_for(2 * self._num_positions - 1, self._capacity.block_size)
+        each = self.capacity.blocks_for(2 * self._num_positions - 1)
         return each * (len(self.running) + len(self.transferring))
 
     def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:

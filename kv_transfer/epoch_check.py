@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from engine.index_pool import IndexPool
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.descriptors import EPOCH_BYTES, cells_of
 from kv_transfer.flights import Flights, Patience
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 class EpochCheck:
     """Reads epochs into ``epochs``, int64, registered with the agent. On the transfer thread.
 
-    Every transfer has a cell of its own; cell 0 takes what nobody looks at.
+    Every read that somebody waits for has a cell to itself; cell 0 takes what nobody looks at.
     """
 
     def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
@@ -35,8 +36,40 @@ class EpochCheck:
         self._cells = epochs.numpy()
         region = region_of(epochs)
         self._own = agent.prepare(None, cells_of(region), region)
+        self._free = IndexPool(len(self._cells), "cell")
 
-    def read(
+    def validate(
+        self,
+        peer: Peer,
+        lease: Done,
+        *,
+        patience: Patience,
+        on_end: Callable[[TransferError | None], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Reads the lease's epoch; ``on_end`` is told an error if that failed or the lease had ended by then.
+
+        Raises :class:`TransferError` if the peer has no such lease, or if as many reads as there are cells
+        have not ended.
+        """
+        if self._free.num_free == 0:
+            raise TransferError(
+                f"{self._free.capacity} reads of leases' epochs have not ended: their servers do not answer"
+            )
+        (cell,) = self._free.allocate(1)
+
+        def ended(error: TransferError | None, late: bool) -> None:
+            found = int(self._cells[cell])
+            self._free.free([cell])
+            on_end(error or _moved(found, lease))
+
+        try:
+            self._read(peer, lease.lease_id, cell, patience=patience, on_end=ended, on_late=on_late)
+        except TransferError:
+            self._free.free([cell])
+            raise
+
+    def _read(
         self,
         peer: Peer,
         lease_id: int,
@@ -58,15 +91,6 @@ class EpochCheck:
             on_late=on_late,
         )
 
-    def validate(self, lease: Done, cell: int) -> None:
-        """Raises :class:`TransferError` if the lease had ended before its epoch was read into ``cell``."""
-        if not self._matches(cell, lease.epoch):
-            raise TransferError(
-                f"the lease ended while its data was read (epoch {int(self._cells[cell])}, the ticket's is "
-                f"{lease.epoch}); what was read is thrown away",
-                cause="lease_ended",
-            )
-
     def conclude(self, peer: Peer, lease: Done, request_id: str) -> None:
         """Tells the peer that its lease may end, and sees to it that this arrives."""
         try:
@@ -82,10 +106,18 @@ class EpochCheck:
         before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
         """
         nobody = Patience(math.inf)
-        self.read(peer, 0, 0, patience=nobody, on_end=lambda error, late: None, on_late=lambda: None)
+        self._read(peer, 0, 0, patience=nobody, on_end=lambda error, late: None, on_late=lambda: None)
 
-    def _matches(self, cell: int, epoch: int) -> bool:
-        return int(self._cells[cell]) == epoch
+
+def _moved(found: int, lease: Done) -> TransferError | None:
+    """What is wrong where the lease had ended before its epoch was read."""
+    if found == lease.epoch:
+        return None
+    return TransferError(
+        f"the lease ended while its data was read (epoch {found}, the ticket's is {lease.epoch}); what was "
+        "read is thrown away",
+        cause="lease_ended",
+    )
 
 
 def checked_lease(lease_id: int, epochs: Region) -> int:

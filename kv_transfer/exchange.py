@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.failure_counts import FailureCounts
@@ -73,7 +72,7 @@ class StateExchange:
             incarnation=incarnation,
             fingerprint=self._engine.fingerprint,
             lease_ttl_s=lease_ttl_s,
-            max_leases=self._engine.capacity.num_slots,
+            max_leases=self._engine.capacity.max_held + 1,
             on_lease_ended=self._lease_ended,
             on_fatal=server.fail,
             other_ranks=other_ranks.memories(),
@@ -179,7 +178,7 @@ class StateExchange:
         return ticket
 
     def _covered(self, request: Request) -> tuple[Sequence[int], Digests | None]:
-        num_blocks = blocks_for(request.num_computed, self._engine.config.block_size)
+        num_blocks = self._engine.capacity.blocks_for(request.num_computed)
         return request.block_ids[:num_blocks], self._engine.digests(request)
 
     def holds(self, request_id: str) -> bool:

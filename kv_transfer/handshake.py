@@ -84,4 +84,4 @@ def describe(layout: Layout) -> str:
         axes = ", ".join(f"{axis.name} {axis.size}" for axis in segment.axes)
         seen.setdefault(segment.name.split(".")[0], f"{segment.dtype} [{axes}]")
     parts = "; ".join(f"{name} {axes}" for name, axes in seen.items())
-    return f"{layout.unit_bytes} bytes ({parts})"
+    return f"{layout.unit_bytes} bytes ({parts})" if parts else "nothing"

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.index_pool import NULL_INDEX
 from kv_transfer.descriptors import (
     Descriptors,
     Indices,
@@ -31,6 +32,13 @@ class Part:
     remote_blocks: Sequence[int]
     local_slots: Sequence[int] = ()
     remote_slots: Sequence[int] = ()
+
+    @classmethod
+    def last(
+        cls, local_blocks: Sequence[int], remote_blocks: Sequence[int], local_slot: int, remote_slot: int
+    ) -> Part:
+        """With the state; where the model has none both slots are the null one."""
+        return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot))
 
 
 class Pools(Protocol):
@@ -73,6 +81,10 @@ class PartIndices:
     num_bytes: int
     num_descriptors: int
     """After neighbours on both sides were joined."""
+
+
+def _named(slot: int) -> tuple[int, ...]:
+    return () if slot == NULL_INDEX else (slot,)
 
 
 def own_list(ours: Pools, share: Share) -> Descriptors:

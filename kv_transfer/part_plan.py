@@ -16,10 +16,11 @@ class Destination:
     """Where a prompt's blocks and its state are to land."""
 
     block_ids: Sequence[int]
-    """Of the whole prompt, in order."""
+    """Of the whole prompt, in order; none where the model keeps no KV."""
     num_cached: int
     """The first so many hold their content already."""
     state_slot: int
+    """Null where the model has no state."""
     block_size: int
 
 
@@ -34,7 +35,7 @@ class PartPlan:
     def part(self, progress: Progress) -> Part | None:
         """What to read of further full blocks; None if all of them are here."""
         self._told += progress.block_ids
-        num_full = self._early.num_tokens // self._to.block_size
+        num_full = min(self._early.num_tokens // self._to.block_size, len(self._to.block_ids))
         if len(self._told) > num_full:
             raise TransferError(
                 f"{len(self._told)} full blocks were told of a prompt that has {num_full} in "
@@ -56,7 +57,7 @@ class PartPlan:
             raise TransferError(
                 "the ticket that came is not of the lease that was followed", cause="ticket_refused"
             )
-        num_blocks = blocks_for(early.num_tokens, self._to.block_size)
+        num_blocks = min(blocks_for(early.num_tokens, self._to.block_size), len(self._to.block_ids))
         if len(ticket.block_ids) != num_blocks:
             raise TransferError(
                 f"the ticket covers {ticket.num_tokens} tokens in {len(ticket.block_ids)} blocks, "
@@ -72,4 +73,4 @@ class PartPlan:
         ours, theirs = self._to.block_ids[first : len(remote)], remote[first:]
         if state_slot is None:
             return Part(ours, tuple(theirs))
-        return Part(ours, tuple(theirs), [self._to.state_slot], [state_slot])
+        return Part.last(ours, tuple(theirs), self._to.state_slot, state_slot)

@@ -52,8 +52,9 @@ class TransferSink:
         self._pools = OwnPools(
             caches.kv_layout, caches.state_layout, region_of(caches.kv), region_of(caches.state)
         )
-        # Every transfer owns a slot, hence a cell.
-        epochs = torch.zeros(caches.num_slots, dtype=torch.int64)
+        # So many transfers may be under way: each fills a slot, or blocks where the model has no states.
+        num_units = caches.num_slots if caches.spec.has_state else caches.num_blocks
+        epochs = torch.zeros(num_units, dtype=torch.int64)
         self._agent = TransferAgent(incarnation, [caches.kv, caches.state, epochs])
         self._flights = Flights(self._agent, lambda one: self._peers.lost(one))
         self._peers = PeerMemories(self._agent, self._flights, self._pools, rank=0, scratch=region_of(epochs))
@@ -177,10 +178,11 @@ class TransferSink:
     ) -> None:
         """Reads all that ``ticket`` names into our ``block_ids`` and ``state_slot``; returns at once.
 
-        The prompt's first ``first_block`` blocks are here already; ``block_ids`` are for the others.
+        The prompt's first ``first_block`` blocks are here already; ``block_ids`` are for the others. The slot
+        is null where the model has no state.
         """
         transfer = self.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s, on_done=on_done)
-        part = Part(block_ids, ticket.block_ids[first_block:], [state_slot], [ticket.state_slot])
+        part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
         transfer.finish(part, Done(ticket.lease_id, ticket.epoch))
 
     def close(self) -> None:
@@ -235,8 +237,8 @@ class SinkTransfer:
 
     def finish(self, part: Part, lease: Done) -> None:
         """Reads the last part, which has the state, and validates all of them against their lease."""
-        asked_s, cell = time.monotonic(), part.local_slots[0]
-        self._thread.post(lambda: self._made[0].finish(part, lease, cell=cell, asked_s=asked_s))
+        asked_s = time.monotonic()
+        self._thread.post(lambda: self._made[0].finish(part, lease, asked_s=asked_s))
 
     def fail(self, error: TwinfangError) -> None:
         """Nothing more will be read."""

@@ -72,8 +72,7 @@ class Transfer:
         self._num_bytes = self._num_descriptors = self._early_bytes = 0
         self._error: TwinfangError | None = None
         self._lease: Done | None = None
-        self._cell = 0
-        self._is_validating = self._is_reported = self._is_in_quarantine = False
+        self._is_valid = self._is_reported = self._is_in_quarantine = False
 
     # --- what the owner asks for -----------------------------------------------------------------
 
@@ -93,12 +92,12 @@ class Transfer:
             error = TransferError(refused.message, cause="ticket_refused")
         self.landed(error, NOTHING)
 
-    def finish(self, part: Part, lease: Done, *, cell: int, asked_s: float) -> None:
-        """Reads the last part; when all have landed, their one validation. ``cell`` takes the epoch."""
+    def finish(self, part: Part, lease: Done, *, asked_s: float) -> None:
+        """Reads the last part; when all have landed, their one validation."""
         self._early_bytes = self._num_bytes
         self._waited_since_s = asked_s
         self.read_part(part)
-        self._lease, self._cell = lease, cell
+        self._lease = lease
         self._go_on()
 
     def fail(self, error: TwinfangError) -> None:
@@ -136,7 +135,7 @@ class Transfer:
             return
         elif self._error is not None:
             self._report(self._error)
-        elif self._lease is not None and self._is_validating:
+        elif self._lease is not None and self._is_valid:
             self._conclude(self._lease)
         elif self._lease is not None:
             self._validate(self._lease)
@@ -144,29 +143,22 @@ class Transfer:
     def _validate(self, lease: Done) -> None:
         """The data is here; read the lease's epoch to learn whether it was still under lease."""
         assert self._peer is not None
-        self._is_validating = True
         self.took_off()
         try:
-            self._check.read(
-                self._peer,
-                lease.lease_id,
-                self._cell,
-                patience=self.patience,
-                on_end=lambda error, late: self.landed(error, NOTHING),
-                on_late=self.late,
+            self._check.validate(
+                self._peer, lease, patience=self.patience, on_end=self._validated, on_late=self.late
             )
         except TransferError as error:
             self.landed(error, NOTHING)
 
+    def _validated(self, error: TransferError | None) -> None:
+        self._is_valid = error is None
+        self.landed(error, NOTHING)
+
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
-        try:
-            self._check.validate(lease, self._cell)
-        except TransferError as error:
-            self._report(error)
-        else:
-            self._report(None)  # first: the request need not wait for what only the peer waits for
-            self._check.conclude(self._peer, lease, self._request_id)
+        self._report(None)  # first: the request need not wait for what only the peer waits for
+        self._check.conclude(self._peer, lease, self._request_id)
 
     def late(self) -> None:
         """What is under way is late; its destination stays in quarantine."""

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.capacity import blocks_for
 from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
@@ -165,7 +164,7 @@ class PrefillService:
         """The ticket of a kept beginning of the prompt if it can be read; without one all is computed."""
         if ticket is None or message.prompt_logprobs is not None:
             return None
-        num_blocks = blocks_for(ticket.num_tokens, self._config.engine.block_size)
+        num_blocks = self._engine.capacity.blocks_for(ticket.num_tokens)
         if ticket.num_tokens >= len(message.token_ids) or len(ticket.block_ids) != num_blocks:
             return None
         try:

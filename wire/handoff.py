@@ -27,7 +27,10 @@ class Digests:
 
 @message
 class Ticket:
-    """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease."""
+    """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
+
+    Of a model that keeps only one of the two, the other is absent.
+    """
 
     request_id: str
     lease_id: int
@@ -40,17 +43,19 @@ class Ticket:
     num_tokens: int
     """Tokens that blocks and state cover: N-1."""
     block_ids: tuple[int, ...]
+    """Empty if the model has no attention layers."""
     state_slot: int
+    """0 if the model has no recurrent layers: then blocks are all there is."""
     ttl_s: float
     """Time to live, counted from when the ticket is received: clocks are never compared."""
     digests: Digests | None = None
     """Of a prefill server that sanitizes."""
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 1 or self.state_slot < 1 or self.lease_id < 0 or not self.ttl_s > 0:
+        if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
             raise WireError(
-                f"ticket of {self.request_id!r}: num_tokens {self.num_tokens}, state_slot {self.state_slot}, "
-                f"lease_id {self.lease_id} and ttl_s {self.ttl_s} must all be positive"
+                f"ticket of {self.request_id!r}: num_tokens {self.num_tokens} and ttl_s {self.ttl_s} must be "
+                f"positive, state_slot {self.state_slot} and lease_id {self.lease_id} not negative"
             )
         if any(block_id < 1 for block_id in self.block_ids):
             raise WireError(f"ticket of {self.request_id!r}: a block id below 1 (0 is the null block)")

@@ -247,7 +247,7 @@ def test_a_spec_slot_that_two_rows_share_is_found(speculating, at):
 def test_a_spec_slot_that_is_a_cached_state_is_found(speculating):
     """It would be written over what later requests start from."""
     a, _, _ = start(speculating)
-    tags = speculating._checks._slots
+    tags = speculating._checks._states._tags
     states = speculating.scheduler.owned.cache._states
     slot = next(state.slot for state in states if tags.current(state.slot).writer == "b")
     a.slots[3] = slot

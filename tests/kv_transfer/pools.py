@@ -40,6 +40,16 @@ class PoolShape:
     num_blocks: int = 24
     num_slots: int = 8
 
+    @property
+    def last_slot(self) -> int:
+        """Null where there are no states."""
+        return self.num_slots - 1 if self.spec.has_state else 0
+
+    @property
+    def most_blocks(self) -> int:
+        """That a request can have."""
+        return self.num_blocks - 1 if self.spec.has_kv else 0
+
     def caches(self) -> Caches:
         return Caches(
             self.spec,

@@ -8,6 +8,7 @@ import pytest
 
 import kv_transfer.exchange
 import kv_transfer.peers
+from engine.capacity import CapacityPlan
 from engine.request import Request
 from kv_transfer.exchange import StateExchange
 from kv_transfer.source import EndedLease
@@ -55,7 +56,7 @@ class ScriptedEngine:
     def __init__(self):
         self.caches = None
         self.fingerprint = "fp"
-        self.capacity = SimpleNamespace(num_slots=9)
+        self.capacity = CapacityPlan(20, 9, 16, 1, 1, 64)
         self.config = SimpleNamespace(block_size=16)
         self.released = []
         self.finds_damage = False

@@ -20,7 +20,8 @@ SHAPES = {
     "odd bytes a block": PoolShape(
         spec_with(kv_dtype=torch.bfloat16, kv_heads=3, head_dim=7, attn_layers=1), block_size=5
     ),
-    "no Mamba layers": PoolShape(spec_with(mamba_layers=0)),
+    "no recurrent layers": PoolShape(spec_with(mamba_layers=0), num_slots=1),
+    "no attention layers": PoolShape(spec_with(attn_layers=0, kv_heads=0, head_dim=0), num_blocks=1),
     "hundreds of KB a state": PoolShape(spec_with(mamba_heads=16, mamba_head_dim=64, state_size=64)),
 }
 
@@ -61,17 +62,15 @@ def test_a_read_moves_the_named_units_and_no_other_byte(make_pair, name, transpo
     wider = dataclasses.replace(shape, num_blocks=shape.num_blocks + 3, num_slots=shape.num_slots + 1)
     pair = make_pair(shape, decode_shape=wider, transport=transport, seed=7)
     before = pair.source.pools()
-    count = min(9, shape.num_blocks - 1)
+    count = min(9, shape.most_blocks)
     theirs, ours = some_ids(rng, shape.num_blocks, count), some_ids(rng, wider.num_blocks, count)
-    ticket = pair.source.grant("a", theirs, shape.num_slots - 1)
-    result = pair.decode.read(ticket, ours, wider.num_slots - 1)
+    ticket = pair.source.grant("a", theirs, shape.last_slot)
+    result = pair.decode.read(ticket, ours, wider.last_slot)
     assert result.error is None
     assert result.settled
     unit_bytes = pair.decode.caches.kv_layout.unit_bytes, pair.decode.caches.state_layout.unit_bytes
     assert result.num_bytes == count * unit_bytes[0] + unit_bytes[1] == pair.decode.sink.bytes_read
-    assert_pools_equal(
-        pair.decode, expected_pools(pair.decode, ticket, ours, wider.num_slots - 1, shape, seed=7)
-    )
+    assert_pools_equal(pair.decode, expected_pools(pair.decode, ticket, ours, wider.last_slot, shape, seed=7))
     assert pair.source.next_ended().reason == "done"
     assert pair.source.pools() == before
 
