@@ -31,7 +31,8 @@ class Checksums:
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
         self._block_weights = _block_weights(caches)
-        self._state_words = caches.state.view(torch.int32)
+        num_words = caches.state_layout.unit_bytes // 4
+        self._state_words = caches.state.view(-1).view(torch.int32).view(caches.num_slots, num_words)
         self._state_weights = _weights(self._state_words.shape[1], caches.state.device)
         self._state_shares: list[Tensor] | None = None
         self.num_chunks = caches.state_layout.unit_bytes // CHUNK_BYTES

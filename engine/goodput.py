@@ -62,8 +62,8 @@ class ServerLimits:
 
     chunk_tokens: int
     max_rows: int
-    num_blocks: int
-    """Without the null block."""
+    num_blocks: int | None
+    """Without the null block; None: the model keeps no KV, and no block is needed."""
     block_size: int
 
     def blocks_for(self, num_tokens: float) -> int:
@@ -165,10 +165,9 @@ def decode_rate(
     def step_s(rows: int) -> float:
         return costs.decode.seconds(rows, rows * context)
 
-    most = {
-        "rows": limits.max_rows,
-        "blocks": limits.num_blocks // limits.blocks_for(prompt + stay),
-    }
+    most = {"rows": limits.max_rows}
+    if limits.num_blocks is not None:
+        most["blocks"] = limits.num_blocks // limits.blocks_for(prompt + stay)
     bound = min(most, key=lambda name: most[name])
     peak = most[bound]
     if peak and step_s(peak) > objective.tpot_s:

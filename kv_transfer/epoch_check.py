@@ -54,7 +54,8 @@ class EpochCheck:
         """
         if self._free.num_free == 0:
             raise TransferError(
-                f"{self._free.capacity} reads of leases' epochs have not ended: their servers do not answer"
+                f"{self._free.capacity} reads of leases' epochs have not ended: their servers do not answer",
+                cause="deadline",
             )
         (cell,) = self._free.allocate(1)
 

@@ -179,7 +179,7 @@ def _table(
     sections: list[tuple[str, list[Row]]] = [
         ("memory", list(_memory_rows(memory))),
         ("one of each", list(_unit_rows(demand, model))),
-        ("Mamba states", list(_slot_rows(demand))),
+        ("recurrent states", list(_slot_rows(demand))),
         ("KV", list(_block_rows(demand, memory, plan))),
     ]
     if speed is not None:
@@ -212,25 +212,27 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
 
 
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
-    ssm, kv = _name(demand.spec.ssm_dtype), _name(demand.spec.kv_dtype)
-    yield "state", f"{demand.spec.mamba_layers} Mamba layers, SSM in {ssm}", size_text(demand.slot_bytes)
-    num_mtp = demand.spec.attn_layers - model.layer_types.count("attention")
-    of_mtp = f", {num_mtp} of them of MTP" if num_mtp else ""
-    yield (
-        "token",
-        f"{demand.spec.attn_layers} attention layers{of_mtp} in {kv}",
-        size_text(demand.token_bytes),
-    )
-    yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
-    tokens = demand.max_model_len
-    yield (
-        "sequence",
-        f"{tokens} tokens = {demand.blocks_per_seq} blocks",
-        size_text(demand.blocks_per_seq * demand.block_bytes),
-    )
+    spec = demand.spec
+    if spec.has_state:
+        how = f"{spec.mamba_layers} recurrent layers, SSM {_name(spec.ssm_dtype)}"
+        yield "state", how, size_text(demand.slot_bytes)
+    if spec.has_kv:
+        num_mtp = spec.attn_layers - model.layer_types.count("attention")
+        of_mtp = f", {num_mtp} of them of MTP" if num_mtp else ""
+        how = f"{spec.attn_layers} attention layers{of_mtp} in {_name(spec.kv_dtype)}"
+        yield "token", how, size_text(demand.token_bytes)
+        yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
+        yield (
+            "sequence",
+            f"{demand.max_model_len} tokens = {demand.blocks_per_seq} blocks",
+            size_text(demand.blocks_per_seq * demand.block_bytes),
+        )
 
 
 def _slot_rows(demand: Demand) -> Iterable[Row]:
+    if not demand.spec.has_state:
+        yield "none", "no recurrent layers: nothing but KV is kept", size_text(0)
+        return
     slots, seqs = demand.slots, demand.max_num_seqs
     for label, how, number in (
         ("null", "", slots.null),
@@ -245,16 +247,26 @@ def _slot_rows(demand: Demand) -> Iterable[Row]:
 
 
 def _block_rows(demand: Demand, memory: Memory, plan: CapacityPlan | None) -> Iterable[Row]:
+    if not demand.spec.has_kv:
+        limit = f"{demand.max_num_seqs} sequences of up to {demand.max_model_len} tokens"
+        yield "none", f"no attention layers: the states are enough for {limit}", size_text(0)
+        yield from _remainder(memory, plan, demand)
+        return
     yield "left of the cache budget", "", _signed(memory.cache_budget - demand.slots_bytes)
     needed = demand.min_blocks * demand.block_bytes
     yield "needed at least", f"{demand.min_blocks} blocks, the null one included", size_text(needed)
+    if plan is not None:
+        num_bytes = plan.num_blocks * plan.block_bytes
+        yield "blocks", f"{plan.num_blocks}, the null one included", size_text(num_bytes)
+        yield "tokens", "", str(plan.num_tokens)
+        yield "sequences of full length", "", str(plan.num_full_seqs)
+    yield from _remainder(memory, plan, demand)
+
+
+def _remainder(memory: Memory, plan: CapacityPlan | None, demand: Demand) -> Iterable[Row]:
     if plan is None:
         yield "missing", "", size_text(demand.min_bytes - memory.cache_budget)
         return
-    num_bytes = plan.num_blocks * plan.block_bytes
-    yield "blocks", f"{plan.num_blocks}, the null one included", size_text(num_bytes)
-    yield "tokens", "", str(plan.num_tokens)
-    yield "sequences of full length", "", str(plan.num_full_seqs)
     why = "not allocated: all sequences fit" if plan.num_blocks == demand.max_blocks else "less than a block"
     yield "left over", why, size_text(memory.cache_budget - plan.num_bytes)
 

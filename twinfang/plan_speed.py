@@ -61,7 +61,10 @@ class SpeedQuestion:
             )
         plan = demand.within(cache_budget)
         limits = ServerLimits(
-            config.max_batch_tokens, demand.max_num_seqs, plan.num_blocks - 1, plan.block_size
+            config.max_batch_tokens,
+            demand.max_num_seqs,
+            plan.num_blocks - 1 if plan.has_kv else None,
+            plan.block_size,
         )
         prompts = Lengths(self.prompt_tokens, LENGTH_SPREAD, demand.max_model_len - self.answer_tokens)
         answers = Lengths(self.answer_tokens, LENGTH_SPREAD, demand.max_model_len - self.prompt_tokens)

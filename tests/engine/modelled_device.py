@@ -62,6 +62,8 @@ class ModelledDevice:
         self.num_positions = num_positions
         self.block_size = block_size
         self.luck = luck
+        self.has_state = owned.slots.capacity > 0
+        self.has_kv = owned.blocks.capacity > 0
         self.slots = [None] * owned.slots.size
         self.blocks = [[None] * block_size for _ in range(owned.blocks.size)]
         self.rows = {}
@@ -100,7 +102,7 @@ class ModelledDevice:
             kept, state = self.host.pop(swap.request_id)
             for block_id, content in zip(swap.block_ids, kept, strict=True):
                 self.blocks[block_id] = list(content)
-            self.slots[swap.slot] = state
+            self._set_state(swap.slot, state)
 
     def begin(self, request):
         """A request got its row, or its state got there."""
@@ -114,22 +116,22 @@ class ModelledDevice:
         tokens = truth(request)
         for position in range(len(request.nodes) * self.block_size, length):
             self._write(request.block_ids, position, (position, tokens[position]))
-        self.slots[request.state_slot] = tuple(tokens[:length])
+        self._set_state(request.state_slot, tuple(tokens[:length]))
 
     def receive_late(self, request):
         """Bytes of a transfer that was given up land where nobody may have moved in yet."""
         for block_id in request.block_ids[len(request.nodes) :]:
             self.blocks[block_id] = ["late"] * self.block_size
-        self.slots[request.state_slot] = "late"
+        self._set_state(request.state_slot, "late")
 
     def check(self, request, length, state_slot, block_ids=None):
         """KV and state of the first ``length`` tokens are where the request will read them."""
         tokens = truth(request)
         block_ids = request.block_ids if block_ids is None else block_ids
-        for position in range(length):
+        for position in range(length if self.has_kv else 0):
             found = self.blocks[block_ids[position // self.block_size]][position % self.block_size]
             assert found == (position, tokens[position]), (request.request_id, position, found)
-        if length:
+        if length and self.has_state:
             found = self.slots[state_slot]
             assert found == tuple(tokens[:length]), (request.request_id, length, state_slot, found)
 
@@ -147,9 +149,12 @@ class ModelledDevice:
             return prefixes[node]
 
         for node in self.owned.cache._nodes.values():
-            prefix(node)
+            if self.has_kv:
+                prefix(node)
             if node.state is not None:
-                assert self.slots[node.state.slot] == prefix(node), node.state.slot
+                found = self.slots[node.state.slot]
+                assert len(found) == node.num_blocks * self.block_size
+                assert not self.has_kv or found == prefix(node), node.state.slot
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -180,9 +185,13 @@ class ModelledDevice:
         else:
             last = row.end - 1
             written = {row.write_slot, *(boundary.slot for boundary in row.boundaries)}
-        assert len(request.block_ids) > last // size or self._is_first(row), "no room for what may be right"
+        has_room = not self.has_kv or len(request.block_ids) > last // size or self._is_first(row)
+        assert has_room, "no room for what may be right"
         blocks = set(request.block_ids[length // size :])
         read = {device.state_slot} if length else set()
+        if not self.has_state:
+            assert read | written <= {0}, "a slot is named where there are none"
+            read = written = set()
         return (read, set(request.block_ids[: -(-length // size)])), (written, blocks)
 
     def _is_first(self, row):
@@ -194,8 +203,9 @@ class ModelledDevice:
         """(tokens before the state, slot) of each position."""
         kept = {boundary.length: boundary.slot for boundary in row.boundaries}
         assert len(row.boundaries) <= 1
-        assert len(row.request.slots) == self.num_positions
-        return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(row.request.slots)]
+        slots = row.request.slots if self.has_state else [0] * self.num_positions
+        assert len(slots) == self.num_positions
+        return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(slots)]
 
     def _check_apart(self, uses):
         """No row writes what another uses, what is cached, what nobody owns, or the null entries."""
@@ -227,9 +237,9 @@ class ModelledDevice:
         writes = self._decode_writes(row, length)
         for i, (num_tokens, slot) in enumerate(writes):
             is_right = i < accepted and is_finite
-            self.slots[slot] = tuple(tokens[:num_tokens]) if is_right else JUNK
+            self._set_state(slot, tuple(tokens[:num_tokens]) if is_right else JUNK)
             position = length + i
-            if position // self.block_size < len(request.block_ids):
+            if not self.has_kv or position // self.block_size < len(request.block_ids):
                 content = (position, tokens[position]) if i < accepted else JUNK
                 self._write(request.block_ids, position, content)
             else:
@@ -248,11 +258,20 @@ class ModelledDevice:
             self._write(request.block_ids, position, (position, tokens[position]))
         for boundary in row.boundaries:
             assert row.num_before < boundary.length <= end
-            self.slots[boundary.slot] = tuple(tokens[: boundary.length])
-        self.slots[row.write_slot] = tuple(tokens[:end])
+            self._set_state(boundary.slot, tuple(tokens[: boundary.length]))
+        self._set_state(row.write_slot, tuple(tokens[:end]))
         return self._move_on(row, device, end, row.write_slot, 1, self._is_finite(row, end))
 
+    def _set_state(self, slot, content):
+        if self.has_state:
+            self.slots[slot] = content
+        else:
+            assert slot == 0, "a slot is named where there are none"
+
     def _write(self, block_ids, position, content):
+        if not self.has_kv:
+            assert not block_ids, "a block is named where there are none"
+            return
         self.blocks[block_ids[position // self.block_size]][position % self.block_size] = content
 
     def _is_finite(self, row, length):

@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from engine.caches import SEGMENT_ALIGNMENT, Caches, CacheSpec
+from engine.checksum import Checksums
+from engine.host_store import HostStore
+from engine.poison import Poison
+from engine.scheduler import Swap
 
 
 def make_caches(
@@ -85,3 +89,26 @@ def test_state_views_are_aligned_disjoint_and_cover_their_segments():
 def test_a_model_without_attention_or_without_mamba_has_an_empty_pool():
     assert make_caches(attn_layers=1, mamba_layers=0).state.numel() == 0
     assert make_caches(mamba_layers=1).layers.conv[0].shape[0] == 3
+
+
+@pytest.mark.parametrize("absent", ["attn_layers", "mamba_layers"])
+def test_a_part_that_a_model_does_not_keep_is_a_pool_of_no_bytes(absent):
+    caches = make_caches(num_blocks=3, num_slots=3, **{absent: 0})
+    pool, layout = {
+        "attn_layers": (caches.kv, caches.kv_layout),
+        "mamba_layers": (caches.state, caches.state_layout),
+    }[absent]
+    assert (pool.numel(), layout.unit_bytes, layout.segments, layout.num_units) == (0, 0, (), 3)
+    assert len(caches.layers.k) == caches.spec.attn_layers
+    assert len(caches.layers.conv) == len(caches.layers.ssm) == caches.spec.mamba_layers
+    sums, ids = Checksums(caches), torch.tensor([1, 2])
+    assert sums.blocks(ids, torch.tensor([4, 1])).tolist() == [0, 0]
+    assert sums.shares_of_state(1).tolist() == [0] * len(caches.state_layout.segments)
+    Poison(caches).blocks(ids)
+    Poison(caches).slots(ids)
+    store = HostStore(caches)
+    block_ids = (1, 2) if caches.spec.has_kv else ()
+    store.save(Swap("a", block_ids, 1))
+    store.restore(Swap("a", block_ids, 2))
+    present = caches.kv if absent == "mamba_layers" else caches.state
+    assert present.view(torch.uint8).any()

@@ -47,8 +47,8 @@ DEMANDS = st.builds(
 
 
 def demand(**changes):
-    fields = {"role": "decode", "max_model_len": 256, "max_num_seqs": 8, "block_size": 16}
-    return Demand(SPEC, **(fields | changes))
+    fields = {"spec": SPEC, "role": "decode", "max_model_len": 256, "max_num_seqs": 8, "block_size": 16}
+    return Demand(**(fields | changes))
 
 
 # --- sizes -----------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_leased_state_and_short_contexts_show_in_the_refusal():
 def scheduler_of(plan, mode, max_num_seqs):
     return Scheduler(
         plan,
-        make_cache_mode(mode, plan.block_size, 2 * plan.block_size),
+        make_cache_mode(mode, plan.block_size, 2 * plan.block_size, has_state=plan.has_state),
         max_num_seqs=max_num_seqs,
         max_batch_tokens=10_000,
         num_positions=1 + plan.num_speculative,
@@ -332,3 +332,84 @@ def test_a_preempted_request_that_needs_every_block_comes_back():
     scheduler.quarantine(scheduler.transferring["slow"])
     scheduler.release("slow")
     run_to_end(scheduler, "large")
+
+
+# --- models that keep only one of the two ----------------------------------------------------------
+
+STATELESS = replace(SPEC, mamba_layers=0)
+WITHOUT_KV = replace(SPEC, attn_layers=0)
+
+
+@given(asked=DEMANDS, spec=st.sampled_from([STATELESS, WITHOUT_KV]), more=st.integers(0, 1 << 20))
+def test_what_a_model_does_not_keep_takes_no_memory_and_no_entries(asked, spec, more):
+    asked = replace(asked, spec=spec)
+    made = asked.within(asked.min_bytes + more)
+    assert (made.num_slots == 1) == (spec is STATELESS)
+    assert (made.num_blocks == 1) == (spec is WITHOUT_KV)
+    assert made.num_bytes <= asked.min_bytes + more
+    assert asked.min_bytes == (asked.min_blocks * asked.block_bytes or asked.slots_bytes)
+    if spec is STATELESS:
+        assert asked.slots.total == 1
+        assert made.max_held == made.num_blocks - 1
+    else:
+        assert (made.num_tokens, made.num_full_seqs, made.table_columns) == (None, None, 1)
+        assert made.blocks_for(1 << 40) == 0
+
+
+@given(asked=DEMANDS, spec=st.sampled_from([STATELESS, WITHOUT_KV]))
+def test_a_refusal_names_only_what_the_model_keeps(asked, spec):
+    asked = replace(asked, spec=spec)
+    with pytest.raises(CapacityError) as refusal:
+        asked.within(asked.min_bytes - 1)
+    assert ("state slots" in refusal.value.message) == (spec is WITHOUT_KV)
+    assert ("KV blocks" in refusal.value.message) == (spec is STATELESS)
+
+
+def test_drafts_and_cached_states_cost_a_model_without_states_nothing_but_room_to_grow():
+    plain, drafting = demand(spec=STATELESS), demand(spec=STATELESS, num_speculative=3, cache_mode="all")
+    assert plain.min_bytes == drafting.min_bytes == 17 * SPEC.block_bytes(16)
+
+
+def test_a_context_of_any_length_takes_a_model_without_kv_no_memory():
+    short, long = (demand(spec=WITHOUT_KV, max_model_len=length) for length in (16, 1 << 20))
+    assert short.min_bytes == long.min_bytes == 9 * SPEC.slot_bytes
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("spec", [STATELESS, WITHOUT_KV], ids=["no states", "no KV"])
+def test_the_smallest_plan_of_such_a_model_runs_max_num_seqs_sequences_at_once(spec, k, role):
+    k = 0 if role == "prefill" else k
+    mode = "all"
+    asked = demand(spec=spec, role=role, block_size=BLOCK, cache_mode=mode, num_speculative=k)
+    plan = asked.within(asked.min_bytes)
+    scheduler = scheduler_of(plan, mode, 8)
+    for i in range(16):
+        params = None if role == "prefill" else SamplingParams(max_tokens=1)
+        scheduler.add(Request(str(i), [i, i, i], params))
+    assert len(scheduler.schedule().rows) == 8
+
+
+def test_a_prompt_longer_than_any_pool_runs_where_there_is_no_kv():
+    asked = demand(spec=WITHOUT_KV, max_model_len=1 << 20, block_size=BLOCK, max_num_seqs=2, cache_mode="all")
+    scheduler = scheduler_of(asked.within(asked.min_bytes), "all", 2)
+    for name in ("a", "b"):
+        scheduler.add(Request(name, [1] * 30_000, SamplingParams(max_tokens=3)))
+    run_to_end(scheduler, "a", "b")
+    nodes = scheduler.owned.cache._nodes
+    assert scheduler.owned.cache.num_cached_states > 0
+    scheduler.owned.cache.clear()
+    assert not nodes
+
+
+def test_equal_prompts_without_states_are_leased_without_end_of_slots():
+    """Nothing but blocks bounds how many a prefill server leases, and equal prompts share these."""
+    asked = demand(spec=STATELESS, role="prefill", max_num_seqs=2, block_size=BLOCK, cache_mode="all")
+    plan = asked.within(asked.min_bytes)
+    scheduler = scheduler_of(plan, "all", 2)
+    for i in range(plan.max_held + 3):
+        scheduler.add(Request(str(i), [1] * 9, None))
+    for _ in range(3 * plan.max_held):
+        step(scheduler)
+    assert len(scheduler.held) == plan.max_held
+    assert len(scheduler.waiting) == 3

@@ -38,6 +38,7 @@ class LivesOfRequests(RuleBasedStateMachine):
 
     mode = "none"
     num_positions = 1
+    has_state = has_kv = True
 
     @initialize(
         num_seqs_of_slots=st.integers(1, 5),
@@ -52,13 +53,16 @@ class LivesOfRequests(RuleBasedStateMachine):
         self, num_seqs_of_slots, num_more_slots, num_blocks, more_budget, max_num_seqs, steps_ahead, seed
     ):
         num_slots = 2 + num_seqs_of_slots * self.num_positions + num_more_slots
-        plan = CapacityPlan(num_blocks, num_slots, BLOCK, 1, 1, MAX_MODEL_LEN, self.num_positions - 1)
+        num_blocks, block_bytes = (num_blocks, 1) if self.has_kv else (1, 0)
+        num_slots, slot_bytes = (num_slots, 1) if self.has_state else (1, 0)
+        k = self.num_positions - 1
+        plan = CapacityPlan(num_blocks, num_slots, BLOCK, block_bytes, slot_bytes, MAX_MODEL_LEN, k)
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_seqs * self.num_positions + more_budget
         self.steps_ahead = steps_ahead
         self.scheduler = Scheduler(
             plan,
-            make_cache_mode(self.mode, BLOCK, STATE_BLOCK),
+            make_cache_mode(self.mode, BLOCK, STATE_BLOCK, has_state=self.has_state),
             max_num_seqs=max_num_seqs,
             max_batch_tokens=self.budget,
             num_positions=self.num_positions,
@@ -173,7 +177,8 @@ class LivesOfRequests(RuleBasedStateMachine):
         ticket = None
         if kind in ("handed over", "resumed"):
             length = len(tokens) - 1 if kind == "handed over" else max(1, len(tokens) - own - 1)
-            ticket = Ticket(name, 0, 0, "h:1", "i", length, (1,) * -(-length // BLOCK), 1, 1.0)
+            block_ids = (1,) * (-(-length // BLOCK) if self.has_kv else 0)
+            ticket = Ticket(name, 0, 0, "h:1", "i", length, block_ids, int(self.has_state), 1.0)
         params = None
         if kind not in ("prefill", "resumed"):
             params = SamplingParams(max_tokens=max_tokens, speculate=speculate)
@@ -266,7 +271,7 @@ class LivesOfRequests(RuleBasedStateMachine):
             for i, block_id in enumerate(one.block_ids)
             if i >= len(one.nodes) or one.nodes[i].block_id != block_id
         ]
-        blocks = private + [node.block_id for node in nodes]
+        blocks = private + cache.blocks_of(nodes)
         assert len(set(blocks)) == len(blocks) == owned.blocks.capacity - owned.blocks.num_free
         slots = [slot for one in everyone for slot in self.slots_of(one)]
         slots += [state.slot for state in cache._states]
@@ -291,11 +296,12 @@ class LivesOfRequests(RuleBasedStateMachine):
         for one in s.held.values():
             assert one.row == -1
             assert one.boundary is None
-            assert len(one.slots) == (one.read_state is None)
+            assert len(one.slots) == (self.has_state and one.read_state is None)
         for one in [*s.transferring.values(), *s.quarantined.values()]:
             assert (one.state_index, one.read_slot, one.boundary) == (0, 0, None)
         for one in s.running.values():
-            assert len(one.slots) == self.num_positions
+            assert len(one.slots) == (self.num_positions if self.has_state else 0)
+            assert len(one.block_ids) > 0 or not self.has_kv
             assert 0 <= one.state_index < self.num_positions
             assert one.num_in_flight <= len(self.device.flights)
             assert one.num_planned >= one.num_computed + one.num_in_flight
@@ -311,8 +317,21 @@ class LivesOfRequests(RuleBasedStateMachine):
         for state in cache._states:
             assert state.num_users == sum(one.read_state is state for one in everyone)
             assert state.node.state is state
-        assert cache.num_cached_blocks == sum(n.num_users == 0 for n in cache._nodes.values())
+        num_idle = sum(n.num_users == 0 for n in cache._nodes.values())
+        assert cache.num_cached_blocks == (num_idle if self.has_kv else 0)
         assert cache.num_cached_states == sum(state.num_users == 0 for state in cache._states)
+
+    @invariant()
+    def nodes_without_memory_lead_to_a_state_or_are_in_use(self):
+        nodes = self.scheduler.owned.cache._nodes.values()
+        if not self.has_kv:
+            assert all(one.num_users or one.num_children or one.state is not None for one in nodes)
+
+    @invariant()
+    def what_can_serve_a_prefix_is_in_the_journal(self):
+        cache = self.scheduler.owned.cache
+        serving = {n.key for n in cache._nodes.values() if n.state is not None or not self.has_state}
+        assert set(cache.journal.news(None).added) == serving
 
     @invariant()
     def what_is_cached_is_what_it_claims_to_be(self):
@@ -348,11 +367,30 @@ class LivesOfRequests(RuleBasedStateMachine):
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
 def test_random_lives_keep_all_memory_owned_once(mode, num_positions):
     """Nine times 30 lives of up to 50 rules, about 12,000 steps."""
-    members = {"mode": mode, "num_positions": num_positions}
-    machine = type(f"LivesOfRequests_{mode}_{num_positions}", (LivesOfRequests,), members)
+    run_lives(30, mode=mode, num_positions=num_positions)
+
+
+@pytest.mark.parametrize("num_positions", [1, 4])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"has_state": False, "mode": "none"},
+        {"has_state": False, "mode": "all"},
+        {"has_kv": False, "mode": "none"},
+        {"has_kv": False, "mode": "align"},
+        {"has_kv": False, "mode": "all"},
+    ],
+    ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
+)
+def test_random_lives_of_a_model_without_states_or_without_kv(members, num_positions):
+    run_lives(12, num_positions=num_positions, **members)
+
+
+def run_lives(max_examples, **members):
+    machine = type(f"LivesOfRequests_{'_'.join(map(str, members.values()))}", (LivesOfRequests,), members)
     case = machine.TestCase
     case.settings = settings(
-        max_examples=int(os.environ.get("TWINFANG_EXAMPLES", "30")),
+        max_examples=int(os.environ.get("TWINFANG_EXAMPLES", max_examples)),
         stateful_step_count=50,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -189,7 +189,7 @@ class _Server:
         return encode(
             self.source.grant(
                 request_id,
-                num_tokens=len(block_ids) * self.caches.block_size,
+                num_tokens=max(1, len(block_ids)) * self.caches.block_size,
                 block_ids=block_ids,
                 state_slot=state_slot,
             )

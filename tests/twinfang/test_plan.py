@@ -173,7 +173,7 @@ def test_the_table_has_the_figures_of_the_json(moe_30b: str):
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert "GPU 80.00 GiB" in lines
     assert "weights by config.json 58.83 GiB" in lines
-    assert "state 23 Mamba layers, SSM in float32 46.81 MiB" in lines
+    assert "state 23 recurrent layers, SSM float32 46.81 MiB" in lines
     assert "token 6 attention layers in bfloat16 6.00 KiB" in lines
     assert "running 32 sequences x (1 + 3) 128" in lines
     assert f"tokens {found['plan']['num_tokens']}" in lines
