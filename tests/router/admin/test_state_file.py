@@ -17,6 +17,7 @@ async def test_changes_survive_a_restart(make_admin_stack, tmp_path):
     kept, drained, removed = await ids(first)
     addresses = {worker["id"]: worker["address"] for worker in (await get(first, "/workers"))["workers"]}
     await post(first, f"/workers/{drained}/drain")
+    await until(lambda: first.decode[1].info.is_draining)  # no word of it is still under way later on
     await first.client.delete(f"/admin/v1/workers/{removed}")
     added = await post(first, "/workers", 201, address="127.0.0.1:9", role="prefill")
     await patch(first, max_choices=7, decode_policy="least_loaded")
