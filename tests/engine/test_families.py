@@ -15,7 +15,15 @@ from engine.weights import WeightFiles
 from tests.engine.leading import lead_engine
 from tests.engine.sequences import Driver, Sequence
 from tests.engine.speculating import Ask, assert_nothing_is_owned, serve
-from tests.families import CASES, exhaustive_but, family_logits, make_family_checkpoint, mode_pairs
+from tests.engine.test_mtp import MtpDriver
+from tests.families import (
+    CASES,
+    exhaustive_but,
+    family_drafting,
+    family_logits,
+    make_family_checkpoint,
+    mode_pairs,
+)
 from tests.model_table import Feature
 from tests.ties import MAX_TIES, count_ties
 from wire.sampling_params import SamplingParams
@@ -64,6 +72,19 @@ def test_random_pieces_of_several_rows_in_mixed_batches(checkpoints, record_prop
             collected[id(one)].append(logits)
     for sequence in sequences:
         assert_as_transformers(model_dir, sequence, torch.cat(collected[id(sequence)]))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3") and CASES[name].has_mtp])
+def test_the_mtp_layer_of_qwen_yields_what_its_formula_does(checkpoints, name):
+    model_dir = checkpoints(name)
+    sequences = sequences_of([2, 37, 64])
+    driver = MtpDriver(load_model(model_dir, mtp=True), len(sequences))
+    first = driver.step([(one, len(one.token_ids) // 2) for one in sequences])
+    second = driver.step([(one, len(one.token_ids) - one.num_computed) for one in sequences])
+    for one, *parts in zip(sequences, first, second, strict=True):
+        expected = family_drafting(model_dir, one.token_ids)
+        error = (torch.cat(parts)[:-1] - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE, f"relative difference {error:.2e}"
 
 
 @pytest.mark.parametrize("name", CASES)
