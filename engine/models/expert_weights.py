@@ -16,25 +16,19 @@ from engine.weights import Part, Weights, of_inputs, of_outputs
 class ExpertNames:
     """What a family calls the tensors, behind a layer's prefix."""
 
-    stacked: tuple[tuple[str, str], ...]
-    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; further spellings behind the first. The ups of
-    gated experts are ``[E, 2 I, size]``, gates before ups."""
+    stacked: tuple[str, str]
+    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; the ups of gated experts are ``[E, 2 I, size]``,
+    gates before ups."""
     inputs: tuple[str, ...] = ()
     """One by one, ``experts.{e}.{input}.weight``: up, or gate and up. Empty: all are always stacked."""
     output: str = "down_proj"
 
 
-NEMOTRON_EXPERTS = ExpertNames(stacked=(("experts.up_proj", "experts.down_proj"),), inputs=("up_proj",))
+NEMOTRON_EXPERTS = ExpertNames(stacked=("experts.up_proj", "experts.down_proj"), inputs=("up_proj",))
 GATED_EXPERTS = ExpertNames(
-    stacked=(("experts.gate_up_proj", "experts.down_proj"),), inputs=("gate_proj", "up_proj")
+    stacked=("experts.gate_up_proj", "experts.down_proj"), inputs=("gate_proj", "up_proj")
 )
 """As Qwen's and most others'."""
-GRANITE_EXPERTS = ExpertNames(
-    stacked=(
-        ("input_linear.weight", "output_linear.weight"),
-        ("experts.gate_up_proj", "experts.down_proj"),  # as transformers 5 may save it
-    )
-)
 
 
 def load_experts(
@@ -43,11 +37,8 @@ def load_experts(
     """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``."""
     share = tp.share(config.intermediate_size)
     part = share.start, share.stop
-    stacked = next((pair for pair in names.stacked if prefix + pair[0] in weights), None)
-    if stacked is None and not names.inputs:
-        stacked = names.stacked[0]
-    if stacked is not None:
-        return _stacked(config, size, weights, prefix, part, stacked)
+    if not names.inputs or prefix + names.stacked[0] in weights:
+        return _stacked(config, size, weights, prefix, part, names.stacked)
     up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
     ups, downs = [], []
     for expert in range(config.num_experts):

@@ -15,15 +15,15 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
 from engine.mixer_config import MlpConfig, MoeConfig
-from engine.models.expert_weights import GATED_EXPERTS, GRANITE_EXPERTS, load_experts
-from engine.models.mlp import Mlp, MlpNames
+from engine.models.expert_weights import GATED_EXPERTS, load_experts
+from engine.models.families.granite_moe_hybrid import MLP_NAMES, MOE_NAMES
+from engine.models.mlp import Mlp
 from engine.models.moe import LoopedExperts, Moe, MoeNames, StackedExperts
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WeightFiles
 from kernels.cpu_graph import CpuGraph
 
 HIDDEN = 48
-JOINED = MlpNames(("input_linear",), "output_linear")
 GRANITE = GraniteMoeHybridConfig(
     hidden_size=HIDDEN,
     intermediate_size=24,
@@ -70,7 +70,7 @@ MLPS = {
     ),
     "granite, stored joined": (
         MlpConfig(80, False, "silu_gated"),
-        JOINED,
+        MLP_NAMES,
         lambda: GraniteMoeHybridMLP(GRANITE),
     ),
 }
@@ -93,7 +93,12 @@ def test_gated_mlps_are_those_of_transformers_on_one_rank_and_on_two(tmp_path, c
 def test_a_gated_mlp_can_be_recorded(tmp_path):
     theirs = randomized(GraniteMoeHybridMLP(GRANITE))
     mlp = Mlp(
-        MlpConfig(80, False, "silu_gated"), HIDDEN, stored(tmp_path, theirs.state_dict()), "", ALONE, JOINED
+        MlpConfig(80, False, "silu_gated"),
+        HIDDEN,
+        stored(tmp_path, theirs.state_dict()),
+        "",
+        ALONE,
+        MLP_NAMES,
     )
     x, graph = torch.zeros(5, HIDDEN), CpuGraph()
     with graph.record():
@@ -138,31 +143,24 @@ def qwen(*, is_stacked, normalize):
     )
 
 
-def granite(*, is_published):
+def granite():
     published = {
         "router.weight": "router.layer.weight",
         "experts.gate_up_proj": "input_linear.weight",
         "experts.down_proj": "output_linear.weight",
     }
-    router = "router.layer" if is_published else "router"
-
-    def tensors(theirs):
-        state = theirs.state_dict()
-        return {published[name] if is_published else name: tensor for name, tensor in state.items()}
-
     return SimpleNamespace(
         config=MoeConfig(6, 2, 1, 1, True, 1.0, 24, 0, None, False, "silu_gated", scoring="softmax"),
-        names=MoeNames(router=router, experts=GRANITE_EXPERTS),
+        names=MOE_NAMES,
         theirs=randomized(GraniteMoeHybridMoE(GRANITE)),
-        tensors=tensors,
+        tensors=lambda theirs: {published[name]: tensor for name, tensor in theirs.state_dict().items()},
     )
 
 
 MIXTURES = {
     "qwen, expert by expert": lambda: qwen(is_stacked=False, normalize=True),
     "qwen, stacked, not normalized": lambda: qwen(is_stacked=True, normalize=False),
-    "granite": lambda: granite(is_published=True),
-    "granite by transformers' names": lambda: granite(is_published=False),
+    "granite": granite,
 }
 
 

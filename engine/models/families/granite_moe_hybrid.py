@@ -24,7 +24,7 @@ from engine.models.moe import MoeNames
 from engine.rotary_config import RotaryConfig
 
 MOE_NAMES = MoeNames(
-    router="router.layer", experts=ExpertNames(stacked=(("input_linear.weight", "output_linear.weight"),))
+    router="router.layer", experts=ExpertNames(stacked=("input_linear.weight", "output_linear.weight"))
 )
 MLP_NAMES = MlpNames(("input_linear",), "output_linear")
 _MIXERS: dict[str, LayerType] = {
