@@ -17,8 +17,8 @@ class ExpertNames:
     """What a family calls the tensors, behind a layer's prefix."""
 
     stacked: tuple[str, str]
-    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; the ups of gated experts are ``[E, 2 I, size]``,
-    gates before ups."""
+    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; of gated experts the ups are
+    ``[E, 2 I, size]``, gates before ups."""
     inputs: tuple[str, ...] = ()
     """One by one, ``experts.{e}.{input}.weight``: up, or gate and up. Empty: all are always stacked."""
     output: str = "down_proj"
