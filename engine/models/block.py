@@ -16,6 +16,7 @@ from engine.batch import Batch
 from engine.caches import LayerCaches
 from engine.model_config import ModelConfig
 from engine.tensor_parallel import TensorParallel
+from kernels.add import add
 from kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -40,7 +41,7 @@ class Block:
         first, *others = self.mixers
         total = first.forward(x, batch, caches)
         for mixer in others:
-            total = total + mixer.forward(x, batch, caches)
+            total = add(total, mixer.forward(x, batch, caches))
         return tp.sum(total)
 
 
