@@ -25,12 +25,14 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.kernels import attention_cases, mamba_cases
+from benchmarks.kernels import attention_cases, delta_cases, mamba_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.clock import gpu_turn, num_sets, take_turns
 from benchmarks.kernels.models import Model, eight_b
 from kernels import (
     causal_conv1d,
+    gated_delta_chunk,
+    gated_delta_update,
     paged_attention_decode,
     paged_attention_prefill,
     selective_state_update,
@@ -75,6 +77,20 @@ def tunings(model: Model) -> Iterator[Tuning]:
         ssd_chunk_scan.tile_request(dtype, mamba.head_dim, mamba.state_size),
         [mamba_cases.scan(model, tokens) for tokens in (512, 8192)],
         {"BLOCK_P": (32, 64), "CHUNK": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)},
+    )
+    delta = model.delta
+    for positions in POSITIONS:
+        yield Tuning(
+            gated_delta_update.tile_request(
+                dtype, delta.ssm_dtype, delta.value_head_dim, delta.key_head_dim, positions
+            ),
+            [delta_cases.state_update(model, rows, positions) for rows in (1, 8, 64)],
+            {"BLOCK_V": (4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
+        )
+    yield Tuning(
+        gated_delta_chunk.tile_request(dtype, delta.value_head_dim, delta.key_head_dim),
+        [delta_cases.scan(model, tokens) for tokens in (512, 8192)],
+        {"BLOCK_V": (16, 32, 64), "CHUNK": (32, 64), "num_warps": (4, 8), "num_stages": (1, 2, 3)},
     )
     for positions in POSITIONS:
         loads = ((1, 8192), (8, 8192), (64, 2048))

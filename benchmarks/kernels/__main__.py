@@ -24,7 +24,7 @@ from benchmarks.kernels.measurement import Bench
 from benchmarks.kernels.report import table
 from benchmarks.machine import machine
 
-PEERS = {"cpu": (), "cuda": ("mamba-ssm", "causal-conv1d", "flashinfer-python")}
+PEERS = {"cpu": (), "cuda": ("mamba-ssm", "causal-conv1d", "flashinfer-python", "fla-core")}
 """Packages beside torch itself."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.kernels import attention_cases, dense_cases, mamba_cases, sampling_cases
+from benchmarks.kernels import attention_cases, delta_cases, dense_cases, mamba_cases, sampling_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.models import Model, eight_b, small_models
 
@@ -30,9 +30,11 @@ def cpu_cases() -> Iterator[Case]:
             compiled = (rows, positions) == (8, 1)
             yield mamba_cases.state_update(model, rows, positions, compiled=compiled)
             yield mamba_cases.conv_update(model, rows, positions, compiled=compiled)
+            yield delta_cases.state_update(model, rows, positions)
         for tokens in (256, 1024):
             yield mamba_cases.conv(model, tokens, compiled=tokens == 256)
             yield mamba_cases.scan(model, tokens)
+            yield delta_cases.scan(model, tokens)
         for rows, seq_len, queries in CPU_DECODE:
             yield attention_cases.decode(model, rows, seq_len, queries)
         for tokens in (256, 1024):
@@ -43,6 +45,7 @@ def cpu_cases() -> Iterator[Case]:
             yield dense_cases.norm(model, rows, compiled=rows == 8)
             yield dense_cases.add_norm(model, rows, compiled=rows == 8)
             yield mamba_cases.gated_norm(model, rows, compiled=rows == 8)
+            yield delta_cases.gated_norm(model, rows, compiled=rows == 8)
         for layer in ("in_proj", "up_proj", "lm_head"):
             for rows in (1, 8, 32):
                 yield dense_cases.linear(model, layer, rows)
@@ -60,15 +63,18 @@ def gpu_cases() -> Iterator[Case]:
         for positions in (1, DRAFTED):
             yield mamba_cases.state_update(model, rows, positions)
             yield mamba_cases.conv_update(model, rows, positions)
+            yield delta_cases.state_update(model, rows, positions)
     for tokens in (2048, 8192):
         yield mamba_cases.conv(model, tokens)
         yield mamba_cases.scan(model, tokens)
+        yield delta_cases.scan(model, tokens)
     for tokens in (8, 64, 8192):
         yield attention_cases.store(model, tokens)
     for rows in (1, 8, 64, 8192):
         yield dense_cases.norm(model, rows)
         yield dense_cases.add_norm(model, rows)
         yield mamba_cases.gated_norm(model, rows)
+        yield delta_cases.gated_norm(model, rows)
     for layer in ("in_proj", "up_proj", "lm_head"):
         for rows in (1, 8, 64):
             yield dense_cases.linear(model, layer, rows)

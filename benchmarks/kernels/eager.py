@@ -43,6 +43,53 @@ def chunk_scan(x, dt, A, B, C, D, dt_bias, pool, chunk=64) -> Tensor:
     return torch.cat(y, dim=1).transpose(0, 1) + D[:, None] * x
 
 
+def delta_update(q, k, v, a, b, A, dt_bias, pool, read_slots, write_slots) -> Tensor:
+    """:func:`kernels.gated_delta_update.gated_delta_update`"""
+    q, k = _unit_heads(q, k, v.shape[2])
+    decay, beta = torch.exp(A * F.softplus(a + dt_bias))[..., None, None], torch.sigmoid(b)[..., None]
+    S, o = pool[read_slots], []
+    for i in range(v.shape[1]):
+        S = S * decay[:, i]
+        error = beta[:, i] * (v[:, i] - (S @ k[:, i, :, :, None]).squeeze(-1))
+        S = S + error[..., None] * k[:, i, :, None]
+        pool[write_slots[:, i]] = S
+        o.append((S @ q[:, i, :, :, None]).squeeze(-1))
+    return torch.stack(o, dim=1)
+
+
+def delta_chunk(q, k, v, a, b, A, dt_bias, pool, chunk=64) -> Tensor:
+    """:func:`kernels.gated_delta_chunk.gated_delta_chunk` of one prompt into slot 1, as GEMMs over chunks."""
+    q, k = (t.transpose(0, 1) for t in _unit_heads(q, k, v.shape[1]))
+    v, beta = v.transpose(0, 1), torch.sigmoid(b).T[..., None]
+    log_decay = (A * F.softplus(a + dt_bias)).T
+    S, o = torch.zeros_like(pool[1]), []
+    for t in range(0, v.shape[1], chunk):
+        q_t, k_t, v_t, beta_t = (x[:, t : t + chunk] for x in (q, k, v, beta))
+        cumulated = log_decay[:, t : t + chunk].cumsum(dim=1)
+        decay = (cumulated[:, :, None] - cumulated[:, None, :]).tril().exp().tril()
+        before = cumulated.exp()[..., None]
+        error = beta_t * (v_t - before * (k_t @ S.mT))
+        system = beta_t * (k_t @ k_t.mT) * decay
+        U = torch.linalg.solve_triangular(system, error, upper=False, unitriangular=True)
+        o.append(before * (q_t @ S.mT) + (q_t @ k_t.mT * decay) @ U)
+        weighted = k_t * (cumulated[:, -1:] - cumulated).exp()[..., None]
+        S = S * cumulated[:, -1, None, None].exp() + U.mT @ weighted
+    pool[1] = S
+    return torch.cat(o, dim=1).transpose(0, 1)
+
+
+def _unit_heads(q, k, num_heads) -> tuple[Tensor, Tensor]:
+    """q and k at length one, q then by the size of its heads, both once for each value head."""
+    q, k = (t * torch.rsqrt(t.square().sum(dim=-1, keepdim=True) + 1e-6) for t in (q, k))
+    q, k = (t.repeat_interleave(num_heads // t.shape[-2], dim=-2) for t in (q * q.shape[-1] ** -0.5, k))
+    return q, k
+
+
+def norm_then_gate(y, z, head_weight, eps) -> Tensor:
+    heads = y.unflatten(-1, (-1, len(head_weight)))
+    return F.rms_norm(heads, head_weight.shape, head_weight, eps).flatten(-2) * F.silu(z)
+
+
 def conv_update(x, weight, bias, pool, read_slots, write_slots) -> Tensor:
     """:func:`kernels.causal_conv1d.causal_conv1d_update`"""
     num_taps, y = weight.shape[1], []

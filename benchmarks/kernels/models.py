@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.model_shape import write_configuration
+from engine.mixer_config import GatedDeltaNetConfig
 from engine.model_config import AttentionConfig, MambaConfig, ModelConfig
 from engine.models import read_config
 from engine.weight_size import weight_bytes
@@ -35,6 +36,8 @@ class Model:
     config: ModelConfig
     experts: ExpertShape
     """Of a model of about that size that has some; this one's layers are dense."""
+    delta: GatedDeltaNetConfig
+    """Likewise."""
     block_size: int = 16
 
     @property
@@ -58,14 +61,22 @@ class Model:
 def small_models() -> list[Model]:
     """Those of the serving benchmark, with experts of half an MLP each."""
     return [
-        Model("2 M", "cpu", _config("2m", "cpu"), ExpertShape(16, 4, 256, 192)),
-        Model("120 M", "cpu", _config("120m", "cpu"), ExpertShape(16, 4, 768, 1152)),
+        Model("2 M", "cpu", _config("2m", "cpu"), ExpertShape(16, 4, 256, 192), _delta(4, 8, 32)),
+        Model("120 M", "cpu", _config("120m", "cpu"), ExpertShape(16, 4, 768, 1152), _delta(6, 12, 128)),
     ]
 
 
 def eight_b() -> Model:
-    """Its experts are those of the NemotronH that has 30 B parameters and 3 B active ones."""
-    return Model("8 B", "cuda", _config("8b", "cuda"), ExpertShape(128, 6, 2688, 1856))
+    """Its experts are those of the NemotronH that has 30 B parameters and 3 B active ones, its Gated DeltaNet
+    is that of Qwen3-Next."""
+    experts, delta = ExpertShape(128, 6, 2688, 1856), _delta(16, 32, 128)
+    return Model("8 B", "cuda", _config("8b", "cuda"), experts, delta)
+
+
+def _delta(key_heads: int, value_heads: int, head_dim: int) -> GatedDeltaNetConfig:
+    return GatedDeltaNetConfig(
+        key_heads, value_heads, head_dim, head_dim, conv_width=4, ssm_dtype=torch.float32, interleaved=True
+    )
 
 
 def _config(name: str, device: str) -> ModelConfig:

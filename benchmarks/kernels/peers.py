@@ -83,6 +83,36 @@ def mamba_gated_norm(o: SimpleNamespace) -> Call:
     )
 
 
+def fla_delta_update(o: SimpleNamespace) -> Call:
+    """It takes all positions and a tensor of the rows' states, and returns those after the last of them."""
+    update = importlib.import_module("fla.ops.gated_delta_rule").fused_recurrent_gated_delta_rule
+    states = o.pool[o.read_slots]
+    gates = _fla_gates(o)
+    return lambda: update(o.q, o.k, o.v, o.a, beta=o.b, initial_state=states, **gates)[0]
+
+
+def fla_delta_chunk(o: SimpleNamespace) -> Call:
+    """It returns the state instead of storing it in a pool."""
+    scan = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    q, k, v, a, b = (t[None] for t in (o.q, o.k, o.v, o.a, o.b))
+    gates = _fla_gates(o)
+    return lambda: scan(q, k, v, a, b, **gates)[0][0]
+
+
+def fla_gated_norm(o: SimpleNamespace) -> Call:
+    """Heads are rows of its own."""
+    norm = importlib.import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
+    y, z = (t.reshape(-1, o.head_dim) for t in (o.y, o.z))
+    return lambda: norm(y, z, o.head_weight, None, activation="swish", eps=o.eps).view(o.y.shape)
+
+
+def _fla_gates(o: SimpleNamespace) -> dict[str, object]:
+    """Gates, norms and layout of the state as ours are."""
+    flags = ("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "use_qk_l2norm_in_kernel")
+    always = dict.fromkeys((*flags, "state_v_first", "output_final_state"), True)
+    return {"A_log": torch.log(-o.A), "dt_bias": o.dt_bias, **always}
+
+
 def causal_conv1d_update(o: SimpleNamespace) -> Call:
     """It takes all positions and keeps the state after the last of them."""
     update = importlib.import_module("causal_conv1d").causal_conv1d_update

@@ -59,6 +59,38 @@ def ssd_chunk_scan(
     )
 
 
+def gated_delta_update(
+    rows: int, positions: int, key_heads: int, key_dim: int, heads: int, value_dim: int, element: int
+) -> Work:
+    """A row's float32 state comes once and goes once a position; seven operations an element and position:
+    decay, what the key finds, what is written, what the query finds."""
+    state = rows * heads * value_dim * key_dim
+    tokens = rows * positions
+    inputs = tokens * (2 * key_heads * key_dim + heads * value_dim + 2 * heads) * element
+    return Work(
+        read=state * FLOAT32 + inputs + 2 * heads * FLOAT32,
+        written=positions * state * FLOAT32 + tokens * heads * value_dim * element,
+        flops=7 * positions * state,
+    )
+
+
+def gated_delta_chunk(
+    tokens: int, key_heads: int, key_dim: int, heads: int, value_dim: int, element: int
+) -> Work:
+    """One prompt from the zero state, which leaves its own.
+
+    Seven operations a token and state element are the recurrence's. Chunks of 64 need six for their products
+    with the state and, keys and values being of 128, four within the chunk, as GEMMs.
+    """
+    state = heads * value_dim * key_dim
+    inputs = tokens * (2 * key_heads * key_dim + heads * value_dim + 2 * heads) * element
+    return Work(
+        read=inputs + 2 * heads * FLOAT32,
+        written=state * FLOAT32 + tokens * heads * value_dim * element,
+        flops=7 * tokens * state,
+    )
+
+
 def causal_conv1d_update(rows: int, positions: int, channels: int, width: int, element: int) -> Work:
     """A row's last ``width - 1`` inputs come once and go once a position; filter and bias come once."""
     state, tokens = rows * channels * (width - 1), rows * positions * channels

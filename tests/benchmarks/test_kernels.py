@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import on_gpu
-from benchmarks.kernels import attention_cases, dense_cases, mamba_cases, work
+from benchmarks.kernels import attention_cases, delta_cases, dense_cases, mamba_cases, work
 from benchmarks.kernels.clock import num_sets, take_turns
 from benchmarks.kernels.limits import Limits
 from benchmarks.kernels.measurement import Bench
@@ -35,6 +35,20 @@ from benchmarks.kernels.work import Work
         ),
         # Ten tokens of the same: no state comes, one goes.
         (work.ssd_chunk_scan(10, 3, 4, 8, 1, 2), Work(read=620 + 36, written=384 + 240, flops=4800)),
+        # Two rows, 2 key heads of 8, 4 value heads of 6, two bytes each. State: 192 elements a row. Inputs:
+        # q and k 32, v 24, a and b 8 a row; outputs 24. A and dt_bias: 8 numbers of 4 bytes.
+        (
+            work.gated_delta_update(2, 1, 2, 8, 4, 6, 2),
+            Work(read=1536 + 256 + 32, written=1536 + 96, flops=2688),
+        ),
+        (
+            work.gated_delta_update(2, 3, 2, 8, 4, 6, 2),
+            Work(read=1536 + 768 + 32, written=4608 + 288, flops=8064),
+        ),
+        (
+            work.gated_delta_chunk(10, 2, 8, 4, 6, 2),
+            Work(read=1280 + 32, written=768 + 480, flops=13440),
+        ),
         # Two rows of 5 channels, 4 taps: 3 states, an input, an output each; weight and bias are 25 elements.
         (work.causal_conv1d_update(2, 1, 5, 4, 2), Work(read=2 * (30 + 10 + 25), written=2 * 40, flops=80)),
         (work.causal_conv1d_update(2, 2, 5, 4, 2), Work(read=2 * (30 + 20 + 25), written=2 * 80, flops=160)),
@@ -73,7 +87,9 @@ def tiny_model():
         attention=replace(whole.attention, num_heads=4, num_kv_heads=2, head_dim=16),
         mlp=replace(whole.config.mlp, intermediate_size=48),
     )
-    return replace(whole, name="tiny", device="cpu", config=config, experts=ExpertShape(8, 3, 32, 24))
+    experts = ExpertShape(8, 3, 32, 24)
+    delta = replace(whole.delta, num_key_heads=2, num_value_heads=4, key_head_dim=16, value_head_dim=8)
+    return replace(whole, name="tiny", device="cpu", config=config, experts=experts, delta=delta)
 
 
 @pytest.mark.exhaustive
@@ -87,6 +103,10 @@ def test_contenders_compute_the_same():
         mamba_cases.conv(model, 20),
         mamba_cases.scan(model, 64),
         mamba_cases.gated_norm(model, 5),
+        delta_cases.state_update(model, 3, 1),
+        delta_cases.state_update(model, 3, 4),
+        delta_cases.scan(model, 150),
+        delta_cases.gated_norm(model, 5),
         attention_cases.decode(model, 3, 40, 1),
         attention_cases.decode(model, 3, 40, 4),
         attention_cases.prefill(model, 40),

@@ -1,0 +1,134 @@
+"""Ops of a Gated DeltaNet: the delta rule of decode rows and of prompts, the norm at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import torch
+
+from benchmarks.kernels import eager, peers, work
+from benchmarks.kernels.case import Bind, Call, Case, case_name, int32, random
+from benchmarks.kernels.models import Model
+from kernels.gated_delta_chunk import gated_delta_chunk
+from kernels.gated_delta_update import gated_delta_update
+from kernels.gated_rms_norm import group_rms_norm_then_gate
+
+EPS = 1e-6
+
+
+def state_update(model: Model, rows: int, positions: int) -> Case:
+    """Rows with a slot of their own; a speculating row has one for every position."""
+
+    def operands(device: torch.device) -> SimpleNamespace:
+        write_slots = torch.arange(1, rows * positions + 1, dtype=torch.int32, device=device)
+        write_slots = write_slots.view(rows, positions)
+        o = _tokens(model, device, rows, positions)
+        o.pool = random(device, torch.float32, rows * positions + 1, *model.delta.state_shape)
+        o.read_slots, o.write_slots = write_slots[:, 0].contiguous(), write_slots
+        return o
+
+    def ours(o: SimpleNamespace) -> Call:
+        args = *_arguments(o), o.read_slots, o.write_slots
+        return lambda: gated_delta_update(*args)
+
+    def torch_eager(o: SimpleNamespace) -> Call:
+        args = *_arguments(o), o.read_slots, o.write_slots
+        return lambda: eager.delta_update(*args)
+
+    return Case(
+        "gated_delta_update",
+        case_name(model, rows=rows, positions=positions),
+        work.gated_delta_update(rows, positions, *_sizes(model), model.dtype.itemsize),
+        model.weight_bytes,
+        operands,
+        ours,
+        _peers(model, torch_eager, {"fla": peers.fla_delta_update}),
+    )
+
+
+def scan(model: Model, tokens: int) -> Case:
+    """One prompt from its beginning."""
+
+    def operands(device: torch.device) -> SimpleNamespace:
+        o = _tokens(model, device, tokens)
+        o.pool = random(device, torch.float32, 2, *model.delta.state_shape)
+        return o
+
+    def ours(o: SimpleNamespace) -> Call:
+        slot = int32(o.q.device, 1)
+        row = int32(o.q.device, 0, tokens), slot, slot, torch.tensor([False], device=o.q.device)
+        args = *_arguments(o), *row
+        return lambda: gated_delta_chunk(*args, max_seq_len=tokens)
+
+    def torch_eager(o: SimpleNamespace) -> Call:
+        args = _arguments(o)
+        return lambda: eager.delta_chunk(*args)
+
+    return Case(
+        "gated_delta_chunk",
+        case_name(model, tokens=tokens),
+        work.gated_delta_chunk(tokens, *_sizes(model), model.dtype.itemsize),
+        model.weight_bytes,
+        operands,
+        ours,
+        _peers(model, torch_eager, {"fla": peers.fla_delta_chunk}),
+    )
+
+
+def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
+    """Over each value head, before its gate."""
+    width, head_dim = model.delta.value_size, model.delta.value_head_dim
+
+    def operands(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(
+            y=random(device, model.dtype, rows, width),
+            z=random(device, model.dtype, rows, width),
+            head_weight=random(device, model.dtype, head_dim),
+            head_dim=head_dim,
+            eps=EPS,
+        )
+
+    def ours(o: SimpleNamespace) -> Call:
+        weight = o.head_weight.repeat(width // head_dim)
+        return lambda: group_rms_norm_then_gate(o.y, o.z, weight, group_size=head_dim, eps=EPS)
+
+    def torch_eager(o: SimpleNamespace) -> Call:
+        return lambda: eager.norm_then_gate(o.y, o.z, o.head_weight, EPS)
+
+    return Case(
+        "group_rms_norm_then_gate",
+        case_name(model, rows=rows),
+        work.gated_rms_norm(rows, width, model.dtype.itemsize),
+        model.weight_bytes,
+        operands,
+        ours,
+        _peers(model, torch_eager, {"fla": peers.fla_gated_norm, "eager": torch_eager}),
+        compiled="eager" if compiled else None,
+    )
+
+
+def _sizes(model: Model) -> tuple[int, int, int, int]:
+    delta = model.delta
+    return delta.num_key_heads, delta.key_head_dim, delta.num_value_heads, delta.value_head_dim
+
+
+def _tokens(model: Model, device: torch.device, *shape: int) -> SimpleNamespace:
+    key_heads, key_dim, heads, value_dim = _sizes(model)
+    return SimpleNamespace(
+        q=random(device, model.dtype, *shape, key_heads, key_dim),
+        k=random(device, model.dtype, *shape, key_heads, key_dim),
+        v=random(device, model.dtype, *shape, heads, value_dim),
+        a=random(device, model.dtype, *shape, heads),
+        b=random(device, model.dtype, *shape, heads),
+        A=-torch.rand(heads, device=device),
+        dt_bias=random(device, torch.float32, heads),
+    )
+
+
+def _arguments(o: SimpleNamespace) -> tuple[torch.Tensor, ...]:
+    return o.q, o.k, o.v, o.a, o.b, o.A, o.dt_bias, o.pool
+
+
+def _peers(model: Model, torch_eager: Bind, gpu: Mapping[str, Bind]) -> Mapping[str, Bind]:
+    return gpu if model.device == "cuda" else {"eager": torch_eager}
