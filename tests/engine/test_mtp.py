@@ -277,5 +277,5 @@ def test_a_mamba_layer_is_refused_only_where_mtp_is_wanted(tmp_path):
     model = load_model(path)
     model.config.cache_spec()
     for ask in (lambda: load_model(path, mtp=True), lambda: model.config.cache_spec(mtp=True)):
-        with pytest.raises(ModelLoadError, match=r"attention, mamba; a Mamba layer .*--drafter ngram"):
+        with pytest.raises(ModelLoadError, match=r"attention, mamba; a recurrent layer .*--drafter ngram"):
             ask()
