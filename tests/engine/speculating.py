@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.models import read_config
 from engine.request import Request
 from engine.step_program import Step
 from tests.engine.sanitizing import SANITIZE
@@ -161,7 +162,7 @@ class Engines:
 def make_engine(model_dir, mode, k, drafter, ahead, **settings) -> Engine:
     """A sanitized engine that reads every step back at once, or one that launches a step ahead."""
     settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
-    if mode == "all":
+    if mode == "all" and read_config(model_dir).recurrent is not None:
         settings.setdefault("state_block_size", settings.get("block_size", 16))
     settings.setdefault("sanitize", SANITIZE and not ahead)
     return Engine(

@@ -1,0 +1,93 @@
+"""Llama and kin: attention that turns heads by position, then a SwiGLU MLP (arXiv:2307.09288).
+
+    r = r + attention_i(rms_norm(r))
+    r = r + mlp_i(rms_norm(r))
+
+| architecture | is a Llama but for |
+|---|---|
+| Llama | |
+| Mistral (without a sliding window) | |
+| Qwen2 | biases of q, k and v |
+| Qwen3 | RMS norms of the heads of q and k |
+
+There is no recurrent layer and no state: a request has its KV alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from engine.checkpoint_fields import CheckpointFields
+from engine.mixer_config import AttentionConfig, HeadNormConfig, MlpConfig
+from engine.model_config import LayerType, ModelConfig
+from engine.models.block import Block
+from engine.models.builder import Builder
+from engine.models.family import Family
+from engine.rotary_config import RotaryConfig
+
+MIXERS: tuple[LayerType, ...] = ("attention", "mlp")
+"""Of each layer."""
+MISTRAL_WINDOW = 4096
+"""Of a Mistral whose ``config.json`` says nothing of one."""
+
+
+def configure(fields: CheckpointFields) -> ModelConfig:
+    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    fields.require("hidden_act", "silu", default="silu")
+    _refuse_windows(fields)
+    num_layers = fields.integer("num_hidden_layers")
+    eps = fields.number("rms_norm_eps", default=1e-6)
+    config = ModelConfig.of(
+        fields,
+        layer_types=MIXERS * num_layers,
+        attention=_attention(fields, eps),
+        mlp=MlpConfig(
+            fields.integer("intermediate_size"), fields.boolean("mlp_bias", default=False), "silu_gated"
+        ),
+    )
+    return replace(config, norm_eps=eps)
+
+
+def blocks(build: Builder) -> Iterator[Block]:
+    """Two a layer."""
+    for layer in range(len(build.config.layer_types) // len(MIXERS)):
+        at = f"layers.{layer}."
+        yield build.block(f"{at}input_layernorm", build.attention(f"{at}self_attn."))
+        yield build.block(f"{at}post_attention_layernorm", build.mlp(f"{at}mlp."))
+
+
+def _refuse_windows(fields: CheckpointFields) -> None:
+    """Every token attends to all before it; Qwen's checkpoints name a window that they do not use."""
+    if fields.architecture == "MistralForCausalLM":
+        fields.require("sliding_window", None, default=MISTRAL_WINDOW)
+    fields.require("use_sliding_window", False, default=False)
+    names = fields.raw.get("layer_types") or []
+    if not isinstance(names, list) or any(name != "full_attention" for name in names):
+        raise fields.error("layer_types", names, "full_attention in every layer")
+
+
+def _attention(fields: CheckpointFields, eps: float) -> AttentionConfig:
+    head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    attention = AttentionConfig.read(fields, head_dim=head_dim)
+    if fields.architecture == "Qwen2ForCausalLM":
+        bias, out_bias = True, False
+    else:
+        bias = out_bias = fields.boolean("attention_bias", default=False)
+    return replace(
+        attention,
+        bias=bias,
+        out_bias=out_bias,
+        rotary=RotaryConfig.read(fields, attention.head_dim),
+        head_norms=HeadNormConfig(eps) if fields.architecture == "Qwen3ForCausalLM" else None,
+    )
+
+
+FAMILY = Family(
+    architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+    configure=configure,
+    prefixes=("model.",),
+    embedding="embed_tokens",
+    last_norm="norm",
+    blocks=blocks,
+)
