@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from engine.config_fields import ConfigFields
+from engine.quantization import Quantization, read_quantization
 from engine.weights import stored_names
-from wire.errors import ConfigError, ModelLoadError
+from wire.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class CheckpointFields(ConfigFields):
     dtype: torch.dtype
     """Of weights and activations."""
     eos_token_ids: tuple[int, ...]
+    quantization: Quantization | None
 
     @classmethod
     def of(cls, directory: Path, dtype: str, device: torch.device) -> CheckpointFields:
@@ -36,13 +38,13 @@ class CheckpointFields(ConfigFields):
         Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
         """
         fields = _text_model(ConfigFields.read(directory / "config.json"))
-        _refuse_quantized(fields)
         return cls(
             fields.path,
             fields.raw,
             architecture=_architecture(fields),
             dtype=_resolve_dtype(dtype, fields, device),
             eos_token_ids=_eos_token_ids(directory, fields),
+            quantization=read_quantization(fields),
         )
 
     def stores(self, name: str) -> bool:
@@ -63,21 +65,6 @@ def _architecture(fields: ConfigFields) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", names, "a list of one name, as in ['NemotronHForCausalLM']")
     return names[0]
-
-
-def _refuse_quantized(fields: ConfigFields) -> None:
-    quantization = fields.raw.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(
-            f"{fields.path}: the checkpoint is quantised with {method!r}; only unquantised float32 and "
-            "bfloat16 checkpoints are supported. Use the model's BF16 release."
-        )
-    if (fields.path.parent / "hf_quant_config.json").exists():
-        raise ModelLoadError(
-            f"{fields.path.parent}: hf_quant_config.json marks a quantised checkpoint; only unquantised "
-            "float32 and bfloat16 checkpoints are supported. Use the model's BF16 release."
-        )
 
 
 def _eos_token_ids(directory: Path, fields: ConfigFields) -> tuple[int, ...]:

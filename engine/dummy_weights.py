@@ -25,12 +25,14 @@ from torch import Tensor
 
 from engine.model_config import ModelConfig
 from engine.weights import WHOLE, Part
+from kernels.quantized_weight import QuantizedWeight
 
 CHUNK = 1 << 20
 """Values that share a key. 4 MB of them stay in a GPU's cache while they are mixed."""
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shift and factor; torch's integers have a sign."""
 _LAST_SHIFT = 16
+LARGEST_FP8, LARGEST_INT8 = 448.0, 127.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class DummyWeights:
     ) -> None:
         self.directory = Path(directory)
         self.dtype = config.dtype
+        self.quantization = config.quantization
         self.device = torch.device(device)
         self.bytes_taken = 0
         self._places = torch.arange(CHUNK, dtype=torch.int32, device=self.device)
@@ -96,17 +99,41 @@ class DummyWeights:
     ) -> Tensor:
         """A new tensor. Of a part the whole is made first: a rank may need memory for one tensor more."""
         whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
-        spread = Spread.of(name, shape)
-        values = whole.view(-1)
-        for start in range(0, len(values), CHUNK):
-            chunk = values[start : start + CHUNK]
-            chunk.copy_(self._values(_key(name, shape, start // CHUNK), len(chunk), spread))
+        self._fill(whole.view(-1), name, shape, Spread.of(name, shape))
         tensor = whole if part.is_all_of(shape) else part.of(whole)
         self.bytes_taken += tensor.nbytes
         return tensor
 
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+    ) -> Tensor | QuantizedWeight:
+        """A new weight; quantised ones have a power of two as the scale of all, so that dividing is exact."""
+        name = f"{layer}.weight"
+        scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
+        if scheme is None:
+            return self.take(name, shape, part=part)
+        weight = scheme.empty_weight(shape, self.device)
+        spread = Spread.of(name, shape)
+        largest = LARGEST_FP8 if weight.is_fp8 else LARGEST_INT8
+        scale = 2.0 ** math.ceil(math.log2(spread.half_width / largest))
+        weight.scales.fill_(scale)
+        units = Spread(spread.half_width / scale, spread.middle / scale)
+        self._fill(weight.values.view(-1), name, shape, units, rounded=not weight.is_fp8)
+        if not part.is_all_of(shape):
+            weight = part.of_quantized(weight)
+        self.bytes_taken += weight.nbytes
+        return weight
+
     def unused(self) -> list[str]:
         return []
+
+    def _fill(
+        self, out: Tensor, name: str, shape: Sequence[int], spread: Spread, *, rounded: bool = False
+    ) -> None:
+        for start in range(0, len(out), CHUNK):
+            chunk = out[start : start + CHUNK]
+            values = self._values(_key(name, shape, start // CHUNK), len(chunk), spread)
+            chunk.copy_(values.round_() if rounded else values)
 
     def _values(self, key: int, num: int, spread: Spread) -> Tensor:
         """``[num]`` float32"""

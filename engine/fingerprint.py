@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine.quantization import MODELOPT_FILE
 from engine.weights import LoadFormat, weight_paths
 from wire.errors import ModelLoadError
 
@@ -31,12 +32,9 @@ def fingerprint(model_dir: str | Path, dtype: torch.dtype | str, load_format: Lo
     """
     directory = Path(model_dir)
     digest = hashlib.sha256()
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{directory / 'config.json'} can't be read: {error}") from error
-    kept = {name: value for name, value in config.items() if name not in _UNRELATED_FIELDS}
-    digest.update(json.dumps(kept, sort_keys=True).encode())
+    digest.update(_canonical(directory / "config.json"))
+    if (directory / MODELOPT_FILE).exists():
+        digest.update(_canonical(directory / MODELOPT_FILE))
     digest.update(str(dtype).removeprefix("torch.").encode())
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)
@@ -44,6 +42,16 @@ def fingerprint(model_dir: str | Path, dtype: torch.dtype | str, load_format: Lo
     for path in weight_paths(directory):
         _add_weights(digest, path)
     return digest.hexdigest()
+
+
+def _canonical(path: Path) -> bytes:
+    """A JSON object whatever its layout."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+    kept = {name: value for name, value in config.items() if name not in _UNRELATED_FIELDS}
+    return json.dumps(kept, sort_keys=True).encode()
 
 
 def _add_weights(digest: hashlib._Hash, path: Path) -> None:

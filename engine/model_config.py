@@ -16,6 +16,7 @@ from engine.cache_formats import AS_THE_MODEL, CacheFormats
 from engine.caches import CacheSpec
 from engine.checkpoint_fields import CheckpointFields
 from engine.mixer_config import AttentionConfig, GatedDeltaNetConfig, MambaConfig, MlpConfig, MoeConfig
+from engine.quantization import Quantization
 from wire.errors import ModelLoadError
 
 LayerType = Literal["mamba", "gated_delta", "attention", "mlp", "moe"]
@@ -62,6 +63,8 @@ class ModelConfig:
     residual_scale: float = 1.0
     """Of what each block adds to the residual stream."""
     logit_scale: float = 1.0
+    quantization: Quantization | None = None
+    """Of the linear layers' weights."""
     norm_offset: float = 0.0
     """Added to stored weights of norms over the hidden state: 1 where the checkpoint keeps them around 0."""
     cache_formats: CacheFormats = AS_THE_MODEL
@@ -99,6 +102,7 @@ class ModelConfig:
             moe=moe,
             mtp=mtp,
             residual_in_fp32=fields.boolean("residual_in_fp32", default=False),
+            quantization=fields.quantization,
         )
 
     @property

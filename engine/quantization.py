@@ -22,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from engine.config_fields import ConfigFields
+from kernels.quantized_weight import FP8, QuantizedWeight
 from wire.errors import ModelLoadError
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -49,6 +52,12 @@ class WeightScheme:
         """How many scales there are along either axis."""
         rows, columns = self.block_rows or num_outputs, self.block_columns or num_inputs
         return -(-num_outputs // rows), -(-num_inputs // columns)
+
+    def empty_weight(self, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
+        """One of this scheme ``[out, in]``, unpacked, with whatever is in the memory."""
+        values = torch.empty(shape, dtype=FP8 if self.stored == "fp8" else torch.int8, device=device)
+        scales = torch.empty(self.scale_grid(*shape), device=device)
+        return QuantizedWeight(values, scales, self.block_rows or shape[0], self.block_columns or shape[1])
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,15 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
     """
     config = fields.raw.get("quantization_config", fields.raw.get("compression_config"))
     beside = fields.path.parent / MODELOPT_FILE
-    if config is None and beside.exists():
+    if config is not None and not isinstance(config, dict):
+        raise _Reader(fields.path, {}).error("quantization_config", config)
+    # Some releases say in config.json only whose format it is.
+    is_said = config is not None and (config.get("quant_method") != "modelopt" or "quant_algo" in config)
+    if not is_said and beside.exists():
         return _Reader(beside, ConfigFields.read(beside).raw).modelopt()
     if config is None:
         return None
-    reader = _Reader(fields.path, config)
-    if not isinstance(config, dict):
-        raise reader.error("quantization_config", config)
-    method = config.get("quant_method")
+    reader, method = _Reader(fields.path, config), config.get("quant_method")
     readers: dict[object, Callable[[], Quantization]] = {
         "modelopt": reader.modelopt,
         "compressed-tensors": reader.compressed_tensors,

@@ -16,6 +16,7 @@ from engine.model_config import ModelConfig
 from engine.models import build_model
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WHOLE, Part
+from kernels.quantized_weight import QuantizedWeight
 
 
 def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool = False) -> int:
@@ -23,7 +24,7 @@ def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool =
 
     With ``mtp`` the MTP layer counts too; it shares embedding and output head.
     """
-    weights = CountedWeights(config.dtype)
+    weights = CountedWeights(config)
     build_model(config, weights, mtp=mtp, tp=tp)
     return weights.bytes_taken
 
@@ -31,9 +32,10 @@ def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool =
 class CountedWeights:
     """Tensors of whatever is asked for, without memory; see :class:`engine.weights.Weights`."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.directory = Path()
-        self.dtype = dtype
+        self.dtype = config.dtype
+        self.quantization = config.quantization
         self.device = torch.device("meta")
         self.bytes_taken = 0
 
@@ -54,6 +56,18 @@ class CountedWeights:
             tensor = part.of(tensor)
         self.bytes_taken += tensor.nbytes
         return tensor
+
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+    ) -> Tensor | QuantizedWeight:
+        scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
+        if scheme is None:
+            return self.take(f"{layer}.weight", shape, part=part)
+        weight = scheme.empty_weight(shape, self.device)
+        if not part.is_all_of(shape):
+            weight = part.of_quantized(weight)
+        self.bytes_taken += weight.nbytes
+        return weight
 
     def unused(self) -> list[str]:
         return []

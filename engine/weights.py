@@ -17,6 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.quantization import Quantization
+from engine.quantized_tensors import UNUSED_SUFFIXES, is_quantized, quantized_weight
+from kernels.quantized_weight import QuantizedWeight
 from wire.errors import ModelLoadError
 from wire.layout import Ranges
 
@@ -85,6 +88,11 @@ class Part:
         before = (slice(None),) * self.axis
         return torch.cat([stored[(*before, slice(*one))] for one in self.ranges], dim=self.axis)
 
+    def of_quantized(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Of a linear layer's."""
+        assert self.ranges is not None
+        return weight.cut(self.axis, self.ranges)
+
 
 WHOLE = Part()
 
@@ -103,6 +111,8 @@ class Weights(Protocol):
     """Where a model takes its tensors from, by their published names."""
 
     directory: Path
+    dtype: torch.dtype
+    """The model's."""
     device: torch.device
     bytes_taken: int
     """What all tensors taken so far hold, as they are stored."""
@@ -120,6 +130,14 @@ class Weights(Protocol):
         """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given)."""
         ...
 
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+    ) -> Tensor | QuantizedWeight:
+        """The weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it: in the model's dtype, or
+        quantised where it is stored so.
+        """
+        ...
+
     def unused(self) -> list[str]:
         """Names of tensors that nobody took, sorted."""
         ...
@@ -134,10 +152,12 @@ class WeightFiles:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        quantization: Quantization | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.dtype = dtype
         self.device = torch.device(device)
+        self.quantization = quantization
         self.bytes_taken = 0
         self._taken: set[str] = set()
         self._files: dict[Path, Any] = {}  # safe_open is untyped
@@ -174,12 +194,40 @@ class WeightFiles:
         if stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
             raise ModelLoadError(
                 f"{path}: tensor {name} is stored as {stored.get_dtype()}; expected F32, BF16 or F16 "
-                "(quantised checkpoints are not supported)"
+                "(only the weights of linear layers may be quantised)"
             )
         self._taken.add(name)
         tensor: Tensor = self._files[path].get_tensor(name) if part.is_all_of(shape) else part.of(stored)
         self.bytes_taken += tensor.nbytes
         return tensor.to(self.device, dtype or self.dtype)
 
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+    ) -> Tensor | QuantizedWeight:
+        """See :meth:`Weights.take_weight`; raises :class:`ModelLoadError` as :meth:`take`."""
+        if not is_quantized(self, layer):
+            return self.take(f"{layer}.weight", shape, part=part)
+        weight = quantized_weight(self, layer, shape, self.quantization)
+        if not part.is_all_of(shape):
+            weight = part.of_quantized(weight)
+        self.bytes_taken += weight.nbytes
+        return weight.to(self.device)
+
+    def stored_dtype(self, name: str) -> str | None:
+        """See :class:`engine.quantized_tensors.StoredTensors`, like the next two."""
+        path = self._path_of.get(name)
+        return None if path is None else str(self._files[path].get_slice(name).get_dtype())
+
+    def stored(self, name: str) -> Tensor:
+        self._taken.add(name)
+        tensor: Tensor = self._files[self._path_of[name]].get_tensor(name)
+        return tensor
+
+    def path_of(self, name: str) -> Path:
+        return self._path_of[name]
+
     def unused(self) -> list[str]:
-        return sorted(self._path_of.keys() - self._taken)
+        left = self._path_of.keys() - self._taken
+        if self.quantization is not None:
+            left = {name for name in left if not name.endswith(UNUSED_SUFFIXES)}
+        return sorted(left)

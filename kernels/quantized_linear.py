@@ -168,11 +168,13 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
     )
 
 
-def scales_and_step(weight: QuantizedWeight, step: int) -> tuple[str, int]:
-    """How a kernel takes the weight's scales, and its BLOCK_K: a step must not reach over two groups."""
-    if weight.scales.shape[1] == 1:
+def scales_and_step(group: int, num_groups: int, step: int) -> tuple[str, int]:
+    """How a kernel takes a row's scales, each for ``group`` inputs, and its BLOCK_K: a step must not reach
+    over two of them.
+    """
+    if num_groups == 1:
         return "one", step
-    fits = weight.block_columns & -weight.block_columns  # the largest power of two that divides it
+    fits = group & -group  # the largest power of two that divides it
     return ("step", min(step, fits)) if fits >= 16 else ("each", 32)
 
 
@@ -188,7 +190,7 @@ def quantized_linear_triton(
     if num_rows == 0:
         return y
     tiles = choose(tile_request(x.dtype, num_outputs, num_inputs, few_rows=num_rows <= FEW_ROWS), x.device)
-    scales, step = scales_and_step(weight, tiles["BLOCK_K"])
+    scales, step = scales_and_step(weight.block_columns, weight.scales.shape[1], tiles["BLOCK_K"])
     grid = (triton.cdiv(num_rows, tiles["BLOCK_M"]), triton.cdiv(num_outputs, tiles["BLOCK_N"]))
     _quantized_linear_kernel[grid](
         x,

@@ -67,12 +67,23 @@ class QuantizedWeight:
         parts = [_slice(finer, axis, (start // unit, -(-stop // unit))) for start, stop in ranges]
         return self._with(axis, values, torch.cat(parts, dim=axis), unit)
 
-    def scaled(self, factors: Tensor) -> QuantizedWeight:
-        """With outputs multiplied by ``factors [out]``, or all by one ``[]``."""
-        if factors.ndim == 0:
-            return replace(self, scales=self.scales * factors.to(self.scales))
+    def scaled(self, factors: float | Tensor) -> QuantizedWeight:
+        """With outputs multiplied by ``factors [out]``, or all by one number."""
+        if not isinstance(factors, Tensor):
+            return replace(self, scales=self.scales * factors)
         rows = self.scales.repeat_interleave(self.block_rows, 0)[: self.shape[0]]
         return replace(self, scales=rows * factors.to(rows)[:, None], block_rows=1)
+
+    def in_blocks(self, rows: int, columns: int) -> QuantizedWeight:
+        """In blocks of that size, which must divide those that it has; one block may be cut anyhow."""
+        found = self
+        for axis, size in enumerate((rows, columns)):
+            block, num_blocks = found._blocks(axis)
+            wanted = -(-found.shape[axis] // size)
+            repeats = wanted if num_blocks == 1 else block // size
+            scales = _slice(found.scales.repeat_interleave(repeats, axis), axis, (0, wanted))
+            found = found._with(axis, found.values, scales, size)
+        return found
 
     def rows_padded(self, num_rows: int) -> QuantizedWeight:
         """With outputs that are zero behind the last, up to so many."""
@@ -104,18 +115,9 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     columns = math.gcd(*(one.block_columns for one in weights if one.scales.shape[1] > 1)) or num_inputs
     lengths = [one.shape[0] for one in weights]
     rows = math.gcd(*(one.block_rows for one in weights if one.scales.shape[0] > 1), *lengths[:-1])
-    scales = [_in_blocks(_in_blocks(one, 0, rows), 1, columns).scales for one in weights]
+    scales = [one.in_blocks(rows, columns).scales for one in weights]
     values = torch.cat([one.values for one in weights])
     return QuantizedWeight(values, torch.cat(scales), rows, columns)
-
-
-def _in_blocks(weight: QuantizedWeight, axis: int, size: int) -> QuantizedWeight:
-    """The same weight in smaller blocks."""
-    block, num_blocks = weight._blocks(axis)
-    wanted = -(-weight.shape[axis] // size)
-    repeats = wanted if num_blocks == 1 else block // size
-    scales = _slice(weight.scales.repeat_interleave(repeats, axis), axis, (0, wanted))
-    return weight._with(axis, weight.values, scales, size)
 
 
 def _slice(tensor: Tensor, axis: int, one: Range) -> Tensor:

@@ -88,4 +88,4 @@ def _weights(
 ) -> Weights:
     if load_format == "dummy":
         return DummyWeights(model_dir, config, device=device)
-    return WeightFiles(model_dir, dtype=config.dtype, device=device)
+    return WeightFiles(model_dir, dtype=config.dtype, device=device, quantization=config.quantization)

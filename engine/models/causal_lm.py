@@ -21,6 +21,7 @@ from engine.models.mtp import Mtp
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WHOLE, Weights, of_outputs
 from kernels.embedding import embedding
+from kernels.quantized_weight import QuantizedWeight
 
 
 class CausalLM:
@@ -42,21 +43,8 @@ class CausalLM:
         self.embeddings = weights.take(prefix + table, (config.vocab_size, config.hidden_size))
         build = Builder(config, weights, prefix, tp)
         self.layers = BlockStack(family.blocks(build), build.norm(family.last_norm), config, tp)
-        self.lm_head = Linear(self._head(weights), scale=config.logit_scale)
+        self.lm_head = Linear(head_rows(config, weights, tp, tied=self.embeddings), scale=config.logit_scale)
         self.mtp = Mtp(family, config, weights, self.embeddings, tp) if mtp else None
-
-    def _head(self, weights: Weights) -> Tensor:
-        """This rank's rows of ``[vocab, hidden]``, as many on each rank: the last has zeros at its end."""
-        config, (rank, size) = self.config, (self.tp.rank, self.tp.size)
-        each = -(-config.vocab_size // size)
-        start, stop = min(rank * each, config.vocab_size), min((rank + 1) * each, config.vocab_size)
-        # A tied checkpoint usually leaves lm_head out; where it is stored, it is what was trained.
-        if config.tie_word_embeddings and "lm_head.weight" not in weights:
-            rows = self.embeddings if size == 1 else self.embeddings[start:stop]
-        else:
-            part = WHOLE if size == 1 else of_outputs((start, stop))
-            rows = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size), part=part)
-        return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Runs all tokens of ``batch`` and brings the caches up to date.
@@ -71,3 +59,24 @@ class CausalLM:
         """``[m, hidden]`` after the last norm, the MTP layer's too, to ``[m, vocab]`` float32."""
         logits = self.tp.gather_columns(self.lm_head(hidden))
         return logits[:, : self.config.vocab_size].to(torch.float32)
+
+
+def head_rows(
+    config: ModelConfig, weights: Weights, tp: TensorParallel, *, tied: Tensor
+) -> Tensor | QuantizedWeight:
+    """This rank's rows of the output head ``[vocab, hidden]``, as many on each rank: the last has zeros at
+    its end. ``tied``: the embedding, which is the head of a checkpoint that has none of its own.
+    """
+    each = -(-config.vocab_size // tp.size)
+    start, stop = (min(rank * each, config.vocab_size) for rank in (tp.rank, tp.rank + 1))
+    # A tied checkpoint usually leaves lm_head out; where it is stored, it is what was trained.
+    is_stored = any(f"lm_head.{name}" in weights for name in ("weight", "weight_packed"))
+    rows: Tensor | QuantizedWeight
+    if config.tie_word_embeddings and not is_stored:
+        rows = tied if tp.size == 1 else tied[start:stop]
+    else:
+        part = WHOLE if tp.size == 1 else of_outputs((start, stop))
+        rows = weights.take_weight("lm_head", (config.vocab_size, config.hidden_size), part=part)
+    if isinstance(rows, QuantizedWeight):
+        return rows.rows_padded(each)
+    return rows if len(rows) == each else F.pad(rows, (0, 0, 0, each - len(rows)))

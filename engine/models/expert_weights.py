@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.mixer_config import MoeConfig
+from engine.models.linear import StoredWeights, joined, stored_alike
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Part, Weights, of_inputs, of_outputs
 
@@ -33,7 +33,7 @@ GATED_EXPERTS = ExpertNames(
 
 def load_experts(
     config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel, names: ExpertNames
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[StoredWeights, StoredWeights]:
     """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``."""
     share = tp.share(config.intermediate_size)
     part = share.start, share.stop
@@ -43,10 +43,10 @@ def load_experts(
     ups, downs = [], []
     for expert in range(config.num_experts):
         one = f"{prefix}experts.{expert}."
-        up = [weights.take(f"{one}{name}.weight", up_shape, part=of_outputs(part)) for name in names.inputs]
-        ups.append(up[0] if len(up) == 1 else torch.cat(up))
-        downs.append(weights.take(f"{one}{names.output}.weight", down_shape, part=of_inputs(part)))
-    return ups, downs
+        up = [weights.take_weight(one + name, up_shape, part=of_outputs(part)) for name in names.inputs]
+        ups.append(joined(up, weights.dtype))
+        downs.append(weights.take_weight(one + names.output, down_shape, part=of_inputs(part)))
+    return stored_alike(ups, weights.dtype), stored_alike(downs, weights.dtype)
 
 
 def _stacked(

@@ -1,11 +1,13 @@
 """A linear layer, optionally with the activation of a feed-forward layer behind it.
 
 On CPU in float32 its weight is packed for :mod:`kernels.packed_linear` and kept in that layout alone;
-everywhere else it stays as loaded and torch multiplies.
+everywhere else it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
+(:mod:`kernels.quantized_linear`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -15,30 +17,47 @@ from torch import Tensor
 from engine.mixer_config import Activation
 from engine.weights import WHOLE, Part, Weights
 from kernels.packed_linear import PackedLinear
+from kernels.quantized_linear import QuantizedLinear
+from kernels.quantized_weight import QuantizedWeight, join
 from kernels.relu_squared import relu_squared
 from kernels.silu_gate import silu_gate
+
+logger = logging.getLogger(__name__)
+
+StoredWeights = Sequence[Tensor | QuantizedWeight]
+"""``[out, in]`` each."""
 
 
 class Linear:
     """``scale * (x W^T + bias)``; ``scale`` is one number, or one an output.
 
-    Where weights are packed it is folded into them; elsewhere it is applied to what comes out.
+    Where weights are packed it is folded into them, where they are quantised into their scales; elsewhere it
+    is applied to what comes out.
     """
 
     __slots__ = ("bias", "in_features", "out_features", "packed", "scale", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, scale: float | Tensor = 1.0) -> None:
+    def __init__(
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+    ) -> None:
         self.out_features, self.in_features = weight.shape
-        packable = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self.scale: float | Tensor | None = None
-        if not isinstance(scale, float) or scale != 1.0:
-            if packable:
-                weight, bias = _scaled(weight, scale), None if bias is None else bias * scale
-            else:
-                self.scale = scale
-        self.packed = PackedLinear.pack(weight, bias) if packable else None
-        self.weight = None if packable else weight
+        self.packed: PackedLinear | QuantizedLinear | None = None
+        self.weight: Tensor | None = None
         self.bias = bias
+        self.scale = None if isinstance(scale, float) and scale == 1.0 else scale
+        if isinstance(weight, Tensor) and (weight.device.type != "cpu" or weight.dtype != torch.float32):
+            self.weight = weight
+            return
+        if self.scale is not None:
+            weight, bias = _scaled(weight, self.scale), None if bias is None else bias * self.scale
+        if isinstance(weight, Tensor):
+            self.packed = PackedLinear.pack(weight, bias)
+        else:
+            self.packed = QuantizedLinear(weight, bias)
 
     @classmethod
     def take(
@@ -56,7 +75,7 @@ class Linear:
 
         Of a part of the inputs the bias must be added once among the ranks: pass ``bias`` on one of them.
         """
-        weight = weights.take(f"{name}.weight", (out_features, in_features), part=part)
+        weight = weights.take_weight(name, (out_features, in_features), part=part)
         if not bias:
             return cls(weight, scale=scale)
         return cls(
@@ -76,13 +95,12 @@ class Linear:
         scale: float | Tensor = 1.0,
     ) -> Linear:
         """Layers ``(name, out, part)`` of the same input as one, their outputs one behind the other."""
-        joined = torch.cat(
-            [weights.take(f"{name}.weight", (out, in_features), part=part) for name, out, part in layers]
-        )
+        taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
+        weight = joined(taken, weights.dtype)
         if not bias:
-            return cls(joined, scale=scale)
+            return cls(weight, scale=scale)
         biases = [weights.take(f"{name}.bias", (out,), part=part) for name, out, part in layers]
-        return cls(joined, torch.cat(biases), scale=scale)
+        return cls(weight, torch.cat(biases), scale=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[n, in]`` to ``[n, out]``"""
@@ -110,6 +128,24 @@ def silu_gated(x: Tensor) -> Tensor:
     return silu_gate(up, gate)
 
 
-def _scaled(weight: Tensor, scale: float | Tensor) -> Tensor:
+def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
+    """The weights themselves if all are quantised to one dtype, or none; else all of them in ``dtype``."""
+    kinds = {w.values.dtype if isinstance(w, QuantizedWeight) else None for w in weights}
+    if len(kinds) == 1:
+        return weights
+    logger.info("%d weights that belong together are quantised differently: kept in %s", len(weights), dtype)
+    return [w if isinstance(w, Tensor) else w.dequantized(dtype) for w in weights]
+
+
+def joined(weights: StoredWeights, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+    """``[out, in]`` of the same inputs, their outputs one behind the other."""
+    weights = stored_alike(weights, dtype)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    return join(quantized) if quantized else torch.cat([w for w in weights if isinstance(w, Tensor)])
+
+
+def _scaled(weight: Tensor | QuantizedWeight, scale: float | Tensor) -> Tensor | QuantizedWeight:
     """Rows of ``[out, in]`` times a number, or each its own."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.scaled(scale)
     return weight * (scale[:, None] if isinstance(scale, Tensor) else scale)

@@ -18,13 +18,15 @@ from engine.batch import Batch
 from engine.caches import LayerCaches
 from engine.mixer_config import Activation, MlpConfig, MoeConfig
 from engine.models.expert_weights import NEMOTRON_EXPERTS, ExpertNames, load_experts
-from engine.models.linear import Linear, silu_gated
+from engine.models.linear import Linear, StoredWeights, silu_gated
 from engine.models.mlp import Mlp
 from engine.tensor_parallel import TensorParallel
 from engine.weights import Weights
 from kernels.moe_combine import moe_combine
 from kernels.moe_route import Routing, moe_route
 from kernels.moe_sort import moe_sort
+from kernels.quantized_experts import QuantizedExperts, quantized_experts
+from kernels.quantized_weight import QuantizedWeight
 from kernels.relu_squared import relu_squared
 from kernels.sigmoid_gate import add_sigmoid_gated
 
@@ -114,7 +116,7 @@ class Moe:
 class LoopedExperts:
     """A loop over the experts that have tokens. For CPU."""
 
-    def __init__(self, up: list[Tensor], down: list[Tensor], activation: Activation) -> None:
+    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
         self.activation = activation
         self.up = [Linear(weight) for weight in up]
         self.down = [Linear(weight) for weight in down]
@@ -144,16 +146,31 @@ class StackedExperts:
     for nothing, so that a step can be captured as a graph.
     """
 
-    def __init__(self, up: list[Tensor], down: list[Tensor], activation: Activation) -> None:
+    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
         self.activate = silu_gated if activation == "silu_gated" else relu_squared
-        self.up, self.down = torch.stack(up), torch.stack(down)
+        self.up, self.down = _stacked(up), _stacked(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """As :meth:`LoopedExperts.forward`."""
-        tokens, places, ends = moe_sort(expert_ids, self.up.shape[0])
-        hidden = self.activate(F.grouped_mm(x[tokens], self.up.transpose(1, 2), offs=ends))
-        results = F.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
+        tokens, places, ends = moe_sort(expert_ids, len(self.up))
+        hidden = self.activate(_grouped(x[tokens], self.up, ends))
+        results = _grouped(hidden, self.down, ends)
         return moe_combine(results, places, expert_weights)
+
+
+def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
+    """``[experts, out, in]``"""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if quantized:
+        return QuantizedExperts.stack(quantized)
+    return torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
+
+
+def _grouped(rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+    """Rows ``ends[e - 1]`` to ``ends[e]`` times the weight of expert e."""
+    if isinstance(weights, QuantizedExperts):
+        return quantized_experts(rows, weights, ends)
+    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:

@@ -44,11 +44,13 @@ def test_nan_and_infinity_come_out_behind_the_activation():
 
 def test_joined_layers_stand_one_behind_the_other(tmp_path):
     class Files:
-        def take(self, name, shape, *, part):
-            return torch.full(shape, float(len(name)))
+        dtype = torch.float32
+
+        def take_weight(self, layer, shape, *, part):
+            return torch.full(shape, float(len(layer)))
 
     joined = Linear.take_joined(Files(), [("a", 2, None), ("bcd", 1, None)], 4)
-    assert joined(torch.ones(1, 4)).tolist() == [[32.0, 32.0, 40.0]]
+    assert joined(torch.ones(1, 4)).tolist() == [[4.0, 4.0, 12.0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -172,7 +172,7 @@ def test_generation_config_wins_over_config_for_eos(directory):
     [
         ({"architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", "NemotronHForCausalLM"]),
         ({"architectures": None}, ["architectures is None", "NemotronHForCausalLM"]),
-        ({"quantization_config": {"quant_method": "modelopt"}}, ["quantised", "'modelopt'", "BF16"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["quantised", "'gptq'", "FP8 of modelopt"]),
         ({"mlp_hidden_act": "silu"}, ["mlp_hidden_act is 'silu'", "'relu2'"]),
         ({"mamba_hidden_act": "gelu"}, ["mamba_hidden_act is 'gelu'", "'silu'"]),
         ({"attention_bias": True}, ["attention_bias is True", "False"]),

@@ -55,7 +55,7 @@ def test_outputs_are_multiplied_by_factors_of_their_own():
     weight = random_weight(torch.int8, 6, 8, (4, 4))
     factors = torch.arange(1.0, 7.0)
     torch.testing.assert_close(weight.scaled(factors).dequantized(), weight.dequantized() * factors[:, None])
-    torch.testing.assert_close(weight.scaled(torch.tensor(3.0)).dequantized(), weight.dequantized() * 3)
+    torch.testing.assert_close(weight.scaled(3.0).dequantized(), weight.dequantized() * 3)
 
 
 @pytest.mark.parametrize("stored", [FP8, torch.int8], ids=["fp8", "int8"])
