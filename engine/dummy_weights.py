@@ -124,6 +124,9 @@ class DummyWeights:
         self.bytes_taken += weight.nbytes
         return weight
 
+    def number(self, *names: str, default: float) -> float:
+        return default
+
     def unused(self) -> list[str]:
         return []
 

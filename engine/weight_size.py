@@ -69,5 +69,8 @@ class CountedWeights:
         self.bytes_taken += weight.nbytes
         return weight
 
+    def number(self, *names: str, default: float) -> float:
+        return default
+
     def unused(self) -> list[str]:
         return []

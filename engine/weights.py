@@ -138,6 +138,10 @@ class Weights(Protocol):
         """
         ...
 
+    def number(self, *names: str, default: float) -> float:
+        """Of the first of these tensors that is there, which holds but one."""
+        ...
+
     def unused(self) -> list[str]:
         """Names of tensors that nobody took, sorted."""
         ...
@@ -212,6 +216,16 @@ class WeightFiles:
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight.to(self.device)
+
+    def number(self, *names: str, default: float) -> float:
+        """See :meth:`Weights.number`; raises :class:`ModelLoadError` where there are several, or none."""
+        name = next((name for name in names if name in self), None)
+        if name is None:
+            return default
+        found = self.stored(name)
+        if found.numel() != 1 or not found.isfinite().all():
+            raise ModelLoadError(f"{self._path_of[name]}: tensor {name} is not one finite number")
+        return float(found)
 
     def stored_dtype(self, name: str) -> str | None:
         """See :class:`engine.quantized_tensors.StoredTensors`, like the next two."""

@@ -45,7 +45,7 @@ class Attention:
         self.index = index
         self.scale = config.scale
         self.qkv = QkvProjection(config, hidden_size, weights, prefix, tp)
-        self.k_scale = self.v_scale = 1.0
+        self.k_scale, self.v_scale = _kv_scales(weights, prefix)
         """What keys and values in a cache of float8 are to be multiplied by."""
         self.position = _position(config, weights, prefix)
         self.o_proj = Linear.take(
@@ -63,17 +63,22 @@ class Attention:
         k_cache, v_cache = caches.k[self.index], caches.v[self.index]
         qkv = self.qkv(x)
         self.position(qkv.q, qkv.k, batch.positions)
-        store_kv(
-            *(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping), k_scale=self.k_scale, v_scale=self.v_scale
-        )
+        scales = self._scales_in(k_cache)
+        store_kv(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping, **scales)
         attended = self._attend(qkv.q, batch, k_cache, v_cache)
         if qkv.gate is not None:
             sigmoid_gate(attended, qkv.gate)
         return self.o_proj(attended.flatten(1))
 
+    def _scales_in(self, cache: Tensor) -> dict[str, float]:
+        """The scales with which keys and values stand in a cache: only one of float8 has any."""
+        if cache.dtype != torch.float8_e4m3fn:
+            return {"k_scale": 1.0, "v_scale": 1.0}
+        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
     def _attend(self, q: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """``[n, heads, head_dim]`` to the same."""
-        outputs = []
+        outputs, scales = [], self._scales_in(k_cache)
         split = batch.num_decode_tokens
         if (decode := batch.decode) is not None:
             attended = paged_attention_decode(
@@ -84,8 +89,7 @@ class Attention:
                 decode.seq_lens,
                 scale=self.scale,
                 max_seq_len=decode.max_seq_len,
-                k_scale=self.k_scale,
-                v_scale=self.v_scale,
+                **scales,
             )
             outputs.append(attended.flatten(0, 1))
         if (prefill := batch.prefill) is not None:
@@ -99,11 +103,16 @@ class Attention:
                 scale=self.scale,
                 max_query_len=prefill.max_query_len,
                 max_seq_len=prefill.max_seq_len,
-                k_scale=self.k_scale,
-                v_scale=self.v_scale,
+                **scales,
             )
             outputs.append(attended)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _kv_scales(weights: Weights, prefix: str) -> tuple[float, float]:
+    """As ModelOpt or compressed-tensors calibrated them; 1 where the checkpoint has none."""
+    k_names, v_names = ((f"{prefix}{name}_proj.{name}_scale", f"{prefix}{name}_scale") for name in ("k", "v"))
+    return weights.number(*k_names, default=1.0), weights.number(*v_names, default=1.0)
 
 
 def _position(config: AttentionConfig, weights: Weights, prefix: str) -> Position:

@@ -272,3 +272,20 @@ def test_the_fingerprint_covers_how_weights_are_quantised(source, tmp_path):
     content["quantization"]["exclude_modules"].append("something")
     beside.write_text(json.dumps(content))
     assert fingerprint(path, "float32") != first
+
+
+@pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")])
+def test_scales_of_keys_and_values_are_read_and_only_used_in_float8(source, tmp_path, names):
+    path = write_quantized(source, tmp_path / "model", "compressed fp8 tensor")
+    mixer = "backbone.layers.1.mixer."
+    rewrite(
+        path, **{mixer + name: torch.tensor([scale]) for name, scale in zip(names, (0.5, 0.25), strict=True)}
+    )
+    model = load_model(path)
+    attention = model.layers.blocks[1].mixers[0]
+    assert (attention.k_scale, attention.v_scale) == (0.5, 0.25)
+    expected = logits_of(load_model(dequantized(path)))
+    torch.testing.assert_close(logits_of(model), expected, rtol=1e-4, atol=1e-4)
+    rewrite(path, **{mixer + names[0]: torch.ones(2)})
+    with pytest.raises(ModelLoadError, match=f"{names[0]} is not one finite number"):
+        load_model(path)
