@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
 from tests.engine.speculating import Ask, make_engine, serve
+from tests.families import make_family_checkpoint
 from tests.stack import running_stack
 from wire.sampling_params import SamplingParams
 
@@ -26,13 +27,22 @@ PAIRS = [
     (2, 1, "moe", ("--cache-mode", "align", "--speculative", "2", "--drafter", "mtp")),
     (2, 4, "bundled", ("--cache-mode", "none", "--speculative", "1", "--drafter", "ngram")),
     (4, 2, "bundled", ("--cache-mode", "all", "--speculative", "3", "--drafter", "mtp")),
+    (2, 1, "llama", ("--cache-mode", "all", "--speculative", "2")),
+    (1, 2, "mamba-2", ("--cache-mode", "align", "--speculative", "2")),
 ]
 
 
 @pytest.fixture(scope="module")
 def model_dirs(bundled_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    return {"bundled": bundled_model, "moe": make_checkpoint(folder, MOE_WITH_MTP, seed=5)}
+    def folder():
+        return tmp_path_factory.mktemp("checkpoint")
+
+    return {
+        "bundled": bundled_model,
+        "moe": make_checkpoint(folder(), MOE_WITH_MTP, seed=5),
+        "llama": make_family_checkpoint(folder(), "llama", seed=5),
+        "mamba-2": make_family_checkpoint(folder(), "mamba-2", seed=5),
+    }
 
 
 def bodies():

@@ -1,0 +1,86 @@
+"""Stacks of models without states (Llama) or without KV (Mamba-2): conversations come back, requests move."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.end_to_end.clients import greedy_body
+from tests.end_to_end.test_moving import TOKEN, admin, decode_workers, num_retries, stream
+from tests.families import make_family_checkpoint
+from tests.stack import running_stack
+
+NUM_REQUESTS = 8
+NUM_TURNS = 4
+ANSWER = 21
+FLAGS = (
+    *("--decode", "2", "--max-model-len", "512", "--max-num-seqs", "16", "--cache-memory", "0.1"),
+    *("--threads", "1", "--speculative", "2", "--conversation-return"),
+)
+
+
+@pytest.fixture(scope="module", params=["llama", "mamba-2"])
+def stack(request, tmp_path_factory):
+    model_dir = make_family_checkpoint(tmp_path_factory.mktemp(request.param), request.param, seed=4)
+    token_file = tmp_path_factory.mktemp("admin") / "token"
+    token_file.write_text(TOKEN)
+    flags = ("--model", str(model_dir), "--admin-token-file", str(token_file), *FLAGS)
+    with running_stack("up", *flags) as running:
+        yield running
+
+
+def answer_of(stack, prompt):
+    reply = httpx.post(f"{stack.url}/v1/completions", json=greedy_body(prompt, ANSWER), timeout=60.0).json()
+    return reply["choices"][0]["token_ids"]
+
+
+@pytest.mark.exhaustive
+def test_later_turns_of_a_conversation_compute_only_what_is_new(stack):
+    choose = random.Random(1)
+    prompt = [choose.randrange(6, 150) for _ in range(101)]
+    computed = []
+    for _ in range(NUM_TURNS):
+        before = stack.stats("prefill-0")["prefill-0"].prefill_tokens
+        answer = answer_of(stack, prompt)
+        computed.append(stack.stats("prefill-0")["prefill-0"].prefill_tokens - before)
+        salted = greedy_body(prompt, ANSWER) | {"cache_salt": "another"}  # nothing of it is cached
+        reply = httpx.post(f"{stack.url}/v1/completions", json=salted, timeout=60.0).json()
+        assert reply["choices"][0]["token_ids"] == answer
+        prompt = prompt + answer + [choose.randrange(6, 150) for _ in range(15)]
+    assert computed == [100] + [15] * (NUM_TURNS - 1)
+
+
+@pytest.mark.exhaustive
+def test_answers_go_on_at_another_server_when_theirs_is_drained(stack):
+    choose = random.Random(2)
+    asked = [
+        {
+            "prompt": [choose.randrange(6, 150) for _ in range(choose.randint(2, 150))],
+            "max_tokens": 300,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        for _ in range(NUM_REQUESTS)
+    ]
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    expected = [stream(stack.url, body) for body in asked]
+    begun, retries = threading.Semaphore(0), num_retries(stack.url)
+    first, _ = decode_workers(stack)
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+        for _ in range(NUM_REQUESTS):
+            assert begun.acquire(timeout=60)
+        admin(stack, "POST", f"/workers/{first}/drain")
+        assert [answer.result(timeout=60) for answer in answers] == expected
+    assert num_retries(stack.url) == retries, "states or blocks were handed over; nothing was computed twice"
+    requests = admin(stack, "GET", f"/requests?limit={NUM_REQUESTS}")["requests"]
+    timelines = [admin(stack, "GET", f"/requests/{one['id']}")["timeline"] for one in requests]
+    assert any(event["name"] == "moved" for timeline in timelines for event in timeline)
+    admin(stack, "POST", f"/workers/{first}/undrain")
+    for stats in stack.stats().values():
+        assert (stats.num_running, stats.num_waiting, stats.transfers_in_flight) == (0, 0, 0)
+        assert not any(stats.transfer_failures.values())
