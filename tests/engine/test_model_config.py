@@ -170,7 +170,7 @@ def test_generation_config_wins_over_config_for_eos(directory):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", "NemotronHForCausalLM"]),
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "NemotronHForCausalLM"]),
         ({"architectures": None}, ["architectures is None", "NemotronHForCausalLM"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantised", "'gptq'", "FP8 of modelopt"]),
         ({"mlp_hidden_act": "silu"}, ["mlp_hidden_act is 'silu'", "'relu2'"]),
