@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
     FalconH1Config,
+    GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
     Mamba2Config,
@@ -192,11 +193,26 @@ def _qwen3() -> PreTrainedConfig:
     return Qwen3Config(**SIZES, num_hidden_layers=3, head_dim=32)
 
 
+def _granite_3() -> PreTrainedConfig:
+    return GraniteConfig(
+        **SIZES,
+        num_hidden_layers=3,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.4,
+        logits_scaling=2.0,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    )
+
+
 CASES = {
     "nemotron-h": FamilyCase("Nemotron-H", None, has_mtp=True, is_representative=False),
     "bamba": FamilyCase("Bamba", _bamba),
     "granite-4": FamilyCase("Granite 4 hybrid", _granite),
     "granite-4-dense": FamilyCase("Granite 4 hybrid", _granite_dense, is_representative=False),
+    "granite-3": FamilyCase("Granite 3", _granite_3, is_representative=False),
     "falcon-h1": FamilyCase("Falcon-H1", _falcon_h1),
     "falcon-h1-norm": FamilyCase("Falcon-H1", _falcon_h1_with_norm, is_representative=False),
     "qwen3-next": FamilyCase("Qwen3-Next", _qwen3_next, has_mtp=True),
