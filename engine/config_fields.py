@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,13 @@ class ConfigFields:
             raise self.error(name, value, expected)
         return value
 
-    def number(self, *names: str, default: float = _REQUIRED) -> float:
+    def number(self, *names: str, default: float = _REQUIRED, above: float = -math.inf) -> float:
+        """A finite one, more than ``above``."""
         name, value = self._lookup(names, default)
-        return self._number(name, value)
+        number = self._number(name, value)
+        if not above < number < math.inf:
+            raise self.error(name, value, "a number" if above == -math.inf else f"a number above {above:g}")
+        return number
 
     def numbers(self, name: str, count: int, *, default: float = 1.0) -> tuple[float, ...]:
         """So many, all of them ``default`` where the field is missing."""
@@ -71,6 +76,26 @@ class ConfigFields:
         if value not in choices:
             raise self.error(name, value, " or ".join(choices))
         return str(value)
+
+    def listed(
+        self, *names: str, choices: Collection[str], count: int, default: list[str] = _REQUIRED
+    ) -> list[str]:
+        """So many, each one of ``choices``."""
+        name, value = self._lookup(names, default)
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(one in list(choices) for one in value)
+        ):
+            raise self.error(name, value, f"a list of {count}, each {' or '.join(choices)}")
+        return value
+
+    def indices(self, name: str, count: int) -> list[int]:
+        """Some of the numbers from 0 to ``count - 1``, as of layers; none where the field is missing."""
+        _, value = self._lookup((name,), [])
+        if not isinstance(value, list) or not all(index in range(count) for index in value):
+            raise self.error(name, value, f"a list of layers from 0 to {count - 1}")
+        return value
 
     def interval(self, *names: str, default: tuple[float, float]) -> tuple[float, float]:
         name, value = self._lookup(names, default)
@@ -97,13 +122,17 @@ class ConfigFields:
         if value not in supported:
             raise self.error(name, value, f"{' or '.join(map(repr, supported))} (others are not supported)")
 
+    def spelling(self, *names: str) -> str:
+        """Which of a field's names this file has: what an error should call it."""
+        return next((name for name in names if self.raw.get(name) is not None), names[0])
+
     def _lookup(self, names: Sequence[str], default: Any) -> tuple[str, Any]:
-        for name in names:
-            if self.raw.get(name) is not None:
-                return name, self.raw[name]
+        name = self.spelling(*names)
+        if self.raw.get(name) is not None:
+            return name, self.raw[name]
         if default is _REQUIRED:
             raise ModelLoadError(f"{self.path}: {' or '.join(names)} is missing; expected a value")
-        return names[0], default
+        return name, default
 
     def _number(self, name: str, value: object) -> float:
         if isinstance(value, dict) and value.get("__float__") in _TAGGED_FLOATS:

@@ -47,10 +47,11 @@ class MambaConfig:
     @classmethod
     def read(cls, fields: ConfigFields, *, norm_groups: int | None = None) -> MambaConfig:
         """``norm_groups``: as many as there are groups of B and C unless given."""
-        num_heads = fields.integer("mamba_num_heads", "mamba_n_heads")
-        num_groups = fields.integer("n_groups", "mamba_n_groups")
+        heads, groups = ("mamba_num_heads", "mamba_n_heads"), ("n_groups", "mamba_n_groups")
+        num_heads, num_groups = fields.integer(*heads), fields.integer(*groups)
         if num_heads % num_groups:
-            raise fields.error("n_groups", num_groups, f"a divisor of mamba_num_heads ({num_heads})")
+            expected = f"a divisor of {fields.spelling(*heads)} ({num_heads})"
+            raise fields.error(fields.spelling(*groups), num_groups, expected)
         ssm_dtype = fields.choice("mamba_ssm_cache_dtype", choices=tuple(DTYPES), default="float32")
         return cls(
             num_heads=num_heads,

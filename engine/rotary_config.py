@@ -115,7 +115,7 @@ def _refuse_unknown(parameters: ConfigFields, names: set[str], kind: str) -> Non
 
 def _plain(parameters: ConfigFields, rotary_dim: int) -> Tensor:
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rotary_dim
-    return 1.0 / (parameters.number("rope_theta") ** exponents)
+    return 1.0 / (parameters.number("rope_theta", above=0.0) ** exponents)
 
 
 def _default(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
@@ -123,13 +123,13 @@ def _default(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
 
 
 def _linear(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
-    return _plain(parameters, rotary_dim) / parameters.number("factor"), 1.0
+    return _plain(parameters, rotary_dim) / parameters.number("factor", above=0.0), 1.0
 
 
 def _llama3(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
     inv_freq = _plain(parameters, rotary_dim)
-    factor = parameters.number("factor")
-    low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
+    factor = parameters.number("factor", above=0.0)
+    low, high = parameters.number("low_freq_factor", above=0.0), parameters.number("high_freq_factor")
     if high <= low:
         raise parameters.error("high_freq_factor", high, f"more than low_freq_factor ({low:g})")
     length = _original_length(parameters)
@@ -142,8 +142,10 @@ def _llama3(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
 
 
 def _yarn(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
-    theta, length = parameters.number("rope_theta"), _original_length(parameters)
-    factor = parameters.number("factor", default=parameters.integer("max_position_embeddings") / length)
+    theta, length = parameters.number("rope_theta", above=1.0), _original_length(parameters)
+    factor = parameters.number(
+        "factor", default=parameters.integer("max_position_embeddings") / length, above=0.0
+    )
     beta_fast = parameters.number("beta_fast", default=32.0) or 32.0
     beta_slow = parameters.number("beta_slow", default=1.0) or 1.0
     low, high = (

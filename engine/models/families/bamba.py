@@ -50,10 +50,8 @@ def blocks(build: Builder) -> Iterator[Block]:
 
 
 def _layer_types(fields: CheckpointFields) -> tuple[LayerType, ...]:
-    indices = fields.raw.get("attn_layer_indices") or []
     num_layers = fields.integer("num_hidden_layers")
-    if not isinstance(indices, list) or not all(index in range(num_layers) for index in indices):
-        raise fields.error("attn_layer_indices", indices, f"a list of layers from 0 to {num_layers - 1}")
+    indices = fields.indices("attn_layer_indices", num_layers)
     kinds: list[LayerType] = []
     for layer in range(num_layers):
         kinds += ["attention" if layer in indices else "mamba", "mlp"]

@@ -55,7 +55,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
         config,
         embedding_scale=fields.number("embedding_multiplier", default=1.0),
         residual_scale=fields.number("residual_multiplier", default=1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", default=1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", default=1.0, above=0.0),
     )
 
 
@@ -73,11 +73,8 @@ def blocks(build: Builder) -> Iterator[Block]:
 
 
 def _mixers(fields: CheckpointFields) -> list[LayerType]:
-    name = "layer_types" if "layer_types" in fields.raw else "layers_block_type"
-    names = fields.raw.get(name)
     num_layers = fields.integer("num_hidden_layers")
-    if not isinstance(names, list) or len(names) != num_layers or not set(names) <= set(_MIXERS):
-        raise fields.error(name, names, f"a list of {num_layers}, each {' or '.join(_MIXERS)}")
+    names = fields.listed("layer_types", "layers_block_type", choices=_MIXERS, count=num_layers)
     return [_MIXERS[one] for one in names]
 
 

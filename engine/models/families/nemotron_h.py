@@ -156,8 +156,9 @@ def _layer_types(fields: CheckpointFields, list_name: str, pattern_name: str) ->
     """Layer types from the newer list of names or the older string of symbols."""
     names = fields.raw.get(list_name)
     if names is not None:
-        if not isinstance(names, list) or not names or not all(name in _LAYER_TYPE_OF_NAME for name in names):
-            raise fields.error(list_name, names, f"a list of {', '.join(_LAYER_TYPE_OF_NAME)}")
+        known = list(_LAYER_TYPE_OF_NAME)
+        if not isinstance(names, list) or not names or not all(name in known for name in names):
+            raise fields.error(list_name, names, f"a list of {', '.join(known)}")
         return tuple(_LAYER_TYPE_OF_NAME[name] for name in names)
     pattern = fields.raw.get(pattern_name)
     if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_LAYER_TYPE_OF_SYMBOL):

@@ -72,20 +72,17 @@ def _layers(build: Builder, layer_types: tuple[LayerType, ...]) -> Iterator[Bloc
 
 def _mixers(fields: CheckpointFields) -> list[LayerType]:
     num_layers = fields.integer("num_hidden_layers")
-    names = fields.raw.get("layer_types")
-    if names is None:
-        interval = fields.integer("full_attention_interval", default=ATTENTION_INTERVAL)
-        names = [
-            "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers)
-        ]
-    if not isinstance(names, list) or len(names) != num_layers or not set(names) <= set(_MIXERS):
-        raise fields.error("layer_types", names, f"a list of {num_layers}, each {' or '.join(_MIXERS)}")
+    interval = fields.integer("full_attention_interval", default=ATTENTION_INTERVAL)
+    implied = [
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers)
+    ]
+    names = fields.listed("layer_types", choices=_MIXERS, count=num_layers, default=implied)
     return [_MIXERS[name] for name in names]
 
 
 def _feed_forward(fields: CheckpointFields, layer: int) -> LayerType:
     num_experts = fields.integer("num_experts", default=0, minimum=0)
-    is_dense = layer in (fields.raw.get("mlp_only_layers") or [])
+    is_dense = layer in fields.indices("mlp_only_layers", fields.integer("num_hidden_layers"))
     step = fields.integer("decoder_sparse_step", default=1)
     return "moe" if num_experts and not is_dense and (layer + 1) % step == 0 else "mlp"
 
