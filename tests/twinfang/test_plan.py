@@ -300,3 +300,64 @@ def test_an_unreadable_configuration_is_named(tmp_path: Path):
 
 def test_json_can_be_asked_for_in_the_environment():
     assert json.loads(plan(TWINFANG_JSON="yes").stdout)["fits"]
+
+
+# --- models that keep only one of KV and states ----------------------------------------------------
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}
+CODESTRAL_7B = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "num_heads": 128,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+}
+SPEED = ("--gpu-tflops", "600", "--gpu-bandwidth", "2800")
+
+
+def test_a_model_without_states_is_planned_for_its_kv_alone(tmp_path: Path):
+    arguments = (model(tmp_path / "llama-8b", LLAMA_8B), "--gpu-memory", "80", "--speculative", "3", *SPEED)
+    ran, found = plan(*arguments), figures(*arguments)
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert "none no recurrent layers: nothing but KV is kept 0 B" in lines
+    assert "token 32 attention layers in bfloat16 128.00 KiB" in lines
+    assert not [line for line in lines if line.startswith(("state ", "running", "cached", "slots"))]
+    assert (found["slot_bytes"], found["slots"]["running"], found["plan"]["num_slots"]) == (0, 0, 1)
+    assert found["memory"]["weights_bytes"] == pytest.approx(8.03e9 * 2, rel=0.01)
+    assert found["speed"]["decode_server"]["requests_per_s"] > 0
+
+
+def test_a_model_without_kv_is_planned_for_its_states_alone(tmp_path: Path):
+    arguments = (model(tmp_path / "codestral-7b", CODESTRAL_7B), "--gpu-memory", "80", *SPEED)
+    ran, found = plan(*arguments), figures(*arguments)
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    enough = f"the states are enough for 64 sequences of up to {1 << 20} tokens"
+    assert f"none no attention layers: {enough} 0 B" in lines
+    assert not [line for line in lines if line.startswith(("token ", "block", "sequence", "tokens"))]
+    assert (found["block_bytes"], found["plan"]["num_blocks"]) == (0, 1)
+    assert (found["plan"]["num_tokens"], found["plan"]["num_full_seqs"]) == (None, None)
+    assert found["memory"]["weights_bytes"] == pytest.approx(7.29e9 * 2, rel=0.01)
+    assert found["speed"]["decode_server"]["bound"] in ("rows", "TPOT")
+
+
+def test_states_alone_that_do_not_fit_are_refused_without_a_word_of_blocks(tmp_path: Path):
+    refused = plan(model(tmp_path / "codestral-7b", CODESTRAL_7B), "--gpu-memory", "24")
+    assert refused.returncode == 1
+    assert "state slots" in refused.stderr
+    assert "KV blocks" not in refused.stderr
