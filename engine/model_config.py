@@ -82,7 +82,7 @@ class ModelConfig:
         mlp: MlpConfig | None = None,
         moe: MoeConfig | None = None,
         mtp: MtpConfig | None = None,
-        tied_by_default: bool = False,
+        default_norm_eps: float = 1e-5,
     ) -> ModelConfig:
         """With what all families spell alike, from ``fields``. Raises :class:`ModelLoadError`."""
         return cls(
@@ -93,8 +93,8 @@ class ModelConfig:
             hidden_size=fields.integer("hidden_size"),
             max_position_embeddings=fields.integer("max_position_embeddings", default=UNLIMITED),
             layer_types=layer_types,
-            norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5),
-            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tied_by_default),
+            norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", default=default_norm_eps),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
             mamba=mamba,
             gated_delta=gated_delta,
             attention=attention,

@@ -37,3 +37,13 @@ def test_a_value_that_a_family_cannot_honour_is_refused_by_name(tmp_path, name, 
     with pytest.raises(ModelLoadError) as caught:
         read_config(tmp_path)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.config is not None])
+def test_the_eps_of_norms_is_the_familys_where_the_checkpoint_has_none(tmp_path, name):
+    config = CASES[name].config()
+    field = "layer_norm_epsilon" if name == "mamba-2" else "rms_norm_eps"
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    content = config.to_dict() | {"architectures": [architecture], field: None}
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    assert read_config(tmp_path).norm_eps == getattr(type(config)(), field)

@@ -50,6 +50,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
         attention=_attention(fields) if "attention" in kinds else None,
         mlp=MlpConfig(fields.integer("shared_intermediate_size"), False, "silu_gated"),
         moe=moe,
+        default_norm_eps=1e-6,
     )
     return replace(
         config,

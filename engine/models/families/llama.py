@@ -28,6 +28,8 @@ from engine.rotary_config import RotaryConfig
 
 MIXERS: tuple[LayerType, ...] = ("attention", "mlp")
 """Of each layer."""
+NORM_EPS = 1e-6
+"""Where ``config.json`` doesn't say."""
 MISTRAL_WINDOW = 4096
 """Of a Mistral whose ``config.json`` says nothing of one."""
 
@@ -37,16 +39,15 @@ def configure(fields: CheckpointFields) -> ModelConfig:
     fields.require("hidden_act", "silu", default="silu")
     _refuse_windows(fields)
     num_layers = fields.integer("num_hidden_layers")
-    eps = fields.number("rms_norm_eps", default=1e-6)
-    config = ModelConfig.of(
+    return ModelConfig.of(
         fields,
         layer_types=MIXERS * num_layers,
-        attention=_attention(fields, eps),
+        attention=_attention(fields),
         mlp=MlpConfig(
             fields.integer("intermediate_size"), fields.boolean("mlp_bias", default=False), "silu_gated"
         ),
+        default_norm_eps=NORM_EPS,
     )
-    return replace(config, norm_eps=eps)
 
 
 def blocks(build: Builder) -> Iterator[Block]:
@@ -67,19 +68,20 @@ def _refuse_windows(fields: CheckpointFields) -> None:
         raise fields.error("layer_types", names, "full_attention in every layer")
 
 
-def _attention(fields: CheckpointFields, eps: float) -> AttentionConfig:
+def _attention(fields: CheckpointFields) -> AttentionConfig:
     head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
     attention = AttentionConfig.read(fields, head_dim=head_dim)
     if fields.architecture == "Qwen2ForCausalLM":
         bias, out_bias = True, False
     else:
         bias = out_bias = fields.boolean("attention_bias", default=False)
+    head_norms = HeadNormConfig(fields.number("rms_norm_eps", default=NORM_EPS))
     return replace(
         attention,
         bias=bias,
         out_bias=out_bias,
         rotary=RotaryConfig.read(fields, attention.head_dim),
-        head_norms=HeadNormConfig(eps) if fields.architecture == "Qwen3ForCausalLM" else None,
+        head_norms=head_norms if fields.architecture == "Qwen3ForCausalLM" else None,
     )
 
 

@@ -24,6 +24,8 @@ from engine.rotary_config import RotaryConfig
 
 ATTENTION_INTERVAL = 4
 """Every fourth layer, where the checkpoint doesn't list them."""
+NORM_EPS = 1e-6
+"""Where the checkpoint doesn't say."""
 ROTATED = 0.25
 """Part of each head, where the checkpoint doesn't say."""
 MOE_NAMES = MoeNames(shared="shared_expert.", experts=GATED_EXPERTS)
@@ -46,6 +48,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
         mlp=MlpConfig(fields.integer("intermediate_size"), False, "silu_gated") if "mlp" in used else None,
         moe=_moe(fields) if "moe" in used else None,
         mtp=mtp,
+        default_norm_eps=NORM_EPS,
     )
     return replace(config, norm_offset=1.0)
 
@@ -99,7 +102,7 @@ def _attention(fields: CheckpointFields) -> AttentionConfig:
         bias=bias,
         out_bias=bias,
         rotary=RotaryConfig.read(fields, attention.head_dim, partial_rotary_factor=ROTATED),
-        head_norms=HeadNormConfig(fields.number("rms_norm_eps", default=1e-6), offset=1.0),
+        head_norms=HeadNormConfig(fields.number("rms_norm_eps", default=NORM_EPS), offset=1.0),
         output_gate=fields.boolean("attn_output_gate", default=True),
     )
 
