@@ -109,7 +109,7 @@ BLOCK_SIZE = Flag(
     *("--block-size", "TOKENS", _at_least_one, "tokens a KV block holds; the same on all servers"), default=16
 )
 CACHE_MEMORY = Flag(
-    *("--cache-memory", "GIB", positive("GiB"), "a server's memory for KV blocks and Mamba states"),
+    *("--cache-memory", "GIB", positive("GiB"), "a server's memory for KV blocks and recurrent states"),
     default_text="1 on a CPU, 85 % of what is free on a GPU",
 )
 
@@ -120,7 +120,7 @@ KV_CACHE_DTYPE = Flag(
 )
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
-    "which Mamba states are kept for later prompts: none; those where a chunk ends on a block boundary; "
+    "which recurrent states are kept for later prompts: none; those where a chunk ends on a block boundary; "
     "all at every state-block boundary, written by the scan itself",
     default="all",
 )

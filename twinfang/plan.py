@@ -214,12 +214,12 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
     spec = demand.spec
     if spec.has_state:
-        how = f"{spec.mamba_layers} recurrent layers, SSM {_name(spec.ssm_dtype)}"
+        how = f"{_layers(spec.mamba_layers, 'recurrent')}, SSM {_name(spec.ssm_dtype)}"
         yield "state", how, size_text(demand.slot_bytes)
     if spec.has_kv:
         num_mtp = spec.attn_layers - model.layer_types.count("attention")
         of_mtp = f", {num_mtp} of them of MTP" if num_mtp else ""
-        how = f"{spec.attn_layers} attention layers{of_mtp} in {_name(spec.kv_dtype)}"
+        how = f"{_layers(spec.attn_layers, 'attention')}{of_mtp} in {_name(spec.kv_dtype)}"
         yield "token", how, size_text(demand.token_bytes)
         yield "block", f"{demand.block_size} tokens", size_text(demand.block_bytes)
         yield (
@@ -227,6 +227,10 @@ def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
             f"{demand.max_model_len} tokens = {demand.blocks_per_seq} blocks",
             size_text(demand.blocks_per_seq * demand.block_bytes),
         )
+
+
+def _layers(num_layers: int, kind: str) -> str:
+    return f"{num_layers} {kind} layer{'' if num_layers == 1 else 's'}"
 
 
 def _slot_rows(demand: Demand) -> Iterable[Row]:
