@@ -48,6 +48,8 @@ class PrefillRows:
     """``[S]`` slot that receives the state after; may be the one that is read."""
     has_initial: Tensor
     """``[S]`` bool; False starts from the zero state whatever the slot holds."""
+    num_before: Tensor
+    """``[S]`` tokens computed before."""
     boundaries: Boundaries | None
     """Where the scan stores states on its way through the rows."""
     max_query_len: int

@@ -101,13 +101,15 @@ class BatchBuilder:
         np.cumsum(num_new, out=cu_seqlens[1:])
         read_slots = np.array([row.request.next_state_slot for row in planned], dtype=np.int32)
         write_slots = np.array([row.write_slot for row in planned], dtype=np.int32)
-        has_initial = np.array([row.num_before > 0 for row in planned], dtype=bool)
+        num_before = np.array([row.num_before for row in planned], dtype=np.int32)
+        has_initial = num_before > 0
         boundaries = _boundaries(
             planned,
             cu_seqlens=torch.from_numpy(cu_seqlens),
             read_slots=torch.from_numpy(read_slots),
             write_slots=torch.from_numpy(write_slots),
             has_initial=torch.from_numpy(has_initial),
+            num_before=torch.from_numpy(num_before),
         )
         return PrefillRows(
             num_rows=len(planned),
@@ -118,6 +120,7 @@ class BatchBuilder:
             read_slots=self._upload(read_slots),
             write_slots=self._upload(write_slots),
             has_initial=self._upload(has_initial),
+            num_before=self._upload(num_before),
             boundaries=None if boundaries is None else boundaries.map(self._move),
             max_query_len=int(num_new.max()),
             max_seq_len=int(seq_lens.max()),

@@ -137,14 +137,14 @@ class StateBlocks:
 
 def _marks(request: Request, block_size: int) -> tuple[int, ...]:
     """The prompt's last block boundary that leaves a token to compute, and the branch, if there is one."""
-    prompt_end = (request.num_given - 1) // block_size * block_size
-    return tuple(mark for mark in (request.branch, prompt_end) if mark > 0)
+    lengths = (request.branch, request.num_given - 1)
+    return tuple(length - length % block_size for length in lengths if length >= block_size)
 
 
 def make_cache_mode(
     name: CacheModeName, block_size: int, state_block: int, *, has_state: bool = True
 ) -> CacheMode:
-    """The mode of that name; a block holds ``block_size`` tokens, a state block ``state_block``.
+    """The mode of that name; states are kept at multiples of ``block_size`` or ``state_block`` tokens.
 
     ``has_state``: whether the model has recurrent layers.
     """

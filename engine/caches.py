@@ -41,6 +41,8 @@ class CacheSpec:
     state_size: int
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
+    stochastic_rounding: bool = False
+    """Of states, where ``ssm_dtype`` has 16 bits."""
     held_kv_heads: Ranges = ()
     """Which of the model's these are where a tensor-parallel rank has a share; empty: all."""
     held_conv_channels: Ranges = ()
@@ -121,6 +123,8 @@ class LayerCaches:
     v: list[torch.Tensor]
     conv: list[torch.Tensor]
     ssm: list[torch.Tensor]
+    stochastic_rounding: bool = False
+    """How ``ssm`` is rounded where it is stored in 16 bits."""
 
 
 class Caches:
@@ -143,6 +147,7 @@ class Caches:
             v=[self.kv[:, :, layer, 1] for layer in range(spec.attn_layers)],
             conv=self._state_views("conv", spec.conv_dtype),
             ssm=self._state_views("ssm", spec.ssm_dtype),
+            stochastic_rounding=spec.stochastic_rounding,
         )
 
     @property

@@ -9,8 +9,16 @@ from typing import Literal
 
 import torch
 
-from engine.cache_formats import KV_CACHE_DTYPES, CacheFormats, KvCacheDtype
+from engine.cache_formats import (
+    KV_CACHE_DTYPES,
+    SSM_CACHE_DTYPES,
+    CacheFormats,
+    ExactCuts,
+    KvCacheDtype,
+    SsmCacheDtype,
+)
 from engine.cache_modes import CacheModeName
+from engine.caches import CacheSpec
 from engine.capacity import Demand
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
@@ -59,6 +67,10 @@ class EngineConfig:
     """Tokens a KV block holds."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """What keys and values are cached in; fp8 takes half the memory of bfloat16."""
+    mamba_ssm_cache_dtype: SsmCacheDtype = "auto"
+    """What recurrent states are kept in; bfloat16 takes half the memory of float32."""
+    mamba_cache_stochastic_rounding: bool = False
+    """Whether states of 16 bits are rounded up or down by chance, not to the nearest value."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.cache_modes`."""
     state_block_size: int | None = None
@@ -107,6 +119,9 @@ class EngineConfig:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             known = ", ".join(KV_CACHE_DTYPES)
             raise ConfigError(f"--kv-cache-dtype must be one of {known}, got {self.kv_cache_dtype!r}")
+        if self.mamba_ssm_cache_dtype not in SSM_CACHE_DTYPES:
+            known, got = ", ".join(SSM_CACHE_DTYPES), self.mamba_ssm_cache_dtype
+            raise ConfigError(f"--mamba-ssm-cache-dtype must be one of {known}, got {got!r}")
         self._check_state_block_size()
         self._check_speculation()
         self._check_batch_tokens()
@@ -157,15 +172,28 @@ class EngineConfig:
     def with_caches(self, model: ModelConfig) -> ModelConfig:
         """The model with caches in the formats asked for.
 
-        Raises :class:`ConfigError` where it has no such cache.
+        Raises :class:`ConfigError` where it has no such cache, or nothing is rounded in it.
         """
-        formats = CacheFormats.named(self.kv_cache_dtype)
+        formats = CacheFormats.named(
+            self.kv_cache_dtype, self.mamba_ssm_cache_dtype, self.mamba_cache_stochastic_rounding
+        )
         if formats.kv is not None and "attention" not in model.layer_types:
             raise ConfigError(
                 f"--kv-cache-dtype {self.kv_cache_dtype}: the checkpoint in {self.model_dir} has no "
                 "attention layers, nor keys and values; leave it out"
             )
-        return replace(model, cache_formats=formats)
+        if formats.ssm is not None and model.recurrent is None:
+            raise ConfigError(
+                f"--mamba-ssm-cache-dtype {self.mamba_ssm_cache_dtype}: the checkpoint in {self.model_dir} "
+                "has no recurrent layers, nor states; leave it out"
+            )
+        model = replace(model, cache_formats=formats)
+        if formats.stochastic_rounding and model.ssm_dtype == torch.float32:
+            raise ConfigError(
+                "--enable-mamba-cache-stochastic-rounding rounds nothing where states are kept in float32; "
+                "leave it out, or add --mamba-ssm-cache-dtype bfloat16"
+            )
+        return model
 
     def _check_stateless(self) -> None:
         for flag, value in (
@@ -178,10 +206,31 @@ class EngineConfig:
                     "layers, hence no states; leave it out"
                 )
 
-    @property
-    def state_block(self) -> int:
-        """Tokens between two states that mode ``all`` keeps."""
-        return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
+    def exact_cuts(self, spec: CacheSpec) -> ExactCuts | None:
+        """Where prompts may be cut; None: anywhere.
+
+        Raises :class:`ConfigError` where sizes don't agree with that.
+        """
+        cuts = ExactCuts.of(spec.kv_dtype, spec.ssm_dtype)
+        if cuts is None:
+            return None
+        size, unit = self.state_block_size, cuts.unit(self.block_size)
+        if size is not None and size % unit:
+            raise ConfigError(
+                f"--state-block-size {size} is not a multiple of {unit}: states of 16 bits are kept where a "
+                f"block of --block-size {self.block_size} and a stretch of {cuts.grid} tokens end; choose one"
+            )
+        decoded = 0 if self.role == "prefill" else self.max_num_seqs * self.num_positions
+        if self.max_batch_tokens < decoded + cuts.grid:
+            raise ConfigError(
+                f"--max-batch-tokens {self.max_batch_tokens} is below {decoded + cuts.grid}: it must hold "
+                f"{decoded} decoded tokens and {cuts.grid} of a prompt, by which prompts are cut; raise it"
+            )
+        return cuts
+
+    def state_block(self, unit: int) -> int:
+        """Tokens between two states that mode ``all`` keeps, a multiple of ``unit``."""
+        return self.state_block_size or -(-DEFAULT_STATE_BLOCK // unit) * unit
 
     @property
     def num_positions(self) -> int:
@@ -224,6 +273,7 @@ class EngineConfig:
         spec = shard_spec(model, tp, mtp=self.loads_mtp(model))
         if not spec.has_state:
             self._check_stateless()
+        self.exact_cuts(spec)
         return Demand(
             spec,
             role=self.role,

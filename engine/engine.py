@@ -80,20 +80,28 @@ class Engine:
             block_size=config.block_size,
             device=self.device,
         )
-        self.fingerprint = fingerprint(config.model_dir, model_config.dtype, config.load_format)
+        self.fingerprint = fingerprint(
+            config.model_dir,
+            model_config.dtype,
+            config.load_format,
+            stochastic_rounding=config.mamba_cache_stochastic_rounding,
+        )
         self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
+        cuts = config.exact_cuts(demand.spec)
+        unit = config.block_size if cuts is None else cuts.unit(config.block_size)
         self.scheduler = Scheduler(
             self.capacity,
             make_cache_mode(
                 config.cache_mode,
-                config.block_size,
-                config.state_block,
+                unit,
+                config.state_block(unit),
                 has_state=self.capacity.has_state,
             ),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             num_positions=config.num_positions,
             fingerprint=self.fingerprint,
+            cuts=cuts,
         )
         self._store = HostStore(self.caches)
         self._rows = RowTable(config.max_num_seqs, self.capacity.table_columns, config.num_positions)

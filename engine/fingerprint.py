@@ -24,7 +24,13 @@ DUMMY_WEIGHTS = b"dummy weights 1"
 _UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
 
 
-def fingerprint(model_dir: str | Path, dtype: torch.dtype | str, load_format: LoadFormat = "auto") -> str:
+def fingerprint(
+    model_dir: str | Path,
+    dtype: torch.dtype | str,
+    load_format: LoadFormat = "auto",
+    *,
+    stochastic_rounding: bool = False,
+) -> str:
     """64 hex digits. Equal for copies of a checkpoint loaded in one dtype, wherever they lie.
 
     A retrained tensor shows unless all its sampled bytes stayed the same. Dummy weights follow from the
@@ -36,6 +42,8 @@ def fingerprint(model_dir: str | Path, dtype: torch.dtype | str, load_format: Lo
     if (directory / MODELOPT_FILE).exists():
         digest.update(_canonical(directory / MODELOPT_FILE))
     digest.update(str(dtype).removeprefix("torch.").encode())
+    if stochastic_rounding:  # of states: no layout shows it, and yet the tokens depend on it
+        digest.update(b"stochastic rounding")
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)
         return digest.hexdigest()

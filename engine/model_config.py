@@ -110,6 +110,13 @@ class ModelConfig:
         """Of the layers that keep a state; a model has one kind of them at most."""
         return self.mamba or self.gated_delta
 
+    @property
+    def ssm_dtype(self) -> torch.dtype:
+        """Of recurrent layers' states in the pool; float32 where there are none."""
+        if self.recurrent is None:
+            return torch.float32
+        return self.cache_formats.ssm or self.recurrent.ssm_dtype
+
     def require_mtp(self) -> MtpConfig:
         """The MTP layer, for whoever is about to use it.
 
@@ -147,5 +154,6 @@ class ModelConfig:
             mamba_head_dim=head_dim,
             state_size=state_size,
             conv_dtype=self.dtype,
-            ssm_dtype=torch.float32 if recurrent is None else recurrent.ssm_dtype,
+            ssm_dtype=self.ssm_dtype,
+            stochastic_rounding=self.cache_formats.stochastic_rounding,
         )

@@ -51,6 +51,8 @@ class Request:
     num_given: int = field(init=False)
     """Tokens known from the start: what lies behind them is decoded here."""
     num_prompt: int = field(init=False)
+    chunks_until: int = field(init=False, default=0)
+    """Tokens before this place are computed in chunks, if a chunk has only one as well."""
     num_computed: int = field(init=False, default=0)
     num_planned: int = field(init=False, default=0)
     num_in_flight: int = field(init=False, default=0)

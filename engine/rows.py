@@ -8,7 +8,9 @@
 | chunk | > 1 | any | prefill row |
 
 A one-token row with a prior state must be a decode row: on the prefill path under a decode graph it
-lost that state (vllm 42430). The first token of a prompt must not be one: it has no prior state.
+lost that state (vllm 42430). The first token of a prompt must not be one: it has no prior state. Where caches
+round (:mod:`engine.cache_formats`), it depends on the token's place alone: those before the prompt's last one
+are chunks, of one token too, and no step with a chunk runs under a decode graph.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class PlannedRow(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        return is_decode_row(num_new=self.num_new, num_before=self.num_before)
+        request, num_before, num_new, _ = self
+        return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     @property
     def samples(self) -> bool:
@@ -70,6 +73,6 @@ def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
     return slots
 
 
-def is_decode_row(*, num_new: int, num_before: int) -> bool:
-    """The table above."""
-    return num_new == 1 and num_before > 0
+def is_decode_row(*, num_new: int, num_before: int, chunks_until: int = 0) -> bool:
+    """The table above; a token before place ``chunks_until`` is a chunk."""
+    return num_new == 1 and num_before > 0 and num_before >= chunks_until

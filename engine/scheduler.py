@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from engine.cache_formats import ExactCuts
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan
 from engine.ownership import Ownership
@@ -77,8 +78,10 @@ class Scheduler:
         max_batch_tokens: int,
         num_positions: int = 1,
         fingerprint: str = "",
+        cuts: ExactCuts | None = None,
     ) -> None:
         self.capacity = plan
+        self._cuts = cuts
         self._num_positions = num_positions
         self._mode = mode
         self._max_batch_tokens = max_batch_tokens
@@ -107,6 +110,8 @@ class Scheduler:
                 f"the prompt's {request.num_prompt} tokens and an answer of up to {answer} exceed the "
                 f"context of {limit} tokens; shorten the prompt or lower max_tokens"
             )
+        if self._cuts is not None:
+            request.chunks_until = request.num_given - 1
         self.waiting[request.request_id] = request
 
     def transferred(self, request: Request, num_tokens: int) -> None:
@@ -245,8 +250,8 @@ class Scheduler:
         """Whether its next row is a decode row; one that surely reaches its end in flight has none."""
         if request.is_prompt_planned and not request.prefill_only:
             return request.num_planned < request.max_total_tokens
-        num_new = request.target - request.num_planned
-        return is_decode_row(num_new=num_new, num_before=request.num_planned)
+        num_new, num_before = request.target - request.num_planned, request.num_planned
+        return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     def _most_computed(self, request: Request) -> int:
         """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
@@ -381,8 +386,13 @@ class Scheduler:
                 continue
             if budget <= 0:
                 break
-            end = self._mode.chunk_end(request, start, min(request.target, start + budget))
-            if is_decode_row(num_new=end - start, num_before=start):
+            end = min(request.target, start + budget)
+            if self._cuts is not None:
+                end = self._cuts.chunk_end(request.num_given, start, end)
+                if end == start:
+                    break
+            end = self._mode.chunk_end(request, start, end)
+            if is_decode_row(num_new=end - start, num_before=start, chunks_until=request.chunks_until):
                 if budget < self._num_positions:
                     break
                 decode_rows.append(self._decode_row(request, start))

@@ -30,6 +30,8 @@ class Segments:
     """``[G]`` the row's in its last segment, else the boundary's; 0 marks a padding row."""
     has_initial: Tensor
     """``[G]`` bool; the row's in its first segment, else True."""
+    num_before: Tensor
+    """``[G]`` tokens of the sequence before the segment."""
     row_starts: Tensor
     """``[S + 1]`` first segment of each row, and ``G``."""
     max_seq_len: int
@@ -62,6 +64,7 @@ class Boundaries:
         read_slots: Tensor,
         write_slots: Tensor,
         has_initial: Tensor,
+        num_before: Tensor,
     ) -> Boundaries:
         """Cut a batch's rows there. All tensors are on the host; :meth:`map` moves the result.
 
@@ -90,16 +93,18 @@ class Boundaries:
         cut_read[row_starts[:-1]] = read_slots
         cut_initial = torch.ones(num_rows + num_boundaries, dtype=torch.bool)
         cut_initial[row_starts[:-1]] = has_initial
-        segments = Segments(cut_seqlens, cut_read, cut_write, cut_initial, row_starts, int(lengths.max()))
+        row_of = torch.repeat_interleave(row_starts.diff())
+        cut_before = num_before[row_of] + cut_seqlens[:-1] - cu_seqlens[row_of]
+        segments = Segments(
+            cut_seqlens, cut_read, cut_write, cut_initial, cut_before, row_starts, int(lengths.max())
+        )
         return cls(rows, offsets, slots, segments)
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Boundaries:
         """The same with ``move(tensor)`` for every tensor: an upload."""
         cut = self.segments
-        cu_seqlens, read_slots, write_slots, has_initial = map(move, cut.as_rows())
-        segments = Segments(
-            cu_seqlens, read_slots, write_slots, has_initial, move(cut.row_starts), cut.max_seq_len
-        )
+        rows = map(move, (*cut.as_rows(), cut.num_before, cut.row_starts))
+        segments = Segments(*rows, cut.max_seq_len)
         return Boundaries(move(self.rows), move(self.offsets), move(self.slots), segments)
 
 

@@ -5,7 +5,9 @@
     y_t = h_t C_t + D x_t
 
 Head h uses B and C of group ``h // (H // G)``. ``T = 1 + k``: with speculation, the state after each
-position goes to a slot of its own, so that the next step may start after any accepted prefix.
+position goes to a slot of its own, so that the next step may start after any accepted prefix. A state of 16
+bits is rounded behind every position (kernels/stochastic_round.py), and the next one starts from that: what
+is stored does not depend on how positions were divided among steps.
 
 | device | form |
 |---|---|
@@ -24,7 +26,13 @@ import torch.nn.functional as F
 
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssm_recurrence import update_heads
-from kernels.staged_slots import StagedSlots
+from kernels.stochastic_round import (
+    NEAREST,
+    StateRounding,
+    round_bfloat16_reference,
+    round_state,
+    rounding_key,
+)
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -43,6 +51,8 @@ def selective_state_update_reference(
     write_slots: torch.Tensor,
     *,
     dt_limit: tuple[float, float],
+    seq_lens: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """:func:`selective_state_update`, one row and position after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
@@ -59,6 +69,9 @@ def selective_state_update_reference(
             decay = torch.exp(A.to(acc) * step)
             h = decay[:, None, None] * h + (step[:, None] * x_i)[:, :, None] * B_i[:, None, :]
             y[r, i] = (h * C_i[:, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_i
+            if ssm_state.dtype == torch.bfloat16:
+                position = torch.tensor(0) if seq_lens is None else seq_lens[r] - len(targets) + i + 1
+                h = round_bfloat16_reference(h.float(), position, rounding).to(acc)
             if target != 0:
                 ssm_state[target] = h
     return y
@@ -80,6 +93,7 @@ def _update_tiles_kernel(
     state_ptr,
     read_slots_ptr,
     write_slots_ptr,
+    seq_lens_ptr,
     y_ptr,
     x_row_stride,
     x_position_stride,
@@ -97,11 +111,14 @@ def _update_tiles_kernel(
     state_row_stride,
     dt_min,
     dt_max,
+    layer_seed,
+    first_head,
     num_heads,
     head_dim,
     state_dim,
     HEADS_PER_GROUP: tl.constexpr,
     NUM_POSITIONS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -142,6 +159,10 @@ def _update_tiles_kernel(
         h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
         y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
         tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
+        position = tl.load(seq_lens_ptr + row) - NUM_POSITIONS + i + 1 if STOCHASTIC else 0
+        key = rounding_key(layer_seed, head + first_head, position)
+        elements = p[:, None] * state_dim + n[None, :]
+        h = round_state(h, key, elements, state_ptr.dtype.element_ty, STOCHASTIC)
         target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
         if target != 0:
             tl.store(state_tile + target * slot_stride, h.to(state_ptr.dtype.element_ty), mask=live)
@@ -164,7 +185,9 @@ def tile_request(
     )
 
 
-def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
+def _launch(
+    x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit, seq_lens=None, rounding=NEAREST
+):
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[2:]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -183,6 +206,7 @@ def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_l
         ssm_state,
         read_slots,
         write_slots.contiguous(),
+        seq_lens,
         y,
         *x.stride()[:3],
         *dt.stride()[:2],
@@ -190,26 +214,23 @@ def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_l
         *C.stride()[:3],
         *ssm_state.stride()[:3],
         *dt_limit,
+        rounding.signed_seed,
+        rounding.first_head,
         num_heads,
         head_dim,
         state_dim,
         HEADS_PER_GROUP=num_heads // num_groups,
         NUM_POSITIONS=num_positions,
+        STOCHASTIC=rounding.is_stochastic,
         BLOCK_N=triton.next_power_of_2(state_dim),
         **tiles,
     )
     return y
 
 
-def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit):
-    if ssm_state.dtype != torch.float32:
-        write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
-        staged = StagedSlots.gather(ssm_state, read_slots, write_slots)
-        y = _selective_state_update_cpu(
-            x, dt, A, B, C, D, dt_bias, staged.pool, staged.read_slots, staged.write_slots, dt_limit
-        )
-        staged.scatter(ssm_state, write_slots)
-        return y
+def _selective_state_update_cpu(
+    x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit, seq_lens, rounding
+):
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, width = B.shape[2:]
     y = torch.empty(x.shape)
@@ -223,6 +244,8 @@ def _selective_state_update_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, read_slot
         ssm_state.stride()[:3],
         as_array(read_slots),
         as_array(write_slots.contiguous()),
+        as_array(read_slots if seq_lens is None else seq_lens),
+        rounding.arguments,
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
         as_array(y).ravel(),
@@ -251,20 +274,24 @@ def selective_state_update(
     write_slots: torch.Tensor,
     *,
     dt_limit: tuple[float, float],
+    seq_lens: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """Advance each row's state by its ``T`` positions, in place in the pool.
 
     x ``[R, T, H, P]``, dt ``[R, T, H]``, A, D and dt_bias ``[H]``, B and C ``[R, T, G, N]``, ssm_state
     ``[num_slots, H, P, N]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts from
     ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. Returns y ``[R, T, H, P]``; zero in padding rows (read slot 0).
+    ``write_slots[r, i]`` unless that is 0. The pool is of float32 or, as ``rounding`` says, of bfloat16.
+    seq_lens ``[R]``, tokens with the new ones, is needed where rounding is stochastic. Returns y
+    ``[R, T, H, P]``; zero in padding rows (read slot 0).
     """
+    assert seq_lens is not None or not rounding.is_stochastic
+    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots)
     if x.dtype == torch.float64:
         return selective_state_update_reference(
-            x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit=dt_limit
+            *operands, dt_limit=dt_limit, seq_lens=seq_lens, rounding=rounding
         )
     if x.is_cuda:
-        return _launch(x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit)
-    return _selective_state_update_cpu(
-        x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit
-    )
+        return _launch(*operands, dt_limit, seq_lens, rounding)
+    return _selective_state_update_cpu(*operands, dt_limit, seq_lens, rounding)

@@ -4,7 +4,9 @@
     h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] a head
     y_t = h_t C_t + D x_t
 
-Head h uses B and C of group ``h // (H // G)``.
+Head h uses B and C of group ``h // (H // G)``. A state of 16 bits is rounded (kernels/stochastic_round.py)
+behind every GRID_TOKENS tokens of its sequence, at boundaries and where a row ends, and the scan goes on from
+what it was rounded to: rows that are cut at multiples of GRID_TOKENS leave the states of the uncut one.
 
 | device | form |
 |---|---|
@@ -26,7 +28,14 @@ from kernels.boundaries import Boundaries, stores_by_row
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.ssd_scan_cpu import scan_heads
 from kernels.ssm_recurrence import scan_steps
-from kernels.staged_slots import StagedSlots
+from kernels.stochastic_round import (
+    GRID_TOKENS,
+    NEAREST,
+    StateRounding,
+    round_bfloat16_reference,
+    round_state,
+    rounding_key,
+)
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -48,6 +57,8 @@ def ssd_chunk_scan_reference(
     *,
     dt_limit: tuple[float, float],
     boundaries: Boundaries | None = None,
+    num_before: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """:func:`ssd_chunk_scan` as the plain recurrence, one token after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
@@ -56,7 +67,11 @@ def ssd_chunk_scan_reference(
     bounds = cu_seqlens.tolist()
     stores = stores_by_row(boundaries, len(write_slots))
     rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
-    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
+    is_narrow = ssm_state.dtype == torch.bfloat16
+    befores = [0] * len(bounds) if num_before is None else num_before.tolist()
+    for start, end, before, (source, target, initial, inner) in zip(
+        bounds, bounds[1:], befores, rows, strict=False
+    ):
         if target == 0 or start == end:
             continue
         h = ssm_state[source].to(acc) if initial else torch.zeros_like(ssm_state[target], dtype=acc)
@@ -67,6 +82,9 @@ def ssd_chunk_scan_reference(
         for i in range(end - start):
             h = decay[i, :, None, None] * h + (step[i, :, None] * x_row[i])[:, :, None] * B_row[i, :, None, :]
             y[start + i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
+            position = before + i + 1
+            if is_narrow and (position % GRID_TOKENS == 0 or i + 1 in inner or start + i + 1 == end):
+                h = round_bfloat16_reference(h.float(), torch.tensor(position), rounding).to(acc)
             if i + 1 in inner:
                 ssm_state[inner[i + 1]] = h
         ssm_state[target] = h
@@ -89,7 +107,9 @@ def ssd_chunk_scan_reference(
 # yet computed for each: from cache, on tensor cores that have the time.
 #
 # A state can be kept only where a chunk ends, so chunks are counted from the last boundary: the first launch
-# runs over segments (boundaries.py) as though they were rows, the second through a row's segments.
+# runs over segments (boundaries.py) as though they were rows, the second through a row's segments. Of a pool
+# of 16 bits they are counted from the sequence's first token, so that they end where the state is rounded:
+# ``offset`` tokens of a segment's first chunk lie before the segment.
 
 
 @triton_jit
@@ -98,6 +118,7 @@ def _cumulate_decay_kernel(
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
+    num_before_ptr,
     step_ptr,
     cumulated_ptr,
     dt_stride,
@@ -107,9 +128,13 @@ def _cumulate_decay_kernel(
     num_heads,
     CHUNK: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    ROUNDED: tl.constexpr,
 ):
     segment = tl.program_id(2)
-    first = tl.load(cu_seqlens_ptr + segment).to(tl.int64) + tl.program_id(1) * CHUNK
+    start = tl.load(cu_seqlens_ptr + segment).to(tl.int64)
+    first = start + tl.program_id(1) * CHUNK
+    if ROUNDED:
+        first -= tl.load(num_before_ptr + segment) % CHUNK
     length = tl.load(cu_seqlens_ptr + segment + 1) - first
     if length <= 0:
         return
@@ -118,10 +143,10 @@ def _cumulate_decay_kernel(
     A = tl.load(A_ptr + heads, mask=live_heads, other=0.0).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + heads, mask=live_heads, other=0.0).to(tl.float32)
     tokens = tl.arange(0, CHUNK)
-    live = (tokens < length)[:, None] & live_heads[None, :]
+    live = ((tokens < length) & (first + tokens >= start))[:, None] & live_heads[None, :]
     dt_tile = dt_ptr + (first + tokens)[:, None] * dt_stride + heads[None, :]
     step = tl.load(dt_tile, mask=live, other=0.0).to(tl.float32) + dt_bias[None, :]
-    step = time_step(step, dt_min, dt_max)
+    step = tl.where(live, time_step(step, dt_min, dt_max), 0.0)
     tile = heads[None, :].to(tl.int64) * num_tokens + (first + tokens)[:, None]
     tl.store(step_ptr + tile, step, mask=live)
     tl.store(cumulated_ptr + tile, tl.cumsum(A[None, :] * step, axis=0), mask=live)
@@ -140,6 +165,7 @@ def _scan_rows_kernel(
     read_slots_ptr,
     write_slots_ptr,
     has_initial_ptr,
+    num_before_ptr,
     row_starts_ptr,
     y_ptr,
     x_stride,
@@ -151,11 +177,16 @@ def _scan_rows_kernel(
     slot_stride,
     head_stride,
     state_row_stride,
+    layer_seed,
+    first_head,
     num_tokens,
     num_heads,
     head_dim,
     state_dim,
     HEADS_PER_GROUP: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    GRID: tl.constexpr,
     HAS_BOUNDARIES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -197,11 +228,14 @@ def _scan_rows_kernel(
     steps = step_ptr + head.to(tl.int64) * num_tokens
     sums = cumulated_ptr + head.to(tl.int64) * num_tokens
     causal = t[:, None] >= t[None, :]
+    elements = p[None, :] * state_dim + n[:, None]
     for g in range(segment, next_row):
         end = tl.load(cu_seqlens_ptr + g + 1)
-        for first in range(start, end, CHUNK):
+        before = tl.load(num_before_ptr + g) if ROUNDED else 0
+        offset = before % CHUNK
+        for first in range(start - offset, end, CHUNK):
             tokens = (first + t).to(tl.int64)
-            live = tokens < end
+            live = (tokens >= start) & (tokens < end)
             live_x, live_bc = live[:, None] & live_p[None, :], live[:, None] & live_n[None, :]
             C = tl.load(C_columns[None, :] + tokens[:, None] * C_stride, mask=live_bc, other=0.0)
             B = tl.load(B_columns[None, :] + tokens[:, None] * B_stride, mask=live_bc, other=0.0)
@@ -222,6 +256,11 @@ def _scan_rows_kernel(
             weight = tl.where(live, step * tl.exp(total - decay), 0.0)
             weighted = (x * weight[:, None]).to(B.dtype)
             h = tl.dot(tl.trans(B), weighted, acc=h * tl.exp(total), input_precision=PRECISION)
+            if ROUNDED:
+                position = before + tl.minimum(first + CHUNK, end) - start
+                if (position % GRID == 0) | (first + CHUNK >= end):
+                    key = rounding_key(layer_seed, head + first_head, position)
+                    h = round_state(h, key, elements, pool_ptr.dtype.element_ty, STOCHASTIC)
         target = tl.load(write_slots_ptr + g).to(tl.int64)
         tl.store(pool + target * slot_stride, h.to(pool_ptr.dtype.element_ty), mask=live_state)
         start = end
@@ -247,7 +286,7 @@ def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileReque
 
 def _launch(
     x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial,
-    chunk_size, dt_limit, max_seq_len, boundaries,
+    chunk_size, dt_limit, max_seq_len, boundaries, num_before=None, rounding=NEAREST,
 ):  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
@@ -259,22 +298,25 @@ def _launch(
     if boundaries is not None:
         cut = boundaries.segments
         cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
-        row_starts, max_seq_len = cut.row_starts, cut.max_seq_len
+        row_starts, max_seq_len, num_before = cut.row_starts, cut.max_seq_len, cut.num_before
+    is_narrow = ssm_state.dtype == torch.bfloat16
     tiles = dict(choose(tile_request(x.dtype, head_dim, state_dim), x.device))
-    chunk = tiles["CHUNK"] = min(tiles["CHUNK"], max(16, triton.next_power_of_2(chunk_size)))
+    chunk = min(tiles["CHUNK"], max(16, triton.next_power_of_2(chunk_size)))
+    chunk = tiles["CHUNK"] = min(chunk, GRID_TOKENS) if is_narrow else chunk
     block_h = min(triton.next_power_of_2(num_heads), 16)
     step, cumulated = torch.empty((2, num_heads, num_tokens), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(num_heads, block_h), triton.cdiv(max_seq_len, chunk), len(write_slots))
-    _cumulate_decay_kernel[grid](
-        dt, A, dt_bias, cu_seqlens, step, cumulated, dt.stride(0), *dt_limit, num_tokens, num_heads,
-        CHUNK=chunk, BLOCK_H=block_h,
+    num_chunks = triton.cdiv(max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
+    _cumulate_decay_kernel[(triton.cdiv(num_heads, block_h), num_chunks, len(write_slots))](
+        dt, A, dt_bias, cu_seqlens, num_before, step, cumulated, dt.stride(0), *dt_limit, num_tokens,
+        num_heads, CHUNK=chunk, BLOCK_H=block_h, ROUNDED=is_narrow,
     )  # fmt: skip
     _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
         x, B, C, D, step, cumulated, ssm_state, cu_seqlens, read_slots, write_slots,
-        has_initial.view(torch.uint8), row_starts, y,
+        has_initial.view(torch.uint8), num_before, row_starts, y,
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *ssm_state.stride()[:3],
-        num_tokens, num_heads, head_dim, state_dim,
+        rounding.signed_seed, rounding.first_head, num_tokens, num_heads, head_dim, state_dim,
         HEADS_PER_GROUP=num_heads // num_groups, HAS_BOUNDARIES=row_starts is not None,
+        ROUNDED=is_narrow, STOCHASTIC=rounding.is_stochastic, GRID=GRID_TOKENS,
         BLOCK_N=max(16, triton.next_power_of_2(state_dim)),
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
         **tiles,
@@ -283,18 +325,9 @@ def _launch(
 
 
 def _ssd_chunk_scan_cpu(
-    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial, dt_limit
-):
-    if ssm_state.dtype != torch.float32:
-        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
-        staged = StagedSlots.gather(ssm_state, read_slots, write_slots)
-        slots = staged.read_slots, staged.write_slots
-        y = _ssd_chunk_scan_cpu(
-            x, dt, A, B, C, D, dt_bias, staged.pool, cu_seqlens, *slots, has_initial, dt_limit
-        )
-        staged.scatter(ssm_state, write_slots)
-        return y
+    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial, dt_limit,
+    num_before, rounding,
+):  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
     step, decay = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
@@ -324,6 +357,8 @@ def _ssd_chunk_scan_cpu(
         as_array(read_slots.contiguous()),
         as_array(write_slots.contiguous()),
         as_array(has_initial.contiguous()),
+        as_array(num_before),
+        rounding.arguments,
         as_array(y.view(-1)),
     )
     return y.to(x.dtype)
@@ -351,6 +386,8 @@ def ssd_chunk_scan(
     dt_limit: tuple[float, float],
     max_seq_len: int,
     boundaries: Boundaries | None = None,
+    num_before: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
@@ -358,14 +395,26 @@ def ssd_chunk_scan(
     ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, read_slots,
     write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else
     from zeros. It may write the slot that it reads, but none that another row reads. The states at
-    ``boundaries`` are stored as well. Returns y ``[num_tokens, H, P]``; zero in padding rows (write slot 0).
+    ``boundaries`` are stored as well. The pool is of float32 or, as ``rounding`` says, of bfloat16; for that,
+    num_before ``[S]`` int32 are each row's tokens before this batch. Returns y ``[num_tokens, H, P]``; zero
+    in padding rows (write slot 0).
     """
+    assert num_before is not None or ssm_state.dtype != torch.bfloat16
     operands = (x, dt, A, B, C, D, dt_bias, ssm_state)
     rows = (cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
-        return ssd_chunk_scan_reference(*operands, *rows, dt_limit=dt_limit, boundaries=boundaries)
+        return ssd_chunk_scan_reference(
+            *operands,
+            *rows,
+            dt_limit=dt_limit,
+            boundaries=boundaries,
+            num_before=num_before,
+            rounding=rounding,
+        )
     if x.is_cuda:
-        return _launch(*operands, *rows, chunk_size, dt_limit, max_seq_len, boundaries)
+        return _launch(*operands, *rows, chunk_size, dt_limit, max_seq_len, boundaries, num_before, rounding)
     if boundaries is not None:
-        rows = boundaries.segments.as_rows()
-    return _ssd_chunk_scan_cpu(*operands, *rows, dt_limit)
+        rows, num_before = boundaries.segments.as_rows(), boundaries.segments.num_before
+    elif num_before is None:
+        num_before = torch.zeros_like(write_slots)
+    return _ssd_chunk_scan_cpu(*operands, *rows, dt_limit, num_before, rounding)

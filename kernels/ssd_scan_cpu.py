@@ -6,7 +6,8 @@ A head's state ``[P, N]`` is turned into ``[N, P]`` first. Four rows of that, tw
 registers while 64 tokens pass by: vectors run along P, so B and C are broadcast, B and C of a group are
 packed once for all its heads, and no sum runs across a vector. That is 3 operations a vector, token and row,
 as fast as the FMA units take them. Every token and element takes the same operations in the same order
-however the prompt is cut into chunks.
+however the prompt is cut into chunks. A state of 16 bits is rounded behind every GRID_TOKENS tokens of its
+sequence, in registers as in the pool, and where a row ends: cuts at those places change nothing either.
 
 Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
 """
@@ -21,14 +22,19 @@ from kernels.cpu_vector import (
     broadcast,
     lanes,
     load,
+    load_number,
     multiply,
     multiply_add,
+    rounded,
+    rounding_key,
     splat,
     store,
+    store_number,
     transpose,
 )
+from kernels.stochastic_round import GRID_TOKENS
 
-_TILE_TOKENS = 64  # inputs and outputs of so many stay in the first-level cache
+_TILE_TOKENS = GRID_TOKENS  # inputs and outputs of so many stay in the first-level cache
 _PASS_TOKENS = 256  # between loading and storing a state: B and C of these stay in the second-level cache
 _ROW_PAD = 16  # floats behind a token's B and C: rows of 2^n bytes would all start in a few sets of the cache
 
@@ -62,7 +68,7 @@ def load_state(state, offset, row_stride, count, width, h):
         return
     for p in range(count):
         for n in range(width):
-            h[n * tile + p] = state[offset + p * row_stride + n]
+            h[n * tile + p] = load_number(state, offset + p * row_stride + n)
 
 
 @cpu_jit
@@ -75,7 +81,7 @@ def store_state(state, offset, row_stride, count, width, h):
         return
     for p in range(count):
         for n in range(width):
-            state[offset + p * row_stride + n] = h[n * tile + p]
+            store_number(state, offset + p * row_stride + n, h[n * tile + p])
 
 
 @cpu_jit
@@ -145,16 +151,34 @@ def _store_outputs(tile_y, num_tokens, count, y, offset, stride):
 
 
 @cpu_jit
+def round_columns(state, h, p, width, by_chance, key):
+    """Columns of h, rows of the state from p on, as the pool keeps them."""
+    w = lanes()
+    for n in range(width):
+        o, e = n * 2 * w, p * width + n
+        store(h, o, rounded(state, load(h, o), by_chance, key, e, width))
+        store(h, o + w, rounded(state, load(h, o + w), by_chance, key, e + w * width, width))
+
+
+@cpu_jit
 def _scan_tile(
-    x, x_offset, x_stride, step, decay, D, count, packed, row_size, h, u, tile_y, y, y_offset, y_stride
+    x, x_offset, x_stride, step, decay, D, count, packed, row_size, h, u, tile_y, y, y_offset, y_stride,
+    state, position, p, width, by_chance, head_seed,
 ):  # fmt: skip
-    """``count`` columns of one head over a pass's tokens, their state in h."""
+    """``count`` columns of one head, from p on, over a pass's tokens, their state in h.
+
+    ``position`` tokens of the sequence are before them.
+    """
     num_tokens, num_rows = step.shape[0], (row_size - _ROW_PAD) // 2
     _load_inputs(x, x_offset, x_stride, step, D, count, u, tile_y)
-    for first in range(0, num_tokens, _TILE_TOKENS):
-        last = min(first + _TILE_TOKENS, num_tokens)
+    first = 0
+    while first < num_tokens:
+        last = min(first + _TILE_TOKENS - (position + first) % _TILE_TOKENS, num_tokens)
         for row in range(0, num_rows, 4):
             _advance(h, row, packed, row_size, decay, u, tile_y, first, last)
+        if state.itemsize < 4:
+            round_columns(state, h, p, width, by_chance, rounding_key(head_seed, 0, position + last))
+        first = last
     _store_outputs(tile_y, num_tokens, count, y, y_offset, y_stride)
 
 
@@ -162,13 +186,13 @@ def _scan_tile(
 def scan_heads(
     x, x_token_stride, x_head_stride, B, B_token_stride, B_group_stride, C, C_token_stride, C_group_stride,
     step, decay, D, num_groups, head_dim, width, state, slot_stride, head_stride, row_stride,
-    bounds, read_slots, write_slots, has_initial, y, begin, end,
+    bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
     """Items are heads: all rows of a prefill batch, in order, so that a row may start where an earlier ended.
 
     step and decay ``[H, num_tokens]``, y zero.
     """
-    num_heads, tile = step.shape[0], 2 * lanes()
+    num_heads, tile, (by_chance, layer_seed, first_head) = step.shape[0], 2 * lanes(), rounding
     most = min(_PASS_TOKENS, step.shape[1])
     num_rows = (width + 3) // 4 * 4
     row_size = 2 * num_rows + _ROW_PAD
@@ -179,8 +203,10 @@ def scan_heads(
     for s in range(read_slots.shape[0]):
         if write_slots[s] == 0:
             continue
-        for first in range(bounds[s], bounds[s + 1], _PASS_TOKENS):
-            last = min(first + _PASS_TOKENS, bounds[s + 1])
+        first = bounds[s]
+        while first < bounds[s + 1]:
+            position = num_before[s] + first - bounds[s]
+            last = min(first + _PASS_TOKENS - position % _PASS_TOKENS, bounds[s + 1])
             source = read_slots[s] if first == bounds[s] else write_slots[s]
             packed_group = -1
             for head in range(begin, end):
@@ -202,5 +228,7 @@ def scan_heads(
                         x, first * x_token_stride + head * x_head_stride + p, x_token_stride,
                         step[head, first:last], decay[head, first:last], D[head], count,
                         packed, row_size, h, u, tile_y, y, first * y_stride + head * head_dim + p, y_stride,
+                        state, position, p, width, by_chance, layer_seed + first_head + head,
                     )  # fmt: skip
                     store_state(state, write_slots[s] * slot_stride + place, row_stride, count, width, h)
+            first = last

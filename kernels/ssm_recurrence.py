@@ -3,7 +3,8 @@
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
 Four rows of a head's ``[P, N]`` state advance together, in vector registers, and share each load of B and C.
-A position reads the state where the one before it was written, and writes its own: nothing is copied.
+A position reads the state where the one before it was written, and writes its own: nothing is copied, and of
+a state of 16 bits each position sees what was stored.
 Prefill, where states are used again and again, is ssd_scan_cpu.py.
 
 Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
@@ -16,7 +17,20 @@ import math
 import numpy as np
 
 from kernels.cpu_jit import cpu_jit
-from kernels.cpu_vector import lanes, load, multiply, multiply_add, splat, store, sum_of
+from kernels.cpu_vector import (
+    lanes,
+    load,
+    load_number,
+    multiply,
+    multiply_add,
+    rounded,
+    rounded_number,
+    rounding_key,
+    splat,
+    store,
+    store_number,
+    sum_of,
+)
 
 _ZERO = np.float32(0)
 
@@ -30,11 +44,12 @@ def softplus(v):
 @cpu_jit
 def _advance(
     source, first, stride, target, target_first, target_stride, decay, step, D, B, b, C, c, x, o, y, out,
-    num_rows, width,
+    num_rows, width, by_chance, key,
 ):  # fmt: skip
     """One token of one head: row p of its state goes from ``source[first + p * stride :][:width]`` to target.
 
-    B, C, x and y begin at b, c, o and out. Both states may be the same.
+    B, C, x and y begin at b, c, o and out. Both states may be the same. Outputs are of the state before it is
+    rounded for a target of 16 bits.
     """
     w = lanes()
     whole, decays = width - width % w, splat(decay)
@@ -53,18 +68,25 @@ def _advance(
             h1 = multiply_add(load(source, s1 + n), decays, multiply(a1, input_n))
             h2 = multiply_add(load(source, s2 + n), decays, multiply(a2, input_n))
             h3 = multiply_add(load(source, s3 + n), decays, multiply(a3, input_n))
-            store(target, t0 + n, h0)
-            store(target, t1 + n, h1)
-            store(target, t2 + n, h2)
-            store(target, t3 + n, h3)
+            e = p * width + n
+            store(target, t0 + n, rounded(target, h0, by_chance, key, e, 1))
+            store(target, t1 + n, rounded(target, h1, by_chance, key, e + width, 1))
+            store(target, t2 + n, rounded(target, h2, by_chance, key, e + 2 * width, 1))
+            store(target, t3 + n, rounded(target, h3, by_chance, key, e + 3 * width, 1))
             y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
             y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
         r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
-            v0, v1 = source[s0 + n] * decay + u0 * input_1, source[s1 + n] * decay + u1 * input_1
-            v2, v3 = source[s2 + n] * decay + u2 * input_1, source[s3 + n] * decay + u3 * input_1
-            target[t0 + n], target[t1 + n], target[t2 + n], target[t3 + n] = v0, v1, v2, v3
+            v0 = load_number(source, s0 + n) * decay + u0 * input_1
+            v1 = load_number(source, s1 + n) * decay + u1 * input_1
+            v2 = load_number(source, s2 + n) * decay + u2 * input_1
+            v3 = load_number(source, s3 + n) * decay + u3 * input_1
+            e = p * width + n
+            store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, e))
+            store_number(target, t1 + n, rounded_number(target, v1, by_chance, key, e + width))
+            store_number(target, t2 + n, rounded_number(target, v2, by_chance, key, e + 2 * width))
+            store_number(target, t3 + n, rounded_number(target, v3, by_chance, key, e + 3 * width))
             r0, r1, r2, r3 = r0 + v0 * output_1, r1 + v1 * output_1, r2 + v2 * output_1, r3 + v3 * output_1
         y[out + p], y[out + p + 1] = r0 + D * x[o + p], r1 + D * x[o + p + 1]
         y[out + p + 2], y[out + p + 3] = r2 + D * x[o + p + 2], r3 + D * x[o + p + 3]
@@ -72,8 +94,8 @@ def _advance(
     while p < num_rows:
         s0, t0, u0, r0 = first + p * stride, target_first + p * target_stride, step * x[o + p], _ZERO
         for n in range(width):
-            v0 = source[s0 + n] * decay + u0 * B[b + n]
-            target[t0 + n] = v0
+            v0 = load_number(source, s0 + n) * decay + u0 * B[b + n]
+            store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, p * width + n))
             r0 += v0 * C[c + n]
         y[out + p] = r0 + D * x[o + p]
         p += 1
@@ -104,13 +126,14 @@ def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
 @cpu_jit
 def update_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
-    read_slots, write_slots, dt_limit, shape, y, begin, end,
+    read_slots, write_slots, seq_lens, rounding, dt_limit, shape, y, begin, end,
 ):  # fmt: skip
     """Item ``r * H + h``: all positions of head h of decode row r. ``shape`` is T, H, P, G, N; y is flat."""
+    by_chance, layer_seed, first_head = rounding
     num_positions, num_heads, head_dim, num_groups, width = shape
     slot_stride, head_stride, row_stride = state_strides
     heads_per_group = num_heads // num_groups
-    unwritten = np.empty(head_dim * width, np.float32)  # stands in for write slot 0
+    unwritten = np.empty(head_dim * width, state.dtype)  # stands in for write slot 0
     for item in range(begin, end):
         r, h = item // num_heads, item % num_heads
         g = h // heads_per_group
@@ -128,10 +151,11 @@ def update_heads(
                 memory, row_stride_now = state, row_stride
                 offset = write_slots[r, i] * slot_stride + h * head_stride
             decay = np.float32(math.exp(A[h] * step))
+            key = rounding_key(layer_seed, first_head + h, seq_lens[r] - num_positions + i + 1)
             _advance(
                 source, first, stride, memory, offset, row_stride_now, decay, step, D[h],
                 B, r * B_strides[0] + i * B_strides[1] + g * B_strides[2],
                 C, r * C_strides[0] + i * C_strides[1] + g * C_strides[2],
                 x, r * x_strides[0] + i * x_strides[1] + h * x_strides[2],
-                y, out, head_dim, width,
+                y, out, head_dim, width, by_chance, key,
             )  # fmt: skip

@@ -3,7 +3,7 @@
     stored = cut(bits of x + noise)     cut drops the lower 16 bits of a float32; NaN stays NaN
     noise  = 0x7FFF + last bit kept                                              nearest, ties to even
            = mix(key + element * GOLDEN) >> 16                                   stochastic: 16 random bits
-    key    = mix(mix(layer_seed + head) + position)      layer_seed = mix(SEED + layer)
+    key    = mix(mix(layer_seed + head) + position)      layer_seed = mix(SEED + layer), made odd
 
 A state that is added to at every token and rounded to nearest loses whatever is below half of its last digit,
 for ever and always in the same direction. Rounded stochastically, its expectation is right.
@@ -49,12 +49,17 @@ class StateRounding:
     @classmethod
     def stochastic(cls, layer: int, first_head: int = 0) -> StateRounding:
         """``layer`` counts the model's recurrent layers, or is any other number of its own."""
-        return cls(True, mix(SEED + layer), first_head)
+        return cls(True, mix(SEED + layer) | 1, first_head)
 
     @property
     def arguments(self) -> tuple[int, int, int]:
         """As CPU kernels take it."""
         return int(self.is_stochastic), self.layer_seed, self.first_head
+
+    @property
+    def signed_seed(self) -> int:
+        """As Triton kernels take it: int32 and odd, so that all layers run the same compiled kernel."""
+        return self.layer_seed - (1 << 32) if self.layer_seed >> 31 else self.layer_seed
 
 
 NEAREST = StateRounding()

@@ -17,7 +17,7 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
     if ours.fingerprint != theirs.fingerprint:
         raise HandshakeError(
             f"{who} serves another model: fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}; "
-            "start both with the same checkpoint and --dtype"
+            "start both with the same checkpoint, --dtype and --enable-mamba-cache-stochastic-rounding"
         )
     first = theirs.ranks[0] if isinstance(theirs, HandshakeReply) else theirs
     for mine, other in ((ours.kv_layout, first.kv_layout), (ours.state_layout, first.state_layout)):
@@ -66,11 +66,15 @@ def _remedy(mine: Layout, other: Layout) -> str:
     """What makes the layouts equal. One checkpoint has other attention layers only where one side drafts with
     its MTP layers: their KV stands in the blocks."""
     if _num_attention_layers(mine) == _num_attention_layers(other):
-        return "start both with the same --block-size, --dtype and --kv-cache-dtype"
+        flag = "--block-size, --dtype and --kv-cache-dtype" if mine.unit == "block" else _STATE_FLAGS
+        return f"start both with the same {flag}"
     return (
         "one drafts with the checkpoint's MTP layers and keeps their KV, the other does not: "
         "start the prefill server with the same --speculative and --drafter as the decode server"
     )
+
+
+_STATE_FLAGS = "--dtype and --mamba-ssm-cache-dtype"
 
 
 def _num_attention_layers(layout: Layout) -> list[int]:

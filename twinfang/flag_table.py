@@ -118,6 +118,18 @@ KV_CACHE_DTYPE = Flag(
     "what keys and values are cached in; auto: --dtype; fp8, or fp8_e4m3: a byte each. Equal on all servers",
     default="auto",
 )
+SSM_CACHE_DTYPE = Flag(
+    *("--mamba-ssm-cache-dtype", "auto|float32|bfloat16", one_of("auto", "float32", "bfloat16")),
+    "what recurrent states are kept in; auto: what the checkpoint names, else float32. Equal on all servers",
+    default="auto",
+)
+STOCHASTIC_ROUNDING = Flag(
+    *("--enable-mamba-cache-stochastic-rounding", "", yes_or_no),
+    "round states of 16 bits up or down by chance, so that errors don't add up. Equal on all servers",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
     "which recurrent states are kept for later prompts: none; those where a chunk ends on a block boundary; "
@@ -436,6 +448,8 @@ CAPACITY = (
     BLOCK_SIZE,
     CACHE_MEMORY,
     KV_CACHE_DTYPE,
+    SSM_CACHE_DTYPE,
+    STOCHASTIC_ROUNDING,
     CACHE_MODE,
     STATE_BLOCK_SIZE,
     CACHED_STATES,

@@ -178,6 +178,8 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         max_batch_tokens=values.max_batch_tokens,
         block_size=values.block_size,
         kv_cache_dtype=values.kv_cache_dtype,
+        mamba_ssm_cache_dtype=values.mamba_ssm_cache_dtype,
+        mamba_cache_stochastic_rounding=values.enable_mamba_cache_stochastic_rounding,
         cache_mode=values.cache_mode,
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,

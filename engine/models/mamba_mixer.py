@@ -26,6 +26,7 @@ from engine.weights import Weights, of_inputs, of_outputs
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan
+from kernels.stochastic_round import NEAREST, StateRounding
 from wire.layout import Ranges
 
 
@@ -47,6 +48,7 @@ class MambaMixer:
     ) -> None:
         shard = MambaShard.of(config, tp)
         self.index = index
+        self.by_chance = StateRounding.stochastic(index, first_head=shard.heads.start)
         self.config = shard.local
         self.norm = GatedNorm(config, norm_eps, weights, f"{prefix}norm", tp)
         self.proj_split = [self.config.d_inner, self.config.conv_channels, self.config.num_heads]
@@ -89,19 +91,26 @@ class MambaMixer:
 
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
-        conv_state, ssm_state = caches.conv[self.index], caches.ssm[self.index]
+        states = caches.conv[self.index], caches.ssm[self.index]
+        rounding = self.by_chance if caches.stochastic_rounding else NEAREST
         z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
-            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, conv_state, ssm_state))
+            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, rounding))
         if batch.prefill is not None:
-            outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, conv_state, ssm_state))
+            outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, *states, rounding))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return self.out_proj(self.norm(y, z))
 
     def _decode(
-        self, xbc: Tensor, dt: Tensor, rows: DecodeRows, conv_state: Tensor, ssm_state: Tensor
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        rows: DecodeRows,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        rounding: StateRounding,
     ) -> Tensor:
         """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, d_inner]``."""
         config = self.config
@@ -127,11 +136,19 @@ class MambaMixer:
             rows.read_slots,
             rows.write_slots,
             dt_limit=config.dt_limit,
+            seq_lens=rows.seq_lens,
+            rounding=rounding,
         )
         return y.view(-1, config.d_inner)
 
     def _prefill(
-        self, xbc: Tensor, dt: Tensor, rows: PrefillRows, conv_state: Tensor, ssm_state: Tensor
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        rows: PrefillRows,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        rounding: StateRounding,
     ) -> Tensor:
         """Ragged stretches, the state kept after each row's last token and at boundaries.
 
@@ -168,6 +185,8 @@ class MambaMixer:
             dt_limit=config.dt_limit,
             max_seq_len=rows.max_query_len,
             boundaries=rows.boundaries,
+            num_before=rows.num_before,
+            rounding=rounding,
         )
         return y.view(-1, config.d_inner)
 

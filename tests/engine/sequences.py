@@ -149,6 +149,7 @@ def prefill_rows(pieces: Items[tuple[Sequence, int]]) -> PrefillRows:
         block_table=_int32([seq.blocks for seq, _ in pieces]),
         read_slots=_int32([seq.slot for seq, _ in pieces]),
         write_slots=_int32([seq.slot for seq, _ in pieces]),
+        num_before=_int32([seq.num_computed for seq, _ in pieces]),
         has_initial=torch.tensor([seq.num_computed > 0 for seq, _ in pieces]),
         boundaries=None,
         max_query_len=max(lengths),

@@ -10,13 +10,19 @@ from engine.config import EngineConfig
 from engine.host_store import HostStore
 from engine.models import read_config
 from engine.poison import Poison
+from engine.request import Request
 from engine.scheduler import Swap
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
-from tests.engine.test_engine import greedy, hand_over, make_engine, run
+from tests.engine.sanitizing import SANITIZE
+from tests.engine.test_engine import copy, make_engine, prefill
 from wire.errors import ConfigError
+from wire.sampling_params import SamplingParams
 
 LENGTHS = (17, 65, 66, 130, 200)
 FP8 = {"kv_cache_dtype": "fp8"}
+BFLOAT16 = {"mamba_ssm_cache_dtype": "bfloat16"}
+BY_CHANCE = {**BFLOAT16, "mamba_cache_stochastic_rounding": True}
+NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -32,59 +38,113 @@ def recall(bundled_model):
     return prompts, [tokenizer.encode(p.prompt).ids for p in prompts], tokenizer.decode
 
 
+def request(name, tokens, ticket=None):
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=1)
+    return Request(name, list(tokens), params, ticket=ticket)
+
+
+def answers_of(engine, requests=()):
+    """Tokens and their log-probabilities by request id: hardly a bit of a cache can differ and not show."""
+    for one in requests:
+        engine.add(one)
+    answers = {}
+    while not (result := engine.step()).did_nothing:
+        for output in result.outputs:
+            assert output.error is None, output.error
+            pairs = zip(output.token_ids, output.logprobs, strict=True)
+            answers.setdefault(output.request_id, []).extend(pairs)
+    return answers
+
+
 def all_at_once(engine, prompts):
-    return run(engine, [greedy(str(i), tokens) for i, tokens in enumerate(prompts)])
+    return answers_of(engine, [request(str(i), tokens) for i, tokens in enumerate(prompts)])
 
 
 def one_by_one(engine, prompts):
-    return {str(i): run(engine, [greedy(str(i), tokens)])[str(i)] for i, tokens in enumerate(prompts)}
+    answers = {}
+    for i, tokens in enumerate(prompts):
+        answers |= answers_of(engine, [request(str(i), tokens)])
+    return answers
 
 
 def handed_over(source, sink, prompts):
-    found = {}
+    answers = {}
     for i, tokens in enumerate(prompts):
-        hand_over(source, sink, tokens, name=str(i))
-        found |= run(sink)
-    return found
+        ticket = prefill(source, tokens, str(i))
+        arriving = request(str(i), tokens, ticket)
+        sink.add(arriving)
+        assert sink.step().to_transfer == [arriving]
+        copy(source, sink, arriving)
+        source.release(str(i))
+        assert sink.transferred(arriving, error=None, settled=True) == []
+        answers |= answers_of(sink)
+    return answers
 
 
-def assert_all_agree(model, prompts, mode, k, **settings):
-    """Alone and without drafts, in a batch with them, handed over; cold and warm. Returns the tokens."""
+def tokens_of(answers):
+    return [[token for token, _ in answers[name]] for name in sorted(answers)]
+
+
+def assert_all_agree(model, prompts, mode, k, *, compare=lambda answers: answers, **settings):
+    """Alone and without drafts, in a batch with them, handed over; cold and warm: the same bits.
+
+    Returns the tokens.
+    """
     settings = {"cache_mode": mode, "max_batch_tokens": 160, "max_num_seqs": 5, **settings}
+    settings.setdefault("sanitize", SANITIZE)
     alone = one_by_one(make_engine(model, "both", **settings), prompts)
     drafting = {**settings, "num_speculative": k}
     both = make_engine(model, "both", **drafting)
     source, sink = (make_engine(model, role, **drafting) for role in ("prefill", "decode"))
     for warmth in ("cold", "warm"):
-        assert all_at_once(both, prompts) == alone, warmth
-        assert handed_over(source, sink, prompts) == alone, warmth
-    return alone
+        assert compare(all_at_once(both, prompts)) == compare(alone), warmth
+        assert compare(handed_over(source, sink, prompts)) == compare(alone), warmth
+    return tokens_of(alone)
 
 
-@pytest.mark.parametrize(("mode", "k"), [("none", 0), ("align", 3), ("all", 2)])
-def test_fp8_kv_gives_the_same_right_answers_handed_over_batched_and_with_drafts(
-    bundled_model, recall, mode, k
+def further(*values):
+    """What only ``make test-all`` tries."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(
+    ("formats", "mode", "k"),
+    [
+        (FP8, "none", 0),
+        (FP8, "align", 3),
+        (FP8, "all", 2),
+        (BFLOAT16, "align", 0),
+        further(BFLOAT16, "none", 2),
+        further(BFLOAT16, "all", 3),
+        further(FP8 | BY_CHANCE, "none", 1),
+        further(FP8 | BY_CHANCE, "align", 0),
+        (FP8 | BY_CHANCE, "all", 3),
+    ],
+)
+def test_narrow_caches_give_the_same_right_answers_handed_over_batched_and_with_drafts(
+    bundled_model, recall, formats, mode, k
 ):
     prompts, tokens, decode = recall
-    answers = assert_all_agree(bundled_model, tokens, mode, k, **FP8)
-    for i, prompt in enumerate(prompts):
-        assert prompt.is_correct(decode(answers[str(i)])), f"prompt of {len(tokens[i])} tokens"
+    answers = assert_all_agree(bundled_model, tokens, mode, k, **formats)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert prompt.is_correct(decode(answer)), f"prompt of {prompt.num_tokens} tokens"
 
 
-def test_fp8_kv_of_mtp_layers_is_handed_over_too(random_model):
+def test_narrow_caches_of_a_model_with_mtp_layers_and_experts_are_handed_over_too(random_model):
+    """torch multiplies for the experts, and sums in an order that depends on the batch: the same tokens."""
     prompts = [[(7 * i + length) % 160 for i in range(length)] for length in LENGTHS[:3]]
-    assert_all_agree(random_model, prompts, "all", 3, drafter="mtp", **FP8)
+    assert_all_agree(random_model, prompts, "all", 3, compare=tokens_of, drafter="mtp", **FP8, **BY_CHANCE)
 
 
 def test_scales_of_a_layer_are_applied_where_it_stores_and_where_it_attends(bundled_model, recall):
-    """By a power of two all roundings are the same."""
+    """By a power of two roundings are the same but those of the smallest values, which count 2^-9."""
     _, tokens, _ = recall
     plain, scaled = (make_engine(bundled_model, "both", **FP8) for _ in range(2))
     for block in scaled.model.layers.blocks:
         for mixer in block.mixers:
             if hasattr(mixer, "k_scale"):
                 mixer.k_scale, mixer.v_scale = 0.25, 0.5
-    assert all_at_once(scaled, tokens) == all_at_once(plain, tokens)
+    assert tokens_of(all_at_once(scaled, tokens)) == tokens_of(all_at_once(plain, tokens))
     values = scaled.caches.kv.float().nan_to_num()
     assert values.abs().max() > 1.5 * plain.caches.kv.float().nan_to_num().abs().max()
 
@@ -125,3 +185,45 @@ def test_blocks_of_fp8_come_back_from_host_memory_bit_for_bit(fp8_caches):
     fp8_caches.kv_words.fill_(0)
     store.restore(Swap("preempted", (2, 3), 1))
     assert torch.equal(fp8_caches.kv_words[[2, 3]], before[[4, 1]])
+
+
+@pytest.mark.parametrize("formats", [BFLOAT16, BY_CHANCE], ids=["nearest", "by_chance"])
+def test_a_budget_that_cuts_prompts_elsewhere_changes_no_bit(bundled_model, recall, formats):
+    _, tokens, _ = recall
+    wide, narrow = (
+        make_engine(bundled_model, "both", max_num_seqs=5, max_batch_tokens=budget, **formats)
+        for budget in (1024, 69)
+    )
+    assert all_at_once(narrow, tokens) == all_at_once(wide, tokens)
+
+
+def test_bfloat16_halves_what_states_take(bundled_model):
+    model = read_config(bundled_model)
+    narrow, wide = (
+        EngineConfig(bundled_model, "both", mamba_ssm_cache_dtype=dtype).demand(model)
+        for dtype in ("bfloat16", "auto")
+    )
+    spec = wide.spec
+    num_elements = spec.mamba_layers * spec.mamba_heads * spec.mamba_head_dim * spec.state_size
+    assert wide.slot_bytes - narrow.slot_bytes == 2 * num_elements
+
+
+def test_rounding_by_chance_is_part_of_the_fingerprint(bundled_model):
+    by_chance, nearest = (make_engine(bundled_model, "both", **formats) for formats in (BY_CHANCE, BFLOAT16))
+    assert by_chance.fingerprint != nearest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mamba_cache_stochastic_rounding": True}, "rounds nothing where states are kept in float32"),
+        ({**BFLOAT16, "state_block_size": 48}, "--state-block-size 48 is not a multiple of 64"),
+        (
+            {**BFLOAT16, "max_batch_tokens": 66, "max_num_seqs": 3},
+            "--max-batch-tokens 66 is below 67: it must hold 3 decoded tokens and 64 of a prompt",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(bundled_model, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(bundled_model, "both", **settings).demand(read_config(bundled_model))

@@ -22,6 +22,7 @@ class Row:
     write_slot: int
     has_initial: bool
     stores: dict[int, int] = field(default_factory=dict)
+    num_before: int = 0
 
 
 class RaggedRows:
@@ -37,11 +38,14 @@ class RaggedRows:
             "write_slots": torch.tensor([row.write_slot for row in rows]).int(),
             "has_initial": torch.tensor([row.has_initial for row in rows]),
         }
+        self.num_before = torch.tensor([row.num_before for row in rows]).int()
         entries = [(i, *store) for i, row in enumerate(rows) for store in row.stores.items()]
         self.boundaries = None
         if entries:
             columns = torch.tensor(entries, dtype=torch.int32).T.contiguous()
-            self.boundaries = Boundaries.cut(*columns, **names).map(lambda tensor: tensor.to(device))
+            cut = Boundaries.cut(*columns, **names, num_before=self.num_before)
+            self.boundaries = cut.map(lambda tensor: tensor.to(device))
+        self.num_before = self.num_before.to(device)
         self.index = [tensor.to(device) for tensor in names.values()]
 
     @property

@@ -23,6 +23,7 @@ def cut(rows, offsets, slots):
         read_slots=int32([1, 2, 0]),
         write_slots=int32([1, 0, 3]),
         has_initial=torch.tensor([True, True, False]),
+        num_before=int32([100, 3, 0]),
     )
 
 
@@ -32,6 +33,7 @@ def test_a_segment_starts_from_what_the_one_before_it_left():
     assert segments.read_slots.tolist() == [1, 7, 8, 2, 0, 9]
     assert segments.write_slots.tolist() == [7, 8, 1, 0, 9, 3]
     assert segments.has_initial.tolist() == [True, True, True, True, False, True]
+    assert segments.num_before.tolist() == [100, 102, 105, 3, 0, 2]
     assert segments.row_starts.tolist() == [0, 3, 4, 6]
     assert segments.max_seq_len == 4
     assert all(tensor.dtype == torch.int32 for tensor in (*segments.as_rows()[:3], segments.row_starts))

@@ -5,6 +5,7 @@ import torch
 
 from kernels import selective_state_update as module
 from kernels.selective_state_update import selective_state_update, selective_state_update_reference
+from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
 
 NO_LIMIT = (0.0, float("inf"))
 TOLERANCE = {
@@ -14,10 +15,10 @@ TOLERANCE = {
 }
 
 
-def update(target, *args, dt_limit=NO_LIMIT):
+def update(target, *args, dt_limit=NO_LIMIT, seq_lens=None, rounding=NEAREST):
     if target.name == "triton":
-        return module._launch(*args, dt_limit)
-    return selective_state_update(*args, dt_limit=dt_limit)
+        return module._launch(*args, dt_limit, seq_lens, rounding)
+    return selective_state_update(*args, dt_limit=dt_limit, seq_lens=seq_lens, rounding=rounding)
 
 
 def operands(num_rows, num_positions, heads, dtype=torch.float32, device="cpu"):
@@ -81,16 +82,21 @@ def test_update_equals_the_reference_and_writes_only_its_slots(
     tensors = operands(len(read), len(write[0]), heads, dtype, target.device)
     pool = poisoned_pool(11, (num_heads, head_dim, state_dim), state_dtype, target.device)
     pool.fill([slot for slot in read if slot])
-    before, expected_state = pool.bytes.clone(), pool.view.double()
+    before = pool.bytes.clone()
+    is_narrow = state_dtype == torch.bfloat16  # the reference rounds between positions as well
+    expected_state = pool.view.clone() if is_narrow else pool.view.double()
     index = (target.int32(read), target.int32(write))
 
     y = update(target, *tensors, pool.view, *index, dt_limit=dt_limit)
 
     expected = selective_state_update_reference(*double(tensors), expected_state, *index, dt_limit=dt_limit)
     assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), expected, **TOLERANCE[dtype])
+    is_rounded_between = is_narrow and len(write[0]) > 1
+    torch.testing.assert_close(
+        y.double(), expected, **TOLERANCE[state_dtype if is_rounded_between else dtype]
+    )
     tolerance = TOLERANCE[state_dtype]
-    torch.testing.assert_close(pool.view.double(), expected_state, equal_nan=True, **tolerance)
+    torch.testing.assert_close(pool.view.double(), expected_state.double(), equal_nan=True, **tolerance)
     pool.assert_same_outside(before, [slot for slot in itertools.chain(*write) if slot])
 
 
@@ -108,6 +114,42 @@ def test_one_step_of_several_positions_equals_several_steps_of_one(target, poiso
         y_i = update(target, *one, start, in_place, in_place[:, None])
         torch.testing.assert_close(y_i[:, 0], y[:, i])
         torch.testing.assert_close(start[[1, 5]], pool.view[[1 + i, 5 + i]])
+
+
+@pytest.mark.parametrize(
+    "rounding", [NEAREST, StateRounding.stochastic(2, first_head=3)], ids=["nearest", "by_chance"]
+)
+@pytest.mark.parametrize("heads", [(4, 16, 2, 32), (3, 7, 3, 20)])
+def test_a_bfloat16_state_is_rounded_behind_every_position_whatever_the_steps(
+    target, heads, rounding, poisoned_pool
+):
+    num_heads, head_dim, _, state_dim = heads
+    tensors = operands(2, 4, heads, device=target.device)
+    pool = poisoned_pool(12, (num_heads, head_dim, state_dim), torch.bfloat16, target.device)
+    pool.fill([1, 5])
+    wide = pool.view[[0, 1, 5]].float()
+    pool.view[9], pool.view[10] = pool.view[1], pool.view[5]
+    write = target.int32([[1, 2, 0, 4], [5, 6, 7, 8]])
+    seq_lens = target.int32([104, 17])
+    y = update(target, *tensors, pool.view, target.int32([1, 5]), write, seq_lens=seq_lens, rounding=rounding)
+    for i in range(4):
+        one = [t[:, i : i + 1] if t.ndim > 1 else t for t in tensors]
+        now = seq_lens - 3 + i
+        alone = target.int32([9, 10])
+        y_alone = update(target, *one, pool.view, alone, alone[:, None], seq_lens=now, rounding=rounding)
+        assert torch.equal(y_alone[:, 0], y[:, i])
+        in_place = target.int32([1, 2])
+        y_wide = update(target, *one, wide, in_place, in_place[:, None])
+        torch.testing.assert_close(y_wide[:, 0], y[:, i], rtol=1e-5, atol=1e-5)
+        rounded = round_bfloat16_reference(wide[1:], now, rounding)
+        if state_dim % 32 == 0:
+            assert torch.equal(pool.view[[9, 10]], rounded)
+        else:  # what fills no vector may be contracted otherwise for another format
+            assert (pool.view[[9, 10]] == rounded).float().mean() > 0.99
+        rounded = pool.view[[9, 10]].clone()
+        wide[1:] = rounded.float()
+        if i != 2:
+            assert torch.equal(pool.view[[1 + i, 5 + i]], rounded)
 
 
 def test_steps_over_very_small_and_very_large_dt_keep_their_digits(target, poisoned_pool):

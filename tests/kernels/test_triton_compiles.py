@@ -10,10 +10,11 @@ import torch
 from kernels import causal_conv1d, selective_state_update, ssd_chunk_scan
 from tests.kernels.sm_90 import compile_kernel
 
-INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts")
+INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts", "num_before", "seq_lens")
 FLOATS = ("A", "D", "dt_bias", "step", "cumulated")
 TYPES = {
-    "*": "*" + DTYPE, "dt_min": "fp32", "dt_max": "fp32", "has_initial_ptr": "*u8", "pool_ptr": "*fp32",
+    "*": "*" + DTYPE, "dt_min": "fp32", "dt_max": "fp32", "has_initial_ptr": "*u8", "pool_ptr": STATE,
+    "state_ptr": STATE,
     **{f"{name}_ptr": "*i32" for name in INTEGERS}, **{f"{name}_ptr": "*fp32" for name in FLOATS},
     **{f"boundary_{name}_ptr": "*i32" for name in ("rows", "offsets", "slots")},
 }
@@ -22,16 +23,23 @@ update = selective_state_update.tile_request(dtype, torch.float32, 64, 128, 2).d
 scan = ssd_chunk_scan.tile_request(dtype, 64, 128).default
 prefill = causal_conv1d.prefill_tile_request(dtype, 4).default
 decode = causal_conv1d.decode_tile_request(dtype, 4, 2).default
+STOCHASTIC = {"STOCHASTIC": STATE == "*bf16"}
 GROUPS = {"HEADS_PER_GROUP": 16, "BLOCK_N": 128}
 PRECISION = "tf32" if DTYPE == "bf16" else "tf32x3"
 CONV = {"HAS_BIAS": True, "NUM_TAPS": 4, "TAPS": 4}
 KERNELS = [
-    (ssd_chunk_scan._cumulate_decay_kernel, {"CHUNK": scan["CHUNK"], "BLOCK_H": 16}, {}),
+    (
+        ssd_chunk_scan._cumulate_decay_kernel,
+        {"CHUNK": scan["CHUNK"], "BLOCK_H": 16, "ROUNDED": STATE == "*bf16"}, {},
+    ),
     (
         ssd_chunk_scan._scan_rows_kernel,
-        {**GROUPS, "HAS_BOUNDARIES": True, "PRECISION": PRECISION}, scan,
+        {
+            **GROUPS, **STOCHASTIC, "HAS_BOUNDARIES": True, "PRECISION": PRECISION, "GRID": 64,
+            "ROUNDED": STATE == "*bf16",
+        }, scan,
     ),
-    (selective_state_update._update_tiles_kernel, {**GROUPS, "NUM_POSITIONS": 2}, update),
+    (selective_state_update._update_tiles_kernel, {**GROUPS, **STOCHASTIC, "NUM_POSITIONS": 2}, update),
     (causal_conv1d._convolve_tokens_kernel, CONV, prefill),
     (causal_conv1d._store_boundaries_kernel, {"NUM_TAPS": 4, "TAPS": 4, "BLOCK_C": 64}, {}),
     (causal_conv1d._convolve_positions_kernel, {**CONV, "NUM_POSITIONS": 2}, decode),
@@ -53,6 +61,13 @@ for kernel, constants, tiles in KERNELS:
 """
 
 
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_sm_90(dtype):
-    assert output_of(COMPILE, DTYPE=dtype).count("compiled") == 6
+@pytest.mark.parametrize(
+    ("dtype", "state"),
+    [
+        ("bf16", "*fp32"),
+        pytest.param("fp32", "*fp32", marks=pytest.mark.exhaustive),
+        pytest.param("bf16", "*bf16", marks=pytest.mark.exhaustive),  # rounded stochastically
+    ],
+)
+def test_kernels_compile_for_sm_90(dtype, state):
+    assert output_of(COMPILE, DTYPE=dtype, STATE=state).count("compiled") == 6
