@@ -28,7 +28,14 @@ from kernels.cpu_jit import as_array, as_flat_array
 from kernels.gated_delta_recurrence import NORM_EPS
 from kernels.gated_delta_scan_cpu import scan_gates, scan_heads
 from kernels.gated_delta_update import reference_step, reference_tokens
-from kernels.staged_slots import StagedSlots
+from kernels.stochastic_round import (
+    GRID_TOKENS,
+    NEAREST,
+    StateRounding,
+    round_bfloat16_reference,
+    round_state,
+    rounding_key,
+)
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -52,6 +59,8 @@ def gated_delta_chunk_reference(
     has_initial: torch.Tensor,
     *,
     boundaries: Boundaries | None = None,
+    num_before: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """:func:`gated_delta_chunk` as the plain recurrence, one token after the other."""
     acc = torch.promote_types(q.dtype, torch.float32)
@@ -59,13 +68,20 @@ def gated_delta_chunk_reference(
     bounds = cu_seqlens.tolist()
     stores = stores_by_row(boundaries, len(write_slots))
     rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
-    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
+    is_narrow = state.dtype == torch.bfloat16
+    befores = [0] * len(bounds) if num_before is None else num_before.tolist()
+    for start, end, before, (source, target, initial, inner) in zip(
+        bounds, bounds[1:], befores, rows, strict=False
+    ):
         if target == 0 or start == end:
             continue
         S = state[source].to(acc) if initial else torch.zeros_like(state[target], dtype=acc)
         row = (t[start:end].to(acc) for t in (q, k, v, a, b))
         for i, token in enumerate(reference_tokens(*row, A.to(acc), dt_bias.to(acc)), start=1):
             S, o[start + i - 1] = reference_step(S, *token)
+            position = before + i
+            if is_narrow and (position % GRID_TOKENS == 0 or i in inner or start + i == end):
+                S = round_bfloat16_reference(S.float(), torch.tensor(position), rounding).to(acc)
             if i in inner:
                 state[inner[i]] = S
         state[target] = S
@@ -91,7 +107,8 @@ def gated_delta_chunk_reference(
 #
 # As in ssd_chunk_scan.py the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token to
 # its last, GEMMs take the inputs' dtype and accumulate in float32, float32 goes in as three TF32 terms, and
-# chunks are counted from the last boundary. q and k go into GEMMs as they lie in memory, on their way from
+# chunks are counted from the last boundary, or of a pool of 16 bits from the sequence's first token, so that
+# they end where the state is rounded. q and k go into GEMMs as they lie in memory, on their way from
 # there while the chunk before is computed; results are divided by their norms.
 
 
@@ -104,6 +121,7 @@ def _solve_chunks_kernel(
     A_ptr,
     dt_bias_ptr,
     cu_seqlens_ptr,
+    num_before_ptr,
     beta_ptr,
     cumulated_ptr,
     q_scale_ptr,
@@ -122,16 +140,22 @@ def _solve_chunks_kernel(
     HEADS_PER_KEY_HEAD: tl.constexpr,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
+    ROUNDED: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(0)
-    first = tl.load(cu_seqlens_ptr + tl.program_id(2)).to(tl.int64) + tl.program_id(1) * CHUNK
+    start = tl.load(cu_seqlens_ptr + tl.program_id(2)).to(tl.int64)
+    first = start + tl.program_id(1) * CHUNK
+    if ROUNDED:
+        first -= tl.load(num_before_ptr + tl.program_id(2)) % CHUNK
     length = tl.load(cu_seqlens_ptr + tl.program_id(2) + 1) - first
     if length <= 0:
         return
     i, columns = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     tokens, live = first + i, i < length
+    if ROUNDED:
+        live = live & (tokens >= start)
     live_tile = live[:, None] & (columns < key_dim)[None, :]
     key_head = head // HEADS_PER_KEY_HEAD
     q_tile = q_ptr + key_head * q_head_stride + tokens[:, None] * q_stride + columns[None, :]
@@ -144,7 +168,10 @@ def _solve_chunks_kernel(
     dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
 
     beta = tl.sigmoid(b)
-    cumulated = tl.cumsum(A * time_step(a + dt_bias, 0.0, float("inf")), axis=0)
+    log_decay = A * time_step(a + dt_bias, 0.0, float("inf"))
+    if ROUNDED:
+        log_decay = tl.where(live, log_decay, 0.0)
+    cumulated = tl.cumsum(log_decay, axis=0)
     q_scale = scale / tl.sqrt(tl.sum(q * q, axis=1) + norm_eps)
     k_squares = k.to(tl.float32) * k.to(tl.float32)
     k_scale = 1.0 / tl.sqrt(tl.sum(k_squares, axis=1) + norm_eps)
@@ -184,6 +211,7 @@ def _scan_rows_kernel(
     read_slots_ptr,
     write_slots_ptr,
     has_initial_ptr,
+    num_before_ptr,
     row_starts_ptr,
     o_ptr,
     q_stride,
@@ -195,11 +223,16 @@ def _scan_rows_kernel(
     slot_stride,
     head_stride,
     state_row_stride,
+    layer_seed,
+    first_head,
     num_tokens,
     num_heads,
     value_dim,
     key_dim,
     HEADS_PER_KEY_HEAD: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    GRID: tl.constexpr,
     HAS_BOUNDARIES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -239,11 +272,13 @@ def _scan_rows_kernel(
     v_columns = v_ptr + head * v_head_stride + p
     own = head.to(tl.int64) * num_tokens
     causal = i[:, None] >= i[None, :]
+    elements = p[None, :] * key_dim + n[:, None]
     for g in range(segment, next_row):
         end = tl.load(cu_seqlens_ptr + g + 1)
-        for first in range(start, end, CHUNK):
+        num_before = tl.load(num_before_ptr + g) if ROUNDED else 0
+        for first in range(start - num_before % CHUNK, end, CHUNK):
             tokens = (first + i).to(tl.int64)
-            live = tokens < end
+            live = (tokens >= start) & (tokens < end)
             live_v, live_k = live[:, None] & live_p[None, :], live[:, None] & live_n[None, :]
             q = tl.load(q_columns[None, :] + tokens[:, None] * q_stride, mask=live_k, other=0.0)
             k = tl.load(k_columns[None, :] + tokens[:, None] * k_stride, mask=live_k, other=0.0)
@@ -270,6 +305,11 @@ def _scan_rows_kernel(
             weight = tl.where(live, k_scale * tl.exp(total - decay), 0.0)
             written = (U * weight[:, None]).to(k.dtype)
             S = tl.dot(tl.trans(k), written, acc=S * tl.exp(total), input_precision=PRECISION)
+            if ROUNDED:
+                position = num_before + tl.minimum(first + CHUNK, end) - start
+                if (position % GRID == 0) | (first + CHUNK >= end):
+                    key = rounding_key(layer_seed, head + first_head, position)
+                    S = round_state(S, key, elements, pool_ptr.dtype.element_ty, STOCHASTIC)
         target = tl.load(write_slots_ptr + g).to(tl.int64)
         tl.store(pool + target * slot_stride, S.to(pool_ptr.dtype.element_ty), mask=live_state)
         start = end
@@ -295,7 +335,7 @@ def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileReques
 
 def _launch(
     q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial,
-    max_seq_len, boundaries,
+    max_seq_len, boundaries, num_before=None, rounding=NEAREST,
 ):  # fmt: skip
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
@@ -307,9 +347,11 @@ def _launch(
     if boundaries is not None:
         cut = boundaries.segments
         cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
-        row_starts, max_seq_len = cut.row_starts, cut.max_seq_len
-    tiles = choose(tile_request(v.dtype, value_dim, key_dim), v.device)
-    chunk = tiles["CHUNK"]
+        row_starts, max_seq_len, num_before = cut.row_starts, cut.max_seq_len, cut.num_before
+    is_narrow = state.dtype == torch.bfloat16
+    tiles = dict(choose(tile_request(v.dtype, value_dim, key_dim), v.device))
+    chunk = tiles["CHUNK"] = min(tiles["CHUNK"], GRID_TOKENS) if is_narrow else tiles["CHUNK"]
+    num_chunks = triton.cdiv(max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
     of_tokens = torch.empty((4, num_heads, num_tokens), dtype=torch.float32, device=v.device)
     beta, cumulated, q_scale, k_scale = of_tokens
     solution = torch.empty((num_heads, num_tokens, chunk), dtype=v.dtype, device=v.device)
@@ -317,33 +359,27 @@ def _launch(
         "HEADS_PER_KEY_HEAD": num_heads // num_key_heads,
         "BLOCK_K": max(16, triton.next_power_of_2(key_dim)),
         "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
+        "ROUNDED": is_narrow,
     }
-    _solve_chunks_kernel[(num_heads, triton.cdiv(max_seq_len, chunk), len(write_slots))](
-        q, k, a, b, A, dt_bias, cu_seqlens, beta, cumulated, q_scale, k_scale, solution,
+    _solve_chunks_kernel[(num_heads, num_chunks, len(write_slots))](
+        q, k, a, b, A, dt_bias, cu_seqlens, num_before, beta, cumulated, q_scale, k_scale, solution,
         *q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), key_dim**-0.5, NORM_EPS,
         num_tokens, key_dim, CHUNK=chunk, LEVELS=chunk.bit_length() - 1, **sizes,
     )  # fmt: skip
     _scan_rows_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
         q, k, v, beta, cumulated, q_scale, k_scale, solution, state, cu_seqlens, read_slots, write_slots,
-        has_initial.view(torch.uint8), row_starts, o,
+        has_initial.view(torch.uint8), num_before, row_starts, o,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3],
-        num_tokens, num_heads, value_dim, key_dim,
-        HAS_BOUNDARIES=row_starts is not None, **sizes, **tiles,
+        rounding.signed_seed, rounding.first_head, num_tokens, num_heads, value_dim, key_dim,
+        HAS_BOUNDARIES=row_starts is not None, STOCHASTIC=rounding.is_stochastic, GRID=GRID_TOKENS,
+        **sizes, **tiles,
     )  # fmt: skip
     return o
 
 
 def _gated_delta_chunk_cpu(
-    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial
+    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial, num_before, rounding
 ):
-    if state.dtype != torch.float32:
-        write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
-        read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)
-        staged = StagedSlots.gather(state, read_slots, write_slots)
-        rows = cu_seqlens, staged.read_slots, staged.write_slots, has_initial
-        o = _gated_delta_chunk_cpu(q, k, v, a, b, A, dt_bias, staged.pool, *rows)
-        staged.scatter(state, write_slots)
-        return o
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
     decay, beta = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
@@ -372,6 +408,8 @@ def _gated_delta_chunk_cpu(
         as_array(read_slots.contiguous()),
         as_array(write_slots.contiguous()),
         as_array(has_initial.contiguous()),
+        as_array(num_before),
+        rounding.arguments,
         as_array(o.view(-1)),
     )
     return o.to(v.dtype)
@@ -397,6 +435,8 @@ def gated_delta_chunk(
     *,
     max_seq_len: int,
     boundaries: Boundaries | None = None,
+    num_before: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
@@ -404,14 +444,21 @@ def gated_delta_chunk(
     and dt_bias ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, cu_seqlens ``[S + 1]``, read_slots, write_slots
     and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else from zeros.
     It may write the slot that it reads, but none that another row reads. The states at ``boundaries`` are
-    stored as well. Returns o ``[num_tokens, Hv, Dv]``; zero in padding rows (write slot 0).
+    stored as well. The pool is of float32 or, as ``rounding`` says, of bfloat16; for that, num_before ``[S]``
+    int32 are each row's tokens before this batch. Returns o ``[num_tokens, Hv, Dv]``; zero in padding rows
+    (write slot 0).
     """
+    assert num_before is not None or state.dtype != torch.bfloat16
     operands = q, k, v, a, b, A, dt_bias, state
     rows = cu_seqlens, read_slots, write_slots, has_initial
     if v.dtype == torch.float64:
-        return gated_delta_chunk_reference(*operands, *rows, boundaries=boundaries)
+        return gated_delta_chunk_reference(
+            *operands, *rows, boundaries=boundaries, num_before=num_before, rounding=rounding
+        )
     if v.is_cuda:
-        return _launch(*operands, *rows, max_seq_len, boundaries)
+        return _launch(*operands, *rows, max_seq_len, boundaries, num_before, rounding)
     if boundaries is not None:
-        rows = boundaries.segments.as_rows()
-    return _gated_delta_chunk_cpu(*operands, *rows)
+        rows, num_before = boundaries.segments.as_rows(), boundaries.segments.num_before
+    elif num_before is None:
+        num_before = torch.zeros_like(write_slots)
+    return _gated_delta_chunk_cpu(*operands, *rows, num_before, rounding)

@@ -12,7 +12,8 @@ walk over its rows does for token t - 1 what is left to do, and begins token t:
 which is 4 operations a vector, token and row; the chunked form of the GPU needs 3 in its products with the
 state, and those within a chunk beside them. Nor do chunks begin anywhere here: every token and element takes
 the same operations in the same order however the prompt is cut. Normalized keys and queries of a key head are
-packed once for all its value heads.
+packed once for all its value heads. A state of 16 bits is rounded behind every GRID_TOKENS tokens of its
+sequence and where a row ends: passes end there.
 
 Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
 """
@@ -30,12 +31,14 @@ from kernels.cpu_vector import (
     load,
     multiply,
     multiply_add,
+    rounding_key,
     splat,
     store,
     subtract,
 )
 from kernels.gated_delta_recurrence import dot, gates, normalize
-from kernels.ssd_scan_cpu import load_state, store_state
+from kernels.ssd_scan_cpu import load_state, round_columns, store_state
+from kernels.stochastic_round import GRID_TOKENS
 
 _PASS_TOKENS = (
     128  # between loading and storing a state: keys and queries of these stay in the second-level cache
@@ -129,14 +132,16 @@ def _scan_narrow_tile(
 def scan_heads(
     q, q_token_stride, q_head_stride, k, k_token_stride, k_head_stride, v, v_token_stride, v_head_stride,
     decay, beta, scale, num_key_heads, width, head_dim, state, slot_stride, head_stride, row_stride,
-    bounds, read_slots, write_slots, has_initial, y, begin, end,
+    bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
     """Items are value heads: all rows of a prefill batch, in order, so that a row may start where one ended.
 
     decay and beta ``[Hv, num_tokens]``, y zero; queries get the length ``scale``.
     """
-    num_heads, tile = decay.shape[0], 2 * lanes()
-    most = min(_PASS_TOKENS, decay.shape[1])
+    num_heads, tile, (by_chance, layer_seed, first_head) = decay.shape[0], 2 * lanes(), rounding
+    is_narrow = state.itemsize < 4
+    pass_tokens = GRID_TOKENS if is_narrow else _PASS_TOKENS
+    most = min(pass_tokens, decay.shape[1])
     num_rows = (width + 1) // 2 * 2
     row_size = 2 * num_rows + _ROW_PAD
     packed, h = aligned((most + 2) * row_size), aligned(num_rows * tile)
@@ -145,8 +150,11 @@ def scan_heads(
     for s in range(read_slots.shape[0]):
         if write_slots[s] == 0:
             continue
-        for first in range(bounds[s], bounds[s + 1], _PASS_TOKENS):
-            last = min(first + _PASS_TOKENS, bounds[s + 1])
+        first = bounds[s]
+        while first < bounds[s + 1]:
+            position = num_before[s] + first - bounds[s]
+            last = min(first + pass_tokens - position % pass_tokens, bounds[s + 1])
+            position += last - first
             source = read_slots[s] if first == bounds[s] else write_slots[s]
             packed_head = -1
             for head in range(begin, end):
@@ -177,4 +185,8 @@ def scan_heads(
                             h, num_rows, packed, row_size, decay[head, first:last], beta[head, first:last],
                             kq, v, v_at, v_token_stride, y, y_at, y_stride, count, scratch,
                         )  # fmt: skip
+                    if is_narrow:
+                        key = rounding_key(layer_seed, first_head + head, position)
+                        round_columns(state, h, p, width, by_chance, key)
                     store_state(state, write_slots[s] * slot_stride + place, row_stride, count, width, h)
+            first = last

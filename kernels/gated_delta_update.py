@@ -10,7 +10,8 @@ Value head h uses q and k of key head ``h // (Hv // Hk)``. A state's rows are va
 notice of each other, and its columns key channels, side by side in memory: both products are sums along a
 row, and tensor parallelism cuts heads. (transformers and fla keep the transpose.) ``T = 1 + k``: with
 speculation, the state after each position goes to a slot of its own, so that the next step may start after
-any accepted prefix.
+any accepted prefix. A state of 16 bits is rounded behind every position (kernels/stochastic_round.py), and
+the next one starts from that.
 
 | device | form |
 |---|---|
@@ -29,7 +30,13 @@ import torch.nn.functional as F
 
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.gated_delta_recurrence import NORM_EPS, update_heads
-from kernels.staged_slots import StagedSlots
+from kernels.stochastic_round import (
+    NEAREST,
+    StateRounding,
+    round_bfloat16_reference,
+    round_state,
+    rounding_key,
+)
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -46,6 +53,9 @@ def gated_delta_update_reference(
     state: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    *,
+    seq_lens: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """:func:`gated_delta_update`, one row and position after the other."""
     acc = torch.promote_types(q.dtype, torch.float32)
@@ -57,6 +67,9 @@ def gated_delta_update_reference(
         tokens = reference_tokens(*(t[r].to(acc) for t in (q, k, v, a, b)), A.to(acc), dt_bias.to(acc))
         for i, (target, token) in enumerate(zip(targets, tokens, strict=True)):
             S, o[r, i] = reference_step(S, *token)
+            if state.dtype == torch.bfloat16:
+                position = torch.tensor(0) if seq_lens is None else seq_lens[r] - len(targets) + i + 1
+                S = round_bfloat16_reference(S.float(), position, rounding).to(acc)
             if target != 0:
                 state[target] = S
     return o
@@ -94,6 +107,7 @@ def _update_tiles_kernel(
     state_ptr,
     read_slots_ptr,
     write_slots_ptr,
+    seq_lens_ptr,
     o_ptr,
     q_row_stride,
     q_position_stride,
@@ -113,11 +127,14 @@ def _update_tiles_kernel(
     state_row_stride,
     scale,
     norm_eps,
+    layer_seed,
+    first_head,
     num_heads,
     value_dim,
     key_dim,
     HEADS_PER_KEY_HEAD: tl.constexpr,
     NUM_POSITIONS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -162,6 +179,10 @@ def _update_tiles_kernel(
         S += (beta * error)[:, None] * k_i[None, :]
         o = tl.sum(S * q_i[None, :], axis=1)
         tl.store(o_row + i * num_heads * value_dim, o.to(o_ptr.dtype.element_ty), mask=live_v)
+        position = tl.load(seq_lens_ptr + row) - NUM_POSITIONS + i + 1 if STOCHASTIC else 0
+        key = rounding_key(layer_seed, head + first_head, position)
+        elements = rows[:, None] * key_dim + columns[None, :]
+        S = round_state(S, key, elements, state_ptr.dtype.element_ty, STOCHASTIC)
         target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
         if target != 0:
             tl.store(state_tile + target * slot_stride, S.to(state_ptr.dtype.element_ty), mask=live)
@@ -184,7 +205,7 @@ def tile_request(
     )
 
 
-def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots):
+def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, seq_lens=None, rounding=NEAREST):
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -202,6 +223,7 @@ def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots):
         state,
         read_slots,
         write_slots.contiguous(),
+        seq_lens,
         o,
         *q.stride()[:3],
         *k.stride()[:3],
@@ -211,25 +233,21 @@ def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots):
         *state.stride()[:3],
         key_dim**-0.5,
         NORM_EPS,
+        rounding.signed_seed,
+        rounding.first_head,
         num_heads,
         value_dim,
         key_dim,
         HEADS_PER_KEY_HEAD=num_heads // num_key_heads,
         NUM_POSITIONS=num_positions,
+        STOCHASTIC=rounding.is_stochastic,
         BLOCK_K=triton.next_power_of_2(key_dim),
         **tiles,
     )
     return o
 
 
-def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots):
-    if state.dtype != torch.float32:
-        write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
-        staged = StagedSlots.gather(state, read_slots, write_slots)
-        slots = staged.read_slots, staged.write_slots
-        o = _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, staged.pool, *slots)
-        staged.scatter(state, write_slots)
-        return o
+def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, seq_lens, rounding):
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape)
@@ -243,6 +261,8 @@ def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_
         state.stride()[:3],
         as_array(read_slots),
         as_array(write_slots.contiguous()),
+        as_array(read_slots if seq_lens is None else seq_lens),
+        rounding.arguments,
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
         as_array(o).ravel(),
@@ -269,15 +289,22 @@ def gated_delta_update(
     state: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    *,
+    seq_lens: torch.Tensor | None = None,
+    rounding: StateRounding = NEAREST,
 ) -> torch.Tensor:
     """Advance each row's state by its ``T`` positions, in place in the pool.
 
     q and k ``[R, T, Hk, Dk]``, v ``[R, T, Hv, Dv]``, a and b ``[R, T, Hv]``, A (below 0) and dt_bias
     ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts
     from ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. Returns o ``[R, T, Hv, Dv]``; zero in padding rows (read slot 0).
+    ``write_slots[r, i]`` unless that is 0. The pool is of float32 or, as ``rounding`` says, of bfloat16.
+    seq_lens ``[R]``, tokens with the new ones, is needed where rounding is stochastic. Returns o
+    ``[R, T, Hv, Dv]``; zero in padding rows (read slot 0).
     """
+    assert seq_lens is not None or not rounding.is_stochastic
     operands = q, k, v, a, b, A, dt_bias, state, read_slots, write_slots
     if v.dtype == torch.float64:
-        return gated_delta_update_reference(*operands)
-    return _launch(*operands) if v.is_cuda else _gated_delta_update_cpu(*operands)
+        return gated_delta_update_reference(*operands, seq_lens=seq_lens, rounding=rounding)
+    run = _launch if v.is_cuda else _gated_delta_update_cpu
+    return run(*operands, seq_lens, rounding)

@@ -28,6 +28,7 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.gated_delta_chunk import gated_delta_chunk
 from kernels.gated_delta_update import gated_delta_update
 from kernels.gated_rms_norm import group_rms_norm_then_gate
+from kernels.stochastic_round import NEAREST, StateRounding
 
 
 class GatedDeltaNet:
@@ -48,6 +49,7 @@ class GatedDeltaNet:
     ) -> None:
         shard = GatedDeltaShard.of(config, tp)
         self.index = index
+        self.by_chance = StateRounding.stochastic(index, first_head=shard.heads.start)
         self.config = local = shard.local
         self.norm_eps = norm_eps
         self.qkvz_split = [local.conv_channels, local.value_size]
@@ -74,15 +76,16 @@ class GatedDeltaNet:
 
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
-        conv_state, state = caches.conv[self.index], caches.ssm[self.index]
+        states = caches.conv[self.index], caches.ssm[self.index]
+        rounding = self.by_chance if caches.stochastic_rounding else NEAREST
         vqk, z = torch.split(self.qkvz_proj(u), self.qkvz_split, dim=-1)
         ba = self.ba_proj(u)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
-            outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, conv_state, state))
+            outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, *states, rounding))
         if batch.prefill is not None:
-            outputs.append(self._prefill(vqk[split:], ba[split:], batch.prefill, conv_state, state))
+            outputs.append(self._prefill(vqk[split:], ba[split:], batch.prefill, *states, rounding))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         normed = group_rms_norm_then_gate(
             o, z, self.norm_weight, group_size=self.config.value_head_dim, eps=self.norm_eps
@@ -100,20 +103,35 @@ class GatedDeltaNet:
             v.view(*shape, config.num_value_heads, config.value_head_dim),
         )
 
-    def _decode(self, vqk: Tensor, ba: Tensor, rows: DecodeRows, conv_state: Tensor, state: Tensor) -> Tensor:
+    def _decode(
+        self,
+        vqk: Tensor,
+        ba: Tensor,
+        rows: DecodeRows,
+        conv_state: Tensor,
+        state: Tensor,
+        rounding: StateRounding,
+    ) -> Tensor:
         """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, value_size]``."""
         shape = rows.num_rows, rows.num_positions
         vqk = causal_conv1d_update(
             vqk.view(*shape, -1), self.conv_weight, None, conv_state, rows.read_slots, rows.write_slots
         )
         b, a = ba.view(*shape, -1).chunk(2, dim=-1)
+        gates, slots = (a, b, self.A, self.dt_bias), (rows.read_slots, rows.write_slots)
         o = gated_delta_update(
-            *self._heads(vqk, *shape), a, b, self.A, self.dt_bias, state, rows.read_slots, rows.write_slots
+            *self._heads(vqk, *shape), *gates, state, *slots, seq_lens=rows.seq_lens, rounding=rounding
         )
         return o.view(-1, self.config.value_size)
 
     def _prefill(
-        self, vqk: Tensor, ba: Tensor, rows: PrefillRows, conv_state: Tensor, state: Tensor
+        self,
+        vqk: Tensor,
+        ba: Tensor,
+        rows: PrefillRows,
+        conv_state: Tensor,
+        state: Tensor,
+        rounding: StateRounding,
     ) -> Tensor:
         """Ragged stretches, the state kept after each row's last token and at boundaries.
 
@@ -127,6 +145,10 @@ class GatedDeltaNet:
         b, a = ba.chunk(2, dim=-1)
         gates = a, b, self.A, self.dt_bias
         o = gated_delta_chunk(
-            *self._heads(vqk, len(vqk)), *gates, state, *index, max_seq_len=longest, boundaries=boundaries
+            *(*self._heads(vqk, len(vqk)), *gates, state, *index),
+            max_seq_len=longest,
+            boundaries=boundaries,
+            num_before=rows.num_before,
+            rounding=rounding,
         )
         return o.view(-1, self.config.value_size)

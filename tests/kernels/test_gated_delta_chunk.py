@@ -8,6 +8,7 @@ from kernels import gated_delta_chunk as module
 from kernels import gated_delta_update as update_module
 from kernels.gated_delta_chunk import gated_delta_chunk, gated_delta_chunk_reference
 from kernels.gated_delta_update import gated_delta_update
+from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
 from tests.kernels.delta_operands import HEADS, double, operands, state_shape, transformers_operands
 from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row, random_rows
 
@@ -19,11 +20,13 @@ TOLERANCE = {
 }
 
 
-def scan(target, *args, boundaries=None):
+def scan(target, *args, boundaries=None, num_before=None, rounding=NEAREST):
     max_seq_len = int(args[8].diff().max())
+    num_before = torch.zeros_like(args[10]) if num_before is None else num_before
     if target.name == "triton":
-        return module._launch(*args, max_seq_len, boundaries)
-    return gated_delta_chunk(*args, max_seq_len=max_seq_len, boundaries=boundaries)
+        return module._launch(*args, max_seq_len, boundaries, num_before, rounding)
+    options = {"boundaries": boundaries, "num_before": num_before, "rounding": rounding}
+    return gated_delta_chunk(*args, max_seq_len=max_seq_len, **options)
 
 
 def close(found, expected, *dtypes):
@@ -107,13 +110,68 @@ def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, st
 
     index, boundaries = batch.index, batch.boundaries
     expected = gated_delta_chunk_reference(*double(tensors), expected_state, *index, boundaries=boundaries)
-    close(o, expected, dtype)
+    close(o, expected, dtype, state_dtype)
     close(pool.view, expected_state, dtype, state_dtype)
     pool.assert_same_outside(before, batch.written_slots)
     plain = scan(target, *tensors, plain_state, *batch.index)
-    close(o, plain, dtype)
+    close(o, plain, dtype, state_dtype)
     last = [row.write_slot for row in rows]
     close(pool.view[last], plain_state[last], dtype, state_dtype)
+
+
+NARROW_ROWS = {  # rows that start anywhere in their sequences
+    "new": [Row(150, 0, 1, False)],
+    "off the grid": [Row(100, 2, 2, True, num_before=37), Row(5, 3, 3, True, num_before=62)],
+    "boundaries": [Row(90, 2, 2, True, {28: 7, 60: 8}, num_before=100), Row(20, 0, 3, False, {16: 9})],
+}
+
+
+@pytest.mark.parametrize(
+    "rounding", [NEAREST, StateRounding.stochastic(2, first_head=3)], ids=["nearest", "by_chance"]
+)
+@pytest.mark.parametrize("rows", NARROW_ROWS.values(), ids=NARROW_ROWS.keys())
+def test_a_bfloat16_state_is_rounded_on_the_grid_and_the_scan_goes_on_from_that(
+    target, rows, rounding, poisoned_pool
+):
+    heads = HEADS[1]
+    batch = RaggedRows(rows, target.device)
+    tensors = operands((batch.num_tokens,), heads, device=target.device)
+    pool = poisoned_pool(NUM_SLOTS, state_shape(heads), torch.bfloat16, target.device)
+    pool.fill(batch.filled_slots)
+    before, start = pool.bytes.clone(), pool.view.float()
+    options = {"num_before": batch.num_before, "rounding": rounding}
+    o = scan(target, *tensors, pool.view, *batch.index, boundaries=batch.boundaries, **options)
+    pool.assert_same_outside(before, batch.written_slots)
+    wide = torch.zeros(2, *state_shape(heads), device=target.device)
+    for row, first in zip(rows, batch.starts, strict=False):
+        wide[1] = start[row.read_slot] if row.has_initial else 0
+        ends = sorted({*range(64 - row.num_before % 64, row.length, 64), *row.stores, row.length})
+        for begin, end in itertools.pairwise([0, *ends]):
+            piece = RaggedRows([Row(end - begin, 1, 1, True)], target.device)
+            tokens = [t[first + begin : first + end] if t.ndim > 1 else t for t in tensors]
+            expected = scan(target, *tokens, wide, *piece.index)
+            torch.testing.assert_close(o[first + begin : first + end], expected, rtol=1e-2, atol=2e-2)
+            position = torch.tensor(row.num_before + end, device=target.device)
+            rounded = round_bfloat16_reference(wide[1], position, rounding)
+            wide[1] = rounded.float()
+            slot = row.write_slot if end == row.length else row.stores.get(end)
+            if slot is not None:
+                assert (pool.view[slot] == rounded).float().mean() > 0.98
+                torch.testing.assert_close(pool.view[slot], rounded, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("rounding", [NEAREST, StateRounding.stochastic(2)], ids=["nearest", "by_chance"])
+def test_a_row_that_is_cut_on_the_grid_leaves_the_bits_of_the_uncut_row(target, rounding, poisoned_pool):
+    tensors = operands((200,), HEADS[1], device=target.device)
+    pool = poisoned_pool(3, state_shape(HEADS[1]), torch.bfloat16, target.device)
+    whole = RaggedRows([Row(200, 0, 1, False)], target.device)
+    o = scan(target, *tensors, pool.view, *whole.index, num_before=whole.num_before, rounding=rounding)
+    for begin, end in ((0, 64), (64, 192), (192, 200)):
+        piece = RaggedRows([Row(end - begin, 2, 2, begin > 0, num_before=begin)], target.device)
+        tokens = [t[begin:end] if t.ndim > 1 else t for t in tensors]
+        found = scan(target, *tokens, pool.view, *piece.index, num_before=piece.num_before, rounding=rounding)
+        assert torch.equal(found, o[begin:end])
+    assert torch.equal(pool.view[1], pool.view[2])
 
 
 def further(*values):

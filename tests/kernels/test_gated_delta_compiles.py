@@ -10,10 +10,11 @@ import torch
 from kernels import gated_delta_chunk, gated_delta_update
 from tests.kernels.sm_90 import compile_kernel
 
-INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts")
-FLOATS = ("A", "dt_bias", "beta", "cumulated", "q_scale", "k_scale", "state", "pool")
+INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts", "num_before", "seq_lens")
+FLOATS = ("A", "dt_bias", "beta", "cumulated", "q_scale", "k_scale")
 TYPES = {
     "*": "*" + DTYPE, "scale": "fp32", "norm_eps": "fp32", "has_initial_ptr": "*u8",
+    "state_ptr": STATE, "pool_ptr": STATE,
     **{f"{name}_ptr": "*i32" for name in INTEGERS}, **{f"{name}_ptr": "*fp32" for name in FLOATS},
 }
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
@@ -21,11 +22,13 @@ update = gated_delta_update.tile_request(dtype, torch.float32, 128, 128, 2).defa
 scan = gated_delta_chunk.tile_request(dtype, 128, 128).default
 HEADS = {"HEADS_PER_KEY_HEAD": 2, "BLOCK_K": 128}
 DOT = {**HEADS, "PRECISION": "tf32" if DTYPE == "bf16" else "tf32x3"}
-SOLVE = {"CHUNK": scan["CHUNK"], "LEVELS": scan["CHUNK"].bit_length() - 1}
+IS_NARROW = STATE == "*bf16"
+ROUND = {"ROUNDED": IS_NARROW, "STOCHASTIC": IS_NARROW, "GRID": 64}
+SOLVE = {"ROUNDED": IS_NARROW, "CHUNK": scan["CHUNK"], "LEVELS": scan["CHUNK"].bit_length() - 1}
 KERNELS = [
-    (gated_delta_update._update_tiles_kernel, {**HEADS, "NUM_POSITIONS": 2}, update),
+    (gated_delta_update._update_tiles_kernel, {**HEADS, "NUM_POSITIONS": 2, "STOCHASTIC": IS_NARROW}, update),
     (gated_delta_chunk._solve_chunks_kernel, {**DOT, **SOLVE}, {}),
-    (gated_delta_chunk._scan_rows_kernel, {**DOT, "HAS_BOUNDARIES": True}, scan),
+    (gated_delta_chunk._scan_rows_kernel, {**DOT, **ROUND, "HAS_BOUNDARIES": True}, scan),
 ]
 for kernel, constants, tiles in KERNELS:
     options = {name: value for name, value in tiles.items() if name.startswith("num_")}
@@ -43,6 +46,13 @@ for kernel, constants, tiles in KERNELS:
 """
 
 
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_sm_90(dtype):
-    assert output_of(COMPILE, DTYPE=dtype).count("compiled") == 3
+@pytest.mark.parametrize(
+    ("dtype", "state"),
+    [
+        ("bf16", "*fp32"),
+        pytest.param("fp32", "*fp32", marks=pytest.mark.exhaustive),
+        pytest.param("bf16", "*bf16", marks=pytest.mark.exhaustive),  # rounded stochastically
+    ],
+)
+def test_kernels_compile_for_sm_90(dtype, state):
+    assert output_of(COMPILE, DTYPE=dtype, STATE=state).count("compiled") == 3

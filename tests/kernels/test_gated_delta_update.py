@@ -6,6 +6,7 @@ import torch
 from kernels import gated_delta_update as module
 from kernels.cpu_graph import CpuGraph
 from kernels.gated_delta_update import gated_delta_update, gated_delta_update_reference
+from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
 from tests.kernels.delta_operands import HEADS, double, operands, state_shape, transformers_operands
 
 TOLERANCE = {
@@ -15,8 +16,10 @@ TOLERANCE = {
 }
 
 
-def update(target, *args):
-    return module._launch(*args) if target.name == "triton" else gated_delta_update(*args)
+def update(target, *args, seq_lens=None, rounding=NEAREST):
+    if target.name == "triton":
+        return module._launch(*args, seq_lens, rounding)
+    return gated_delta_update(*args, seq_lens=seq_lens, rounding=rounding)
 
 
 ROWS = [  # read slots, write slots
@@ -45,16 +48,21 @@ def test_update_equals_the_reference_and_writes_only_its_slots(
     tensors = operands((len(read), len(write[0])), heads, dtype, target.device)
     pool = poisoned_pool(11, state_shape(heads), state_dtype, target.device)
     pool.fill([slot for slot in read if slot])
-    before, expected_state = pool.bytes.clone(), pool.view.double()
+    before = pool.bytes.clone()
+    is_narrow = state_dtype == torch.bfloat16  # the reference rounds between positions as well
+    expected_state = pool.view.clone() if is_narrow else pool.view.double()
     index = (target.int32(read), target.int32(write))
 
     o = update(target, *tensors, pool.view, *index)
 
     expected = gated_delta_update_reference(*double(tensors), expected_state, *index)
     assert o.dtype == dtype
-    torch.testing.assert_close(o.double(), expected, **TOLERANCE[dtype])
+    is_rounded_between = is_narrow and len(write[0]) > 1
+    torch.testing.assert_close(
+        o.double(), expected, **TOLERANCE[state_dtype if is_rounded_between else dtype]
+    )
     tolerance = TOLERANCE[state_dtype]
-    torch.testing.assert_close(pool.view.double(), expected_state, equal_nan=True, **tolerance)
+    torch.testing.assert_close(pool.view.double(), expected_state.double(), equal_nan=True, **tolerance)
     pool.assert_same_outside(before, [slot for slot in itertools.chain(*write) if slot])
 
 
@@ -71,6 +79,35 @@ def test_one_step_of_several_positions_has_the_bits_of_several_steps_of_one(targ
         o_i = update(target, *one, start, in_place, in_place[:, None])
         assert torch.equal(o_i[:, 0], o[:, i])
         assert torch.equal(start[[1, 5]], pool.view[[1 + i, 5 + i]])
+
+
+@pytest.mark.parametrize(
+    "rounding", [NEAREST, StateRounding.stochastic(2, first_head=3)], ids=["nearest", "by_chance"]
+)
+@pytest.mark.parametrize("heads", [(2, 32, 4, 16), (1, 20, 3, 7)])
+def test_a_bfloat16_state_is_rounded_behind_every_position_whatever_the_steps(
+    target, heads, rounding, poisoned_pool
+):
+    tensors = operands((2, 4), heads, device=target.device)
+    pool = poisoned_pool(12, state_shape(heads), torch.bfloat16, target.device)
+    pool.fill([1, 5])
+    wide = pool.view[[0, 1, 5]].float()
+    pool.view[9], pool.view[10] = pool.view[1], pool.view[5]
+    write, seq_lens = target.int32([[1, 2, 0, 4], [5, 6, 7, 8]]), target.int32([104, 17])
+    o = update(target, *tensors, pool.view, target.int32([1, 5]), write, seq_lens=seq_lens, rounding=rounding)
+    for i in range(4):
+        one = [t[:, i : i + 1] if t.ndim > 1 else t for t in tensors]
+        now, alone, in_place = seq_lens - 3 + i, target.int32([9, 10]), target.int32([1, 2])
+        o_alone = update(target, *one, pool.view, alone, alone[:, None], seq_lens=now, rounding=rounding)
+        assert torch.equal(o_alone[:, 0], o[:, i])
+        o_wide = update(target, *one, wide, in_place, in_place[:, None])
+        torch.testing.assert_close(o_wide[:, 0], o[:, i], rtol=1e-4, atol=1e-5)
+        expected, found = round_bfloat16_reference(wide[1:], now, rounding), pool.view[[9, 10]]
+        assert (found == expected).float().mean() > 0.99  # sums may be contracted otherwise
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        wide[1:] = found.float()
+        if i != 2:
+            assert torch.equal(pool.view[[1 + i, 5 + i]], found)
 
 
 def test_a_row_among_others_has_the_same_bits_as_alone(target, poisoned_pool):
