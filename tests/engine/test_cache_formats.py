@@ -15,6 +15,7 @@ from engine.scheduler import Swap
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_engine import copy, make_engine, prefill
+from tests.families import make_family_checkpoint
 from wire.errors import ConfigError
 from wire.sampling_params import SamplingParams
 
@@ -134,6 +135,24 @@ def test_narrow_caches_of_a_model_with_mtp_layers_and_experts_are_handed_over_to
     """torch multiplies for the experts, and sums in an order that depends on the batch: the same tokens."""
     prompts = [[(7 * i + length) % 160 for i in range(length)] for length in LENGTHS[:3]]
     assert_all_agree(random_model, prompts, "all", 3, compare=tokens_of, drafter="mtp", **FP8, **BY_CHANCE)
+
+
+@pytest.mark.parametrize(
+    ("family", "formats", "mode", "k"),
+    [
+        ("qwen3.5", FP8 | BY_CHANCE, "all", 2),
+        further("qwen3.5", BFLOAT16, "align", 3),
+        ("mamba-2", BY_CHANCE, "all", 2),
+        ("llama", FP8, "all", 2),
+        further("falcon-h1", FP8 | BY_CHANCE, "align", 3),
+    ],
+)
+def test_other_families_keep_the_same_bits_handed_over_batched_and_with_drafts(
+    family, formats, mode, k, tmp_path
+):
+    model = make_family_checkpoint(tmp_path, family)
+    prompts = [[(7 * i + length) % 90 for i in range(length)] for length in (17, 65, 66, 130)]
+    assert_all_agree(model, prompts, mode, k, drafter="ngram", **formats)
 
 
 def test_scales_of_a_layer_are_applied_where_it_stores_and_where_it_attends(bundled_model, recall):
