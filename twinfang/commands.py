@@ -195,8 +195,8 @@ PLAN = Command(
     "plan",
     "what fits into a GPU's memory",
     "Shows how a server of one role would divide a GPU's memory between weights, recurrent states and KV "
-    "blocks. It reads config.json alone, so neither weights nor a GPU have to be there. Where it does not fit, it "
-    "says by how much and which values would fit, and exits with 1.\n\n"
+    "blocks. It reads config.json alone, so neither weights nor a GPU have to be there. Where it does not "
+    "fit, it says by how much and which values would fit, and exits with 1.\n\n"
     "Given what the GPU reaches, it also computes how many requests a second prefill and decode servers "
     "take within an objective, and how to divide servers between the two: a model, no measurement.",
     (
