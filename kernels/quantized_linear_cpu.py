@@ -5,11 +5,7 @@ The weight is stored once, in panels as :mod:`kernels.packed_linear` has them, b
 to ``ROWS_IN_REGISTERS`` rows take the panel as it is, and widen it in registers; more have a thread widen the
 panel once and take it as one of float32. Both multiply with ``float32(w) * scale`` and add up in the order of
 the inputs: the bits are those of the dequantised weight in :class:`kernels.packed_linear.PackedLinear`.
-
-µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine, operands out of the cache:
-
-| weight | float32 | FP8, a scale a channel | FP8, blocks | int8, a scale a channel |
-|---|---|---|---|---|
+Times are in docs/quantization.md.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def cpu_cases() -> Iterator[Case]:
         for layer in ("in_proj", "up_proj", "lm_head"):
             for rows in (1, 8, 32):
                 yield dense_cases.linear(model, layer, rows)
+        for rows in (1, 8, 32, 256):
+            yield dense_cases.quantized_linear(model, rows)
         yield dense_cases.linear(model, "in_proj", 256)
         yield dense_cases.linear(model, "up_proj", 256)
         for rows in (1, 8, 256):
@@ -78,6 +80,8 @@ def gpu_cases() -> Iterator[Case]:
     for layer in ("in_proj", "up_proj", "lm_head"):
         for rows in (1, 8, 64):
             yield dense_cases.linear(model, layer, rows)
+    for rows in (1, 8, 64, 8192):
+        yield dense_cases.quantized_linear(model, rows)
     yield dense_cases.linear(model, "in_proj", 8192)
     yield dense_cases.linear(model, "up_proj", 8192)
     for rows in (1, 8, 64, 8192):

@@ -12,6 +12,7 @@ from benchmarks.kernels.case import Call, Case, case_name, random
 from benchmarks.kernels.models import Model
 from engine.models.linear import Linear
 from engine.models.moe import LoopedExperts, StackedExperts
+from kernels.quantized_weight import QuantizedWeight
 from kernels.rms_norm import add_rms_norm, rms_norm
 
 EPS = 1e-5
@@ -92,6 +93,37 @@ def linear(model: Model, layer: str, rows: int) -> Case:
         operands,
         ours,
         {} if model.device == "cuda" else {"F.linear": torch_eager},
+    )
+
+
+def quantized_linear(model: Model, rows: int) -> Case:
+    """``in_proj`` of a mixer in FP8, with scales for blocks of 128 by 128."""
+    outputs, inputs = model.mamba.proj_size, model.config.hidden_size
+
+    def operands(device: torch.device) -> SimpleNamespace:
+        codes = torch.randint(0, 256, (outputs, inputs), dtype=torch.uint8, device=device) & 0xF7  # no NaN
+        scales = torch.rand(-(-outputs // 128), -(-inputs // 128), device=device) / 100
+        return SimpleNamespace(
+            x=random(device, model.dtype, rows, inputs),
+            weight=QuantizedWeight(codes.view(torch.float8_e4m3fn), scales, 128, 128),
+        )
+
+    def ours(o: SimpleNamespace) -> Call:
+        layer, x = Linear(o.weight), o.x
+        return lambda: layer(x)
+
+    def unquantized(o: SimpleNamespace) -> Call:
+        weight, x = o.weight.dequantized(model.dtype), o.x
+        return lambda: F.linear(x, weight)
+
+    return Case(
+        "linear, in_proj, FP8",
+        case_name(model, rows=rows),
+        work.quantized_linear(rows, inputs, outputs, model.dtype.itemsize),
+        model.weight_bytes,
+        operands,
+        ours,
+        {"F.linear, not quantised": unquantized},
     )
 
 

@@ -147,6 +147,16 @@ def linear(rows: int, inputs: int, outputs: int, element: int) -> Work:
     )
 
 
+def quantized_linear(rows: int, inputs: int, outputs: int, element: int) -> Work:
+    """A weight of one byte, with a scale for 128 inputs of 128 outputs."""
+    scales = -(-outputs // 128) * -(-inputs // 128) * FLOAT32
+    return Work(
+        read=rows * inputs * element + outputs * inputs + scales,
+        written=rows * outputs * element,
+        flops=2 * rows * inputs * outputs,
+    )
+
+
 def experts(
     rows: int, num_experts: int, per_token: int, hidden: int, intermediate: int, element: int
 ) -> Work:

@@ -63,6 +63,7 @@ from benchmarks.kernels.work import Work
         (work.add_rms_norm(3, 10, 4), Work(read=280, written=240, flops=150)),
         (work.gated_rms_norm(3, 10, 4), Work(read=280, written=120, flops=240)),
         (work.linear(3, 10, 20, 2), Work(read=2 * 230, written=2 * 60, flops=1200)),
+        (work.quantized_linear(3, 10, 200, 2), Work(read=60 + 2000 + 8, written=1200, flops=12000)),
         # One token, two experts of [5, 10] and back; three tokens touch all of 4.
         (work.experts(1, 4, 2, 10, 5, 2), Work(read=2 * (200 + 10) + 8, written=20, flops=400)),
         (work.experts(3, 4, 2, 10, 5, 2), Work(read=2 * (400 + 30) + 24, written=60, flops=1200)),
@@ -113,6 +114,7 @@ def test_contenders_compute_the_same():
         dense_cases.norm(model, 3),
         dense_cases.add_norm(model, 3),
         dense_cases.linear(model, "up_proj", 3),
+        dense_cases.quantized_linear(model, 3),
         dense_cases.experts(model, 5),
     ]
     bench = Bench(torch.device("cpu"), 0.0)

@@ -30,6 +30,7 @@ from tests.checkpoints import (
     make_checkpoint,
     transformers_logits,
 )
+from tests.engine.model_layers import linears
 from tests.engine.sequences import Driver, Sequence
 from tests.quantized_checkpoints import FORMATS, dequantized, write_quantized
 from wire.errors import ModelLoadError
@@ -59,18 +60,6 @@ def logits_of(model) -> torch.Tensor:
     """Of one sequence: two chunks, and rows of decoding."""
     driver, sequence = Driver(model, 1), Sequence(0, [(7 * i) % 157 for i in range(40)])
     return torch.cat([driver.step([(sequence, n)])[0] for n in (20, 15, 1, 1, 3)])
-
-
-def linears(part, seen=None) -> list[Linear]:
-    """All linear layers below an object of a model, in order."""
-    seen = set() if seen is None else seen
-    if id(part) in seen or isinstance(part, torch.Tensor | str | int):
-        return []
-    seen.add(id(part))
-    if isinstance(part, Linear):
-        return [part]
-    parts = part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values()
-    return [layer for inner in parts for layer in linears(inner, seen)]
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers(source, checkpoint):
