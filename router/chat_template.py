@@ -7,6 +7,7 @@ sandbox, and whatever it raises is an error of the request.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.model_files import read_json
 from wire.errors import InvalidRequestError, ModelLoadError
+
+logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 400
 
@@ -63,7 +66,10 @@ class ChatTemplate:
             sources = {}
         if "default" not in sources or not all(isinstance(source, str) for source in sources.values()):
             raise ModelLoadError(f"{path}: chat_template is neither text nor a list with one named 'default'")
-        return cls(sources, _special_tokens(settings, model_dir))
+        template = cls(sources, _special_tokens(settings, model_dir))
+        if not template.reads("tools", has_tools=True):
+            logger.info("%s: its chat template does not show a request's tools to the model", model_dir)
+        return template
 
     def reads(self, variable: str, *, has_tools: bool) -> bool:
         """Whether the template looks at a variable; one that does not answers the same without it."""

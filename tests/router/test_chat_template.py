@@ -103,6 +103,16 @@ def test_a_checkpoint_may_have_a_template_for_tools(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("source", "is_said"), [("{{ messages }}", True), ("{% if tools %}x{% endif %}", False)]
+)
+def test_a_template_that_ignores_tools_is_named_when_it_is_loaded(tmp_path, caplog, source, is_said):
+    write_settings(tmp_path, chat_template=source)
+    with caplog.at_level("INFO"):
+        ChatTemplate.from_directory(tmp_path)
+    assert ("does not show a request's tools" in caplog.text) is is_said
+
+
+@pytest.mark.parametrize(
     ("said", "part"),
     [
         ("{% if %}", "not valid Jinja, line 1"),
