@@ -206,6 +206,14 @@ def test_blocks_of_fp8_come_back_from_host_memory_bit_for_bit(fp8_caches):
     assert torch.equal(fp8_caches.kv_words[[2, 3]], before[[4, 1]])
 
 
+def test_cache_modes_and_state_blocks_change_no_bit(bundled_model, recall):
+    _, tokens, _ = recall
+    settings = {"max_num_seqs": 5, "max_batch_tokens": 160, **FP8, **BY_CHANCE}
+    kinds = ({"cache_mode": "none"}, {"cache_mode": "align"}, {"state_block_size": 64})
+    answers = [all_at_once(make_engine(bundled_model, "both", **settings, **kind), tokens) for kind in kinds]
+    assert answers[1:] == answers[:1] * 2
+
+
 @pytest.mark.parametrize("formats", [BFLOAT16, BY_CHANCE], ids=["nearest", "by_chance"])
 def test_a_budget_that_cuts_prompts_elsewhere_changes_no_bit(bundled_model, recall, formats):
     _, tokens, _ = recall
