@@ -5,6 +5,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.recall_task import make_recall_prompt
+from engine.cache_formats import ExactCuts
 from engine.caches import Caches
 from engine.config import EngineConfig
 from engine.host_store import HostStore
@@ -13,6 +14,7 @@ from engine.poison import Poison
 from engine.request import Request
 from engine.scheduler import Swap
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
+from tests.engine.leading import lead_engine
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_engine import copy, make_engine, prefill
 from tests.families import make_family_checkpoint
@@ -204,6 +206,33 @@ def test_blocks_of_fp8_come_back_from_host_memory_bit_for_bit(fp8_caches):
     fp8_caches.kv_words.fill_(0)
     store.restore(Swap("preempted", (2, 3), 1))
     assert torch.equal(fp8_caches.kv_words[[2, 3]], before[[4, 1]])
+
+
+@pytest.mark.exhaustive
+def test_several_ranks_round_their_heads_as_one_that_has_all(bundled_model, recall):
+    """They add up in another order: the same tokens."""
+    _, tokens, _ = recall
+    settings = {**FP8, **BY_CHANCE, "num_speculative": 2}
+    alone = all_at_once(make_engine(bundled_model, "both", max_batch_tokens=256, **settings), tokens)
+    with lead_engine(bundled_model, 2, **settings) as engine:
+        assert tokens_of(all_at_once(engine, tokens)) == tokens_of(alone)
+
+
+@pytest.mark.parametrize(
+    ("grid", "start", "room", "expected"),
+    [
+        (64, 0, 1000, 199),  # all but the last of 200 tokens
+        (64, 199, 1, 200),  # the last one
+        (64, 0, 198, 192),
+        (64, 128, 63, 128),  # too little room for a stretch
+        (64, 100, 60, 128),  # a state that was brought back from anywhere
+        (64, 192, 7, 199),
+        (1, 0, 198, 198),
+        (1, 150, 100, 199),
+    ],
+)
+def test_chunks_end_on_the_grid_or_before_the_prompts_last_token(grid, start, room, expected):
+    assert ExactCuts(grid).chunk_end(200, start, min(200, start + room)) == expected
 
 
 def test_cache_modes_and_state_blocks_change_no_bit(bundled_model, recall):
