@@ -8,6 +8,7 @@ the peak is the model plus one tensor.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from engine.quantized_tensors import UNUSED_SUFFIXES, is_quantized, quantized_we
 from kernels.quantized_weight import QuantizedWeight
 from wire.errors import ModelLoadError
 from wire.layout import Ranges
+
+logger = logging.getLogger(__name__)
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -162,6 +165,7 @@ class WeightFiles:
         self.dtype = dtype
         self.device = torch.device(device)
         self.quantization = quantization
+        self._is_warned = False
         self.bytes_taken = 0
         self._taken: set[str] = set()
         self._files: dict[Path, Any] = {}  # safe_open is untyped
@@ -209,13 +213,27 @@ class WeightFiles:
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
     ) -> Tensor | QuantizedWeight:
         """See :meth:`Weights.take_weight`; raises :class:`ModelLoadError` as :meth:`take`."""
-        if not is_quantized(self, layer):
+        is_stored_so = is_quantized(self, layer)
+        self._warn_if_unexpected(layer, is_stored_so)
+        if not is_stored_so:
             return self.take(f"{layer}.weight", shape, part=part)
         weight = quantized_weight(self, layer, shape, self.quantization)
         if not part.is_all_of(shape):
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight.to(self.device)
+
+    def _warn_if_unexpected(self, layer: str, is_stored_so: bool) -> None:
+        """Once: ``twinfang plan`` knows nothing but the configuration."""
+        if self.quantization is None or self._is_warned:
+            return
+        if is_stored_so != (self.quantization.scheme_of(layer) is not None):
+            self._is_warned = True
+            stored, said = ("quantised", "not") if is_stored_so else ("not quantised", "quantised")
+            logger.warning(
+                "%s: %s is stored %s, and %s by its configuration, as others may be: what is stored counts",
+                *(self.directory, layer, stored, said),
+            )
 
     def number(self, *names: str, default: float) -> float:
         """See :meth:`Weights.number`; raises :class:`ModelLoadError` where there are several, or none."""

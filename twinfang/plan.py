@@ -35,6 +35,8 @@ class Memory:
     weights: int
     has_mtp: bool
     """Whether MTP layers are among the weights."""
+    quantization: str | None
+    """Whose format the weights are quantised in; None: they are not."""
     weights_on_disk: int | None
     """None where the directory does not hold all safetensors of the checkpoint."""
     gpu: int | None
@@ -102,7 +104,8 @@ def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> 
             )
         budget = gpu_cache_bytes(gpu_bytes - weights) if given is None else given
     is_share = given is None and gpu_bytes is not None
-    return Memory(weights, mtp, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
+    quantization = None if model.quantization is None else model.quantization.method
+    return Memory(weights, mtp, quantization, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
 
 
 def _bytes_on_disk(model_dir: Path) -> int | None:
@@ -134,6 +137,7 @@ def _figures(
         "memory": {
             "gpu_bytes": memory.gpu,
             "weights_bytes": memory.weights,
+            "weights_quantization": memory.quantization,
             "weights_on_disk_bytes": memory.weights_on_disk,
             "cache_budget_bytes": memory.cache_budget,
             "other_bytes": None if memory.gpu is None else memory.gpu - memory.weights - memory.cache_budget,
@@ -198,6 +202,7 @@ def _table(
 def _memory_rows(memory: Memory) -> Iterable[Row]:
     on_disk = memory.weights_on_disk
     source = "by config.json" + (", MTP layers too" if memory.has_mtp else "")
+    source += "" if memory.quantization is None else f", quantised ({memory.quantization})"
     source += "" if on_disk is None else f"; {size_text(on_disk)} on disk"
     if memory.gpu is None:
         yield "weights", source, size_text(memory.weights)

@@ -142,7 +142,16 @@ def test_the_size_by_configuration_is_what_the_loader_takes(checkpoint, dtype):
 def test_nothing_in_the_files_is_called_unknown(checkpoint, caplog):
     with caplog.at_level(logging.WARNING):
         load_model(checkpoint, mtp=True)
-    assert "not part of the model" not in caplog.text
+    assert not caplog.text
+
+
+def test_what_is_stored_counts_and_is_said_where_the_configuration_differs(modelopt, caplog):
+    weight = load_file(dequantized(modelopt) / "model.safetensors")[f"{LAYER}.weight"]
+    rewrite(modelopt, **{f"{LAYER}.weight": weight, f"{LAYER}.weight_scale": None})
+    with caplog.at_level(logging.WARNING):
+        model = load_model(modelopt)
+    assert f"{LAYER} is stored not quantised, and quantised by its configuration" in caplog.text
+    assert not isinstance(model.layers.blocks[1].mixers[0].qkv.proj.packed, QuantizedLinear)
 
 
 @pytest.fixture(scope="module", params=["block fp8", "packed int8 group"])

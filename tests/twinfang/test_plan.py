@@ -130,6 +130,18 @@ def test_a_30b_model_on_80_gib_has_a_state_of_47_mib_and_6_kib_a_token(moe_30b: 
     assert found["plan"]["num_full_seqs"] == (found["plan"]["num_blocks"] - 1) // 16384
 
 
+def test_quantised_weights_are_counted_in_bytes(moe_30b: str):
+    plain = figures(moe_30b, "--gpu-memory", "80")["memory"]
+    quantization = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside = Path(moe_30b) / "hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": quantization}))
+    memory = figures(moe_30b, "--gpu-memory", "80")["memory"]
+    assert (plain["weights_quantization"], memory["weights_quantization"]) == (None, "modelopt")
+    kept = 2 * 2 * 131072 * 2688  # embedding and output head
+    assert memory["weights_bytes"] == pytest.approx((plain["weights_bytes"] - kept) / 2 + kept, rel=0.002)
+    assert "by config.json, quantised (modelopt)" in plan(moe_30b, "--gpu-memory", "80").stdout
+
+
 def test_a_prefill_server_leases_one_state_a_sequence(dense_8b: str):
     found = figures("--model", dense_8b, "--gpu-memory", "80", "--role", "prefill", "--max-num-seqs", "8")
     assert found["slots"]["leased"] == 8
