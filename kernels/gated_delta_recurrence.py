@@ -41,9 +41,7 @@ NORM_EPS = 1e-6
 
 _EPS, _ZERO, _ONE = np.float32(NORM_EPS), np.float32(0), np.float32(1)
 _ROWS = 32  # of a state together through all positions: before and after a position 32 KB at 128 columns
-_ROWS_AHEAD = (
-    16  # of those at work are on their way from memory: too many instructions for the core to look past
-)
+_ROWS_AHEAD = 16  # of those at work are on their way from memory: too far for the core to look by itself
 
 
 @cpu_jit

@@ -40,12 +40,8 @@ from kernels.gated_delta_recurrence import dot, gates, normalize
 from kernels.ssd_scan_cpu import load_state, round_columns, store_state
 from kernels.stochastic_round import GRID_TOKENS
 
-_PASS_TOKENS = (
-    128  # between loading and storing a state: keys and queries of these stay in the second-level cache
-)
-_ROW_PAD = (
-    16  # floats behind a token's key and query: rows of 2^n bytes would all start in a few sets of the cache
-)
+_PASS_TOKENS = 128  # whose keys and queries stay in the second-level cache, for all channels of v
+_ROW_PAD = 16  # floats behind a token's: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

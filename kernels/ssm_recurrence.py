@@ -23,6 +23,7 @@ from kernels.cpu_vector import (
     load_number,
     multiply,
     multiply_add,
+    prefetch,
     rounded,
     rounded_number,
     rounding_key,
@@ -33,6 +34,7 @@ from kernels.cpu_vector import (
 )
 
 _ZERO = np.float32(0)
+_ROWS_AHEAD = 16  # of those at work are on their way from memory: too far for the core to look by itself
 
 
 @cpu_jit
@@ -52,7 +54,7 @@ def _advance(
     rounded for a target of 16 bits.
     """
     w = lanes()
-    whole, decays = width - width % w, splat(decay)
+    whole, decays, ahead = width - width % w, splat(decay), _ROWS_AHEAD * stride
     p = 0
     while p + 4 <= num_rows:
         s0, t0 = first + p * stride, target_first + p * target_stride
@@ -64,6 +66,10 @@ def _advance(
         y0, y1, y2, y3 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
         for n in range(0, whole, w):
             input_n, output_n = load(B, b + n), load(C, c + n)
+            prefetch(source, s0 + ahead + n)
+            prefetch(source, s1 + ahead + n)
+            prefetch(source, s2 + ahead + n)
+            prefetch(source, s3 + ahead + n)
             h0 = multiply_add(load(source, s0 + n), decays, multiply(a0, input_n))
             h1 = multiply_add(load(source, s1 + n), decays, multiply(a1, input_n))
             h2 = multiply_add(load(source, s2 + n), decays, multiply(a2, input_n))
@@ -76,27 +82,33 @@ def _advance(
             y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
             y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
         r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
+        # Sums in loops that store nothing: else their order depends on whether both states are the same.
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
+            r0 += (load_number(source, s0 + n) * decay + u0 * input_1) * output_1
+            r1 += (load_number(source, s1 + n) * decay + u1 * input_1) * output_1
+            r2 += (load_number(source, s2 + n) * decay + u2 * input_1) * output_1
+            r3 += (load_number(source, s3 + n) * decay + u3 * input_1) * output_1
+        for n in range(whole, width):
+            input_1, e = B[b + n], p * width + n
             v0 = load_number(source, s0 + n) * decay + u0 * input_1
             v1 = load_number(source, s1 + n) * decay + u1 * input_1
             v2 = load_number(source, s2 + n) * decay + u2 * input_1
             v3 = load_number(source, s3 + n) * decay + u3 * input_1
-            e = p * width + n
             store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, e))
             store_number(target, t1 + n, rounded_number(target, v1, by_chance, key, e + width))
             store_number(target, t2 + n, rounded_number(target, v2, by_chance, key, e + 2 * width))
             store_number(target, t3 + n, rounded_number(target, v3, by_chance, key, e + 3 * width))
-            r0, r1, r2, r3 = r0 + v0 * output_1, r1 + v1 * output_1, r2 + v2 * output_1, r3 + v3 * output_1
         y[out + p], y[out + p + 1] = r0 + D * x[o + p], r1 + D * x[o + p + 1]
         y[out + p + 2], y[out + p + 3] = r2 + D * x[o + p + 2], r3 + D * x[o + p + 3]
         p += 4
     while p < num_rows:
         s0, t0, u0, r0 = first + p * stride, target_first + p * target_stride, step * x[o + p], _ZERO
         for n in range(width):
+            r0 += (load_number(source, s0 + n) * decay + u0 * B[b + n]) * C[c + n]
+        for n in range(width):
             v0 = load_number(source, s0 + n) * decay + u0 * B[b + n]
             store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, p * width + n))
-            r0 += v0 * C[c + n]
         y[out + p] = r0 + D * x[o + p]
         p += 1
 
