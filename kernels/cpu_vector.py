@@ -20,6 +20,7 @@ is stored (kernels/float8.py).
 | `prefetch(array, index)` | nothing, but has the element's cache line brought; it may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
+| `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once however a loop is compiled |
 | `maximum(a, b)` | by lane; b where one is NaN |
 | `exponential(vector)` | `exp_f32` by lane |
 | `silu(vector)` | x / (1 + e^-x) by lane |
@@ -72,6 +73,7 @@ subtract = VectorOperator("subtract")
 multiply = VectorOperator("multiply")
 divide = VectorOperator("divide")
 multiply_add = VectorOperator("multiply_add")
+multiply_add_number = VectorOperator("multiply_add_number")
 maximum = VectorOperator("maximum")
 exponential = VectorOperator("exponential")
 silu = VectorOperator("silu")

@@ -23,6 +23,7 @@ from kernels.cpu_vector import (
     load_number,
     multiply,
     multiply_add,
+    multiply_add_number,
     prefetch,
     rounded,
     rounded_number,
@@ -85,31 +86,42 @@ def _advance(
         # Sums in loops that store nothing: else their order depends on whether both states are the same.
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
-            r0 += (load_number(source, s0 + n) * decay + u0 * input_1) * output_1
-            r1 += (load_number(source, s1 + n) * decay + u1 * input_1) * output_1
-            r2 += (load_number(source, s2 + n) * decay + u2 * input_1) * output_1
-            r3 += (load_number(source, s3 + n) * decay + u3 * input_1) * output_1
+            v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * input_1)
+            r0 = multiply_add_number(v0, output_1, r0)
+            v1 = multiply_add_number(load_number(source, s1 + n), decay, u1 * input_1)
+            r1 = multiply_add_number(v1, output_1, r1)
+            v2 = multiply_add_number(load_number(source, s2 + n), decay, u2 * input_1)
+            r2 = multiply_add_number(v2, output_1, r2)
+            v3 = multiply_add_number(load_number(source, s3 + n), decay, u3 * input_1)
+            r3 = multiply_add_number(v3, output_1, r3)
         for n in range(whole, width):
             input_1, e = B[b + n], p * width + n
-            v0 = load_number(source, s0 + n) * decay + u0 * input_1
-            v1 = load_number(source, s1 + n) * decay + u1 * input_1
-            v2 = load_number(source, s2 + n) * decay + u2 * input_1
-            v3 = load_number(source, s3 + n) * decay + u3 * input_1
+            v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * input_1)
+            v1 = multiply_add_number(load_number(source, s1 + n), decay, u1 * input_1)
+            v2 = multiply_add_number(load_number(source, s2 + n), decay, u2 * input_1)
+            v3 = multiply_add_number(load_number(source, s3 + n), decay, u3 * input_1)
             store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, e))
             store_number(target, t1 + n, rounded_number(target, v1, by_chance, key, e + width))
             store_number(target, t2 + n, rounded_number(target, v2, by_chance, key, e + 2 * width))
             store_number(target, t3 + n, rounded_number(target, v3, by_chance, key, e + 3 * width))
-        y[out + p], y[out + p + 1] = r0 + D * x[o + p], r1 + D * x[o + p + 1]
-        y[out + p + 2], y[out + p + 3] = r2 + D * x[o + p + 2], r3 + D * x[o + p + 3]
+        y[out + p], y[out + p + 1] = (
+            multiply_add_number(D, x[o + p], r0),
+            multiply_add_number(D, x[o + p + 1], r1),
+        )
+        y[out + p + 2], y[out + p + 3] = (
+            multiply_add_number(D, x[o + p + 2], r2),
+            multiply_add_number(D, x[o + p + 3], r3),
+        )
         p += 4
     while p < num_rows:
         s0, t0, u0, r0 = first + p * stride, target_first + p * target_stride, step * x[o + p], _ZERO
         for n in range(width):
-            r0 += (load_number(source, s0 + n) * decay + u0 * B[b + n]) * C[c + n]
+            v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * B[b + n])
+            r0 = multiply_add_number(v0, C[c + n], r0)
         for n in range(width):
-            v0 = load_number(source, s0 + n) * decay + u0 * B[b + n]
+            v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * B[b + n])
             store_number(target, t0 + n, rounded_number(target, v0, by_chance, key, p * width + n))
-        y[out + p] = r0 + D * x[o + p]
+        y[out + p] = multiply_add_number(D, x[o + p], r0)
         p += 1
 
 

@@ -162,6 +162,16 @@ def multiply_add(typing_context, a, b, c):
     return VECTOR(a, b, c), generate
 
 
+@intrinsic
+def multiply_add_number(typing_context, a, b, c):
+    def generate(context, builder, signature, values):
+        return builder.fma(
+            *(context.cast(builder, *one, types.float32) for one in zip(values, signature.args, strict=True))
+        )
+
+    return types.float32(a, b, c), generate
+
+
 def _multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
 
