@@ -20,6 +20,8 @@ from engine.cache_formats import (
 from engine.cache_modes import CacheModeName
 from engine.caches import CacheSpec
 from engine.capacity import Demand
+from engine.data_parallel import ONLY_RANK, DataParallel
+from engine.expert_parallel import check_shares
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
 from engine.priority import MAX_NICENESS
@@ -97,6 +99,10 @@ class EngineConfig:
     """Of the threads that compute, 0 to 19: how far they step back for others that want the same cores."""
     tensor_parallel: int = 1
     """Ranks that share the model: processes on one host, each with a GPU where there are any."""
+    data_parallel: DataParallel = ONLY_RANK
+    """Which of several ranks that serve side by side this server is."""
+    expert_parallel: bool = False
+    """Whether the ranks of all of these servers share the experts, each of which is whole on one of them."""
 
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
@@ -124,6 +130,7 @@ class EngineConfig:
             raise ConfigError(f"--mamba-ssm-cache-dtype must be one of {known}, got {got!r}")
         self._check_state_block_size()
         self._check_speculation()
+        self._check_ranks()
         self._check_batch_tokens()
 
     def _check_batch_tokens(self) -> None:
@@ -232,6 +239,39 @@ class EngineConfig:
         """Tokens between two states that mode ``all`` keeps, a multiple of ``unit``."""
         return self.state_block_size or -(-DEFAULT_STATE_BLOCK // unit) * unit
 
+    def _check_ranks(self) -> None:
+        if self.expert_parallel and self.num_expert_ranks == 1:
+            raise ConfigError(
+                "--enable-expert-parallel needs ranks that share the experts: give --data-parallel-size or "
+                "--tensor-parallel, or leave it out"
+            )
+
+    def check_experts(self, model: ModelConfig) -> None:
+        """Raises :class:`ConfigError` for a model whose experts the ranks can't share."""
+        if not self.expert_parallel:
+            return
+        if model.moe is None:
+            raise ConfigError(
+                f"--enable-expert-parallel: the checkpoint in {self.model_dir} has no layers with experts; "
+                "leave it out: --data-parallel-size then starts ranks that know nothing of one another"
+            )
+        check_shares(model.moe.num_experts, self.num_expert_ranks)
+
+    @property
+    def num_expert_ranks(self) -> int:
+        """Processes that the experts are divided among."""
+        return self.data_parallel.size * self.tensor_parallel
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether every step is computed together with other servers."""
+        return self.expert_parallel and self.data_parallel.size > 1
+
+    @property
+    def state_block(self) -> int:
+        """Tokens between two states that mode ``all`` keeps."""
+        return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
+
     @property
     def num_positions(self) -> int:
         """Positions of a decode row: 1 + k; 1 on a prefill server, which drafts nothing."""
@@ -286,12 +326,12 @@ class EngineConfig:
         )
 
     def resolve_device(self, rank: int = 0) -> torch.device:
-        """``auto`` is the GPU where there is one; each of several ranks has its own."""
+        """``auto`` is the GPU where there is one; each of several ranks of a host has its own."""
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cuda" and self.tensor_parallel > 1:
-            name = f"cuda:{rank}"
+        if name == "cuda" and self.num_expert_ranks > 1:
+            name = f"cuda:{self.data_parallel.local_rank * self.tensor_parallel + rank}"
         return torch.device(name)
 
     def resolve_steps_ahead(self, device: torch.device) -> int:

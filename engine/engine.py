@@ -21,6 +21,7 @@ from engine.fingerprint import fingerprint
 from engine.grammar import Grammars
 from engine.host_store import HostStore
 from engine.launched_step import LaunchedStep, RowResult
+from engine.lockstep import Alone, Lockstep
 from engine.models import load_model, read_config
 from engine.request import Request
 from engine.row_table import RowTable
@@ -37,6 +38,7 @@ from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
 from wire.handoff import Digests
+from wire.lockstep import StepShape
 from wire.outbox import Outbox
 from wire.prefixes import PrefixNews
 from wire.sampling_params import SamplingParams
@@ -50,11 +52,19 @@ class Engine:
     """Model, caches and scheduler of one server, or of one of its tensor-parallel ranks."""
 
     def __init__(
-        self, config: EngineConfig, tp: TensorParallel = ALONE, *, start_up: StartUp | None = None
+        self,
+        config: EngineConfig,
+        tp: TensorParallel = ALONE,
+        *,
+        lockstep: Lockstep | None = None,
+        start_up: StartUp | None = None,
     ) -> None:
         self.start_up = start_up or StartUp()
         self.config = config
         self.tp = tp
+        self._lockstep = lockstep or Alone()
+        self.num_dummy_steps = 0
+        """Steps of other ranks in which this one had nothing to compute."""
         self.device = config.resolve_device(tp.rank)
         model_config = read_config(config.model_dir, config.dtype, self.device)
         config.apply_threads(model_config.dtype)
@@ -122,6 +132,7 @@ class Engine:
         """When the last step was read back."""
         self.start_up.ended("pools")
         self.warm_up()
+        self._lockstep.settle(self._take_part)
         self.start_up.ended("warm_up")
         self._runner.capture()
         self.start_up.ended("graphs")
@@ -272,12 +283,20 @@ class Engine:
         for find_faults in (self._damaged, self._runner.constrain):
             plan, failed = self._without(plan, find_faults(plan))
             self._landed.add_all(failed)
+        shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
-            self._in_flight.append(self._runner.launch(plan))
+            self._in_flight.append(self._runner.launch(plan, shape))
             self.scheduler.launched(plan)
             self._counts.num_steps += 1
+        elif shape.num_tokens > 0:
+            self._take_part(shape)
         did_nothing = not (
-            self._in_flight or self._landed or plan.admitted or plan.swap_out or plan.prefilled
+            self._in_flight
+            or self._landed
+            or plan.admitted
+            or plan.swap_out
+            or plan.prefilled
+            or shape.num_tokens
         )
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
         return self._result(plan, did_nothing=did_nothing)
@@ -304,9 +323,14 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def dummy_step(self, num_rows: int) -> None:
+    def _take_part(self, shape: StepShape) -> None:
         """The step of an idle data-parallel rank: it touches nothing but the null entries."""
-        self._runner.launch_padding(num_rows)
+        self._runner.launch_padding(shape)
+        self.num_dummy_steps += 1
+
+    def dummy_step(self, num_rows: int) -> None:
+        """The same beside ranks of which the busiest decodes ``num_rows`` rows."""
+        self._take_part(self._runner.decode_shape(num_rows))
 
     def _move(self, plan: StepPlan) -> None:
         """Brings row table and pools to where the plan has them, before anything is computed."""

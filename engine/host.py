@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.lead_engine import LeadEngine
+from engine.lockstep import GroupLockstep, LeadLockstep
 from engine.loop import EngineLoop
 from engine.mailbox import Mailbox
+from engine.membership import Membership
 from engine.model_shard import check_divides
 from engine.models import read_config
 from engine.rank_processes import RankMain, RankProcesses, work
@@ -18,7 +22,12 @@ from engine.step_result import StepResult
 from telemetry.start_up import StartUp
 from wire.generation import ServerInfo
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+NO_MEETING_POINT = Path()
+"""Of a server with one tensor-parallel rank."""
 
 
 class EngineHost:
@@ -30,32 +39,67 @@ class EngineHost:
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],
+        on_leaving: Callable[[int], None] = lambda rank: None,
         rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
     ) -> None:
+        """``on_leaving`` is told, on another thread, of each data-parallel rank that is about to stop."""
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
-        if config.tensor_parallel == 1:
-            self.engine = Engine(config, start_up=start_up)
-        else:
-            check_divides(read_config(config.model_dir, config.dtype), config.tensor_parallel)
+        self._membership = Membership()
+        if config.num_expert_ranks > 1:
+            model_config = read_config(config.model_dir, config.dtype)
+            config.check_experts(model_config)
+            check_divides(model_config, config.tensor_parallel, shares_experts=config.expert_parallel)
+        if config.tensor_parallel > 1:
             self.ranks = RankProcesses(config, rank_main, reports=reports, on_fatal=on_fatal)
-            tp = self.ranks.join()
-            if start_up is not None:
-                start_up.ended("ranks")
-            self.engine = LeadEngine(config, tp, self.ranks.tell, start_up=start_up)
+            self._membership = self.ranks.join()
+        elif config.is_lockstep:
+            self._membership = Membership.enter(config, 0, NO_MEETING_POINT)
+        if start_up is not None and config.num_expert_ranks > 1:
+            start_up.ended("ranks")
+        self._group = self._join_group(on_fatal, on_leaving)
+        self.engine = self._make_engine(config, start_up)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
+        if self._group is not None:
+            self._group.on_wake(lambda: self._loop.post(lambda: None))
         self._event_loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._event_loop)
 
+    def _join_group(
+        self, on_fatal: Callable[[BaseException], None], on_leaving: Callable[[int], None]
+    ) -> GroupLockstep | None:
+        membership = self._membership
+        if membership.mesh is None:
+            return None
+        group = GroupLockstep(membership.mesh, membership.leads, on_lost=on_fatal, on_leaving=on_leaving)
+        membership.mesh.start(group)
+        return group
+
+    def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine:
+        tp, group = self._membership.tp, self._group
+        if self.ranks is None:
+            return Engine(config, tp, lockstep=group, start_up=start_up)
+        tell = self.ranks.tell
+        lockstep = None if group is None else LeadLockstep(group, tell)
+        return LeadEngine(config, tp, tell, lockstep=lockstep, start_up=start_up)
+
     def start(self) -> None:
         self._loop.start()
+
+    async def leave_group(self, timeout_s: float) -> None:
+        """Says that this server has nothing left to compute, and goes on with the others until all say so."""
+        if self._membership.mesh is not None:
+            self._membership.mesh.leave()
+            if not await asyncio.to_thread(self._membership.mesh.wait_until_all_left, timeout_s):
+                log.warning("not all ranks of the group were done within %g s", timeout_s)
 
     def stop(self) -> None:
         self._loop.stop()
         if self.ranks is not None:
             self.ranks.stop()
+        self._membership.end()
         self._mailbox.close()
 
     def post(self, event: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.lockstep import Lockstep
 from engine.request import Request
 from engine.step_result import StepResult
 from engine.tensor_parallel import TensorParallel
@@ -38,10 +39,11 @@ class LeadEngine(Engine):
         tp: TensorParallel,
         tell: Callable[[object], None],
         *,
+        lockstep: Lockstep | None = None,
         start_up: StartUp | None = None,
     ) -> None:
         self._tell: Callable[[object], None] = lambda _: None  # every rank warms up unasked
-        super().__init__(config, tp, start_up=start_up)
+        super().__init__(config, tp, lockstep=lockstep, start_up=start_up)
         self._tell = tell
 
     def add(self, request: Request) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from engine.engine import Engine
 from engine.priority import lower_priority
 from engine.step_result import StepResult
+from wire.errors import GroupLostError
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class EngineLoop:
                 idle = result.did_nothing
                 if not idle or result.to_give_up:
                     self._on_step(result)
+        except GroupLostError as error:  # nothing of ours: whoever found out has said what happened
+            self._on_fatal(error)
         except BaseException as error:
             log.exception("the engine failed")
             self._on_fatal(error)

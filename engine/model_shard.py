@@ -9,6 +9,7 @@
 | o, out_proj, down | their inputs, which are what the rank has | summands of the hidden state |
 | output head | vocabulary | complete logits |
 
+Experts that ranks share (:mod:`engine.expert_parallel`) are not divided: each is whole on one rank.
 Embedding, norms, expert router, latent projections and ``eh_proj`` stand whole on every rank.
 """
 
@@ -112,8 +113,11 @@ class GatedDeltaShard:
         return (*self.value_rows, (first_q + start, first_q + stop), (first_k + start, first_k + stop))
 
 
-def check_divides(config: ModelConfig, size: int) -> None:
-    """Raises :class:`ConfigError` that names what ``size`` ranks can't share."""
+def check_divides(config: ModelConfig, size: int, *, shares_experts: bool = False) -> None:
+    """Raises :class:`ConfigError` that names what ``size`` ranks can't share.
+
+    ``shares_experts``: each expert is whole on one of them.
+    """
     attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
     divided, copied = [], []
     if mamba is not None:
@@ -128,7 +132,8 @@ def check_divides(config: ModelConfig, size: int) -> None:
     if mlp is not None:
         divided.append(("intermediate_size", mlp.intermediate_size))
     if moe is not None:
-        divided.append(("moe_intermediate_size", moe.intermediate_size))
+        if not shares_experts:
+            divided.append(("moe_intermediate_size", moe.intermediate_size))
         divided.append(("moe_shared_expert_intermediate_size", moe.shared_intermediate_size))
     for name, count in divided:
         if count % size:
@@ -157,7 +162,9 @@ def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
         moe=moe
         and replace(
             moe,
-            intermediate_size=len(tp.share(moe.intermediate_size)),
+            intermediate_size=moe.intermediate_size
+            if tp.experts.size > 1
+            else len(tp.share(moe.intermediate_size)),
             shared_intermediate_size=len(tp.share(moe.shared_intermediate_size)),
         ),
     )

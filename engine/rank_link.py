@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ class RankLink:
     """One end. Sending and receiving raise :class:`EOFError` or :class:`OSError` when the other is gone."""
 
     def __init__(self, connection: Connection) -> None:
+        self.takers: dict[type, Callable[[object], None]] = {}
+        """Of messages that the other end's further threads may send between any two others."""
         self._connection = connection
         self._lock = threading.Lock()
 

@@ -9,6 +9,7 @@ import queue
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -18,10 +19,13 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.group_mesh import Listener
+from engine.lockstep import FollowingLockstep
+from engine.membership import Membership
 from engine.priority import lower_priority
 from engine.rank_link import RankLink, RankLogHandler
 from engine.rank_worker import RankWorker
-from engine.tensor_parallel import TensorParallel, join, leave
+from engine.tensor_parallel import leave
 from wire.codec import encode
 from wire.ranks import RankLog, Stop
 
@@ -40,12 +44,20 @@ class RankPlace:
     """Where the ranks find one another; see :func:`engine.tensor_parallel.join`."""
     log_level: int
 
-    def enter(self, link: RankLink) -> TensorParallel:
-        """Sets the process up and meets the other ranks; the first thing that it does."""
+    def make_engine(self, link: RankLink) -> Engine:
+        """Sets the process up, meets the other ranks and makes its engine; the first thing that it does."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which stops the others
         logging.basicConfig(level=self.log_level, handlers=[RankLogHandler(link)], force=True)
-        size = self.config.tensor_parallel
-        return join(self.rank, size, self.meeting_point, self.config.resolve_device(self.rank))
+        membership = self.enter()
+        if membership.mesh is None:
+            return Engine(self.config, membership.tp)
+        membership.mesh.start(Listener())  # the group lost, rank 0 ends, and so does this one
+        lockstep = FollowingLockstep(membership.mesh, link)
+        return Engine(self.config, membership.tp, lockstep=lockstep)
+
+    def enter(self) -> Membership:
+        """Meets the other ranks."""
+        return Membership.enter(self.config, self.rank, self.meeting_point)
 
 
 RankMain = Callable[[RankPlace, RankLink], None]
@@ -54,7 +66,7 @@ RankMain = Callable[[RankPlace, RankLink], None]
 
 def work(place: RankPlace, link: RankLink) -> None:
     """A rank of a server that hands nothing over."""
-    RankWorker(Engine(place.config, place.enter(link)), link).run()
+    RankWorker(place.make_engine(link), link).run()
 
 
 class RankProcesses:
@@ -88,12 +100,11 @@ class RankProcesses:
         )
         self._ranks = [self._start(rank, main) for rank in range(1, config.tensor_parallel)]
 
-    def join(self) -> TensorParallel:
+    def join(self) -> Membership:
         """This process's own place, rank 0, once all are there."""
-        config = self._place.config
-        tp = join(0, config.tensor_parallel, self._place.meeting_point, config.resolve_device(0))
+        membership = self._place.enter()
         self._has_joined = True
-        return tp
+        return membership
 
     @property
     def size(self) -> int:
@@ -181,9 +192,19 @@ class _Rank:
     link: RankLink
 
 
+def _outlive_nobody() -> None:
+    """Ends this process after rank 0, also where its main thread waits in a collective for that."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    time.sleep(STOP_TIMEOUT_S)  # the main thread learns of it by its link, if it listens
+    os._exit(1)
+
+
 def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
     try:
         lower_priority(place.config.niceness)  # threads made from here on inherit it
+        threading.Thread(target=_outlive_nobody, name="parent", daemon=True).start()
         main(place, RankLink(connection))
         leave()
     except EOFError:

@@ -37,8 +37,8 @@ CALLS: tuple[type[Any], ...] = (
 class RankWorker:
     """Carries out rank 0's calls until it says stop or is gone.
 
-    ``on_step`` is told what each step brought that concerns this rank's memory.
-    ``others`` are further messages of rank 0, each with who takes it.
+    ``on_step`` is told what each step brought that concerns this rank's memory. Further messages of rank 0
+    are for the link's takers.
     """
 
     def __init__(
@@ -46,22 +46,20 @@ class RankWorker:
         engine: Engine,
         link: RankLink,
         on_step: Callable[[StepResult], None] = lambda _: None,
-        others: dict[type, Callable[[object], None]] | None = None,
     ) -> None:
         self._engine = engine
         self._link = link
         self._on_step = on_step
-        self._others = others or {}
         self._requests: dict[str, Request] = {}
         """Those whose transfer has not ended."""
 
     def run(self) -> None:
         """Returns after :class:`Stop`. Raises :class:`EOFError` when rank 0 is gone."""
         while True:
-            call: Any = self._link.receive(*CALLS, *self._others)
+            call: Any = self._link.receive(*CALLS, *self._link.takers)
             if isinstance(call, Stop):
                 return
-            taker = self._others.get(type(call))
+            taker = self._link.takers.get(type(call))
             if taker is not None:
                 taker(call)
             else:

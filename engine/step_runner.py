@@ -28,6 +28,7 @@ from engine.step_graph import StepGraphs
 from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from telemetry.measures import StepRun
 from wire.errors import TwinfangError
+from wire.lockstep import NOTHING, StepShape
 from wire.sampling_params import MAX_STOP_TOKEN_IDS
 
 log = logging.getLogger(__name__)
@@ -155,8 +156,23 @@ class StepRunner:
         errors = self._masks.update(list(by_row), self.state) if by_row else {}
         return [(by_row[row], error) for row, error in errors.items()]
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts the plan's step; returns while the device computes."""
+    def shape_of(self, plan: StepPlan) -> StepShape:
+        """What the plan's step takes of the passes that ranks of a group compute together."""
+        if plan.is_empty:
+            return NOTHING
+        if not plan.prefill_rows:
+            return self.decode_shape(len(plan.decode_rows))
+        num_tokens = len(plan.decode_rows) * self._num_positions
+        return StepShape(0, num_tokens + sum(row.num_new for row in plan.prefill_rows), True)
+
+    def decode_shape(self, num_rows: int) -> StepShape:
+        """Of a step of so many decode rows alone."""
+        num_rows = self._buffers.captured(num_rows)
+        return StepShape(num_rows, num_rows * self._num_positions, False)
+
+    def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
+        """Starts the plan's step, which fits into ``shape``; returns while the device computes."""
+        self._agreed(shape)
         launched_s = time.monotonic()
         run: StepRun = "eager"
         rows = plan.rows
@@ -171,7 +187,11 @@ class StepRunner:
             self._checks.compare(plan, step.batch)
             tensors = self._program.run(step)
         else:
-            step, tensors, run = self._launch_decode(plan, needs, max_seq_len, samples=bool(sampling))
+            num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
+            replays = bool(sampling) and not shape.is_mixed
+            step, tensors, run = self._launch_decode(
+                plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
+            )
         return LaunchedStep.follow(
             plan,
             step,
@@ -186,23 +206,35 @@ class StepRunner:
         """Upper bound of a decode row's length, its new positions included."""
         return request.num_planned + (1 + request.num_in_flight) * self._num_positions
 
+    def _agreed(self, shape: StepShape) -> None:
+        """In a step of decode rows alone every rank's passes have as many tokens; else they are padded."""
+        self._model.tp.experts.pad_to(shape.num_tokens if shape.is_mixed else None)
+
     def _launch_decode(
-        self, plan: StepPlan, needs: SamplingNeeds, max_seq_len: int, *, samples: bool
+        self,
+        plan: StepPlan,
+        needs: SamplingNeeds,
+        max_seq_len: int,
+        *,
+        num_rows: int,
+        samples: bool,
+        replays: bool,
     ) -> tuple[Step, StepTensors, StepRun]:
-        num_rows = self._buffers.captured(len(plan.decode_rows))
+        """``replays`` False: this step's collectives are not those of a captured graph."""
         self._buffers.load(plan.decode_rows, num_rows)
-        replayed = self._graphs.replay(num_rows, needs) if samples else None
+        replayed = self._graphs.replay(num_rows, needs) if replays else None
         if replayed is not None:
             return *replayed, "graph"
         step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
         self._checks.compare(plan, step.batch)
         return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
 
-    def launch_padding(self, num_rows: int) -> None:
+    def launch_padding(self, shape: StepShape) -> None:
         """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
-        num_rows = self._buffers.captured(num_rows)
+        self._agreed(shape)
+        num_rows = self._buffers.captured(1) if shape.is_mixed else shape.num_rows
         self._buffers.load([], num_rows)
-        if self._graphs.replay(num_rows, GREEDY) is None:
+        if shape.is_mixed or self._graphs.replay(num_rows, GREEDY) is None:
             step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
             self._program.run(step)
 

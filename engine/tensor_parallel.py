@@ -15,6 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from engine.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
 
 CPU = torch.device("cpu")
 START_TIMEOUT_S = 300.0
@@ -29,6 +32,10 @@ class TensorParallel:
     size: int = 1
     device: torch.device = CPU
     """Where tensors that travel have to be."""
+    group: dist.ProcessGroup | None = None
+    """These ranks, where they are not all that the process group knows."""
+    experts: ExpertParallel = NO_EXPERT_PARALLEL
+    """Who has which of the routed experts, where these are not divided as other weights are."""
 
     def share(self, count: int) -> range:
         """This rank's part of ``count`` things that are divided evenly."""
@@ -50,7 +57,7 @@ class TensorParallel:
     def sum(self, x: Tensor) -> Tensor:
         """The ranks' ``x`` added up, in place; every rank gets the same bits."""
         if self.size > 1:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self.group)
         return x
 
     def least(self, value: int) -> int:
@@ -58,7 +65,7 @@ class TensorParallel:
         if self.size == 1:
             return value
         least = torch.tensor(value, dtype=torch.int64, device=self.device)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group)
         return int(least)
 
     def any(self, flags: list[bool]) -> list[bool]:
@@ -72,7 +79,7 @@ class TensorParallel:
         if self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
+        dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)
 
 
@@ -80,14 +87,25 @@ ALONE = TensorParallel()
 """One rank that holds all."""
 
 
-def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> TensorParallel:
-    """Meets the other ranks, by NCCL on GPUs and by gloo elsewhere, and waits until all are there.
+def join(
+    rank: int, size: int, meeting_point: Path, device: torch.device, *, shares_experts: bool = False
+) -> TensorParallel:
+    """Meets the other ranks and waits until all are there. ``shares_experts``: each expert is one rank's.
 
     ``meeting_point`` is a file in a private folder that does not exist yet; all ranks name the same.
     """
     if size == 1:
         return ALONE
     store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+    make_process_group(store, rank, size, device)
+    experts = NO_EXPERT_PARALLEL
+    if shares_experts:
+        experts = ExpertParallel(rank, size, tp_rank=rank, tp_size=size)
+    return TensorParallel(rank, size, device, experts=experts)
+
+
+def make_process_group(store: Store, rank: int, size: int, device: torch.device) -> None:
+    """Torch's default process group: NCCL for GPUs, gloo elsewhere."""
     timeout = timedelta(seconds=START_TIMEOUT_S)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where kernels are launched, whatever tensors they are given
@@ -96,7 +114,6 @@ def join(rank: int, size: int, meeting_point: Path, device: torch.device) -> Ten
         )
     else:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    return TensorParallel(rank, size, device)
 
 
 def leave() -> None:

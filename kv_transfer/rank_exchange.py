@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from engine.caches import Caches
-from engine.engine import Engine
 from engine.rank_link import RankLink
 from engine.rank_processes import RankPlace
 from engine.rank_worker import RankWorker
@@ -39,13 +38,14 @@ DRAIN_S = 0.2
 
 def serve_rank(place: RankPlace, link: RankLink, *, incarnation: str) -> None:
     """What the process of such a rank runs, on a prefill or a decode server."""
-    engine = Engine(place.config, place.enter(link))
+    engine = place.make_engine(link)
     failures: list[BaseException] = []
     exchange = RankExchange(
         engine.caches, link, incarnation=incarnation, rank=place.rank, on_fatal=failures.append
     )
     try:
-        RankWorker(engine, link, others=exchange.takers()).run()
+        link.takers = exchange.takers()
+        RankWorker(engine, link).run()
     finally:
         exchange.close()
     if failures:

@@ -120,6 +120,13 @@ class UnavailableError(TwinfangError):
     code = "no_server_available"
 
 
+class GroupLostError(TwinfangError):
+    """A rank that shares experts with this one is gone; nothing can be computed without it."""
+
+    http_status = 503
+    code = "group_lost"
+
+
 class DeadlineError(TwinfangError):
     """Something was waited for longer than its deadline."""
 

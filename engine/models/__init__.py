@@ -66,10 +66,12 @@ def load_model(
     :class:`wire.errors.ConfigError` for a number of ranks that can't share the model.
     """
     config = read_config(model_dir, dtype, device)
-    check_divides(config, tp.size)
+    check_divides(config, tp.size, shares_experts=tp.experts.size > 1)
     weights = _weights(model_dir, config, device, load_format)
     model = build_model(config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
+    if tp.experts.size > 1:  # most are other ranks'
+        unused = [name for name in unused if ".experts." not in name]
     if unused:
         logger.warning(
             "%s: %d tensors are not part of the model: %s",

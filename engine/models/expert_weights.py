@@ -34,14 +34,18 @@ GATED_EXPERTS = ExpertNames(
 def load_experts(
     config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel, names: ExpertNames
 ) -> tuple[StoredWeights, StoredWeights]:
-    """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``."""
-    share = tp.share(config.intermediate_size)
+    """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``.
+
+    With expert parallelism these are whole, and some of the experts.
+    """
+    held, is_whole = tp.experts.share(config.num_experts), tp.experts.size > 1
+    share = range(config.intermediate_size) if is_whole else tp.share(config.intermediate_size)
     part = share.start, share.stop
     if not names.inputs or prefix + names.stacked[0] in weights:
-        return _stacked(config, size, weights, prefix, part, names.stacked)
+        return _stacked(config, size, weights, prefix, held if is_whole else None, part, names.stacked)
     up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
     ups, downs = [], []
-    for expert in range(config.num_experts):
+    for expert in held:
         one = f"{prefix}experts.{expert}."
         up = [weights.take_weight(one + name, up_shape, part=of_outputs(part)) for name in names.inputs]
         ups.append(joined(up, weights.dtype))
@@ -54,12 +58,17 @@ def _stacked(
     size: int,
     weights: Weights,
     prefix: str,
+    held: range | None,
     part: tuple[int, int],
     names: tuple[str, str],
 ) -> tuple[list[Tensor], list[Tensor]]:
+    """``part`` of each expert's inner channels; of ``held`` experts, where that says which, all."""
     inner, (start, stop) = config.intermediate_size, part
     num_inputs = 2 if config.activation == "silu_gated" else 1
     up_part = Part(1, tuple((i * inner + start, i * inner + stop) for i in range(num_inputs)))
+    down_part = Part(2, (part,))
+    if held is not None:
+        up_part = down_part = Part(0, ((held.start, held.stop),))
     up = weights.take(prefix + names[0], (config.num_experts, num_inputs * inner, size), part=up_part)
-    down = weights.take(prefix + names[1], (config.num_experts, size, inner), part=Part(2, (part,)))
+    down = weights.take(prefix + names[1], (config.num_experts, size, inner), part=down_part)
     return list(up.unbind()), list(down.unbind())

@@ -44,7 +44,7 @@ class MoeNames:
 class Moe:
     """Router, routed experts, shared expert. A token's output depends on that token alone.
 
-    A rank has a share of every expert's intermediate channels.
+    A rank has a share of every expert's intermediate channels, or with expert parallelism some experts whole.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class Moe:
                 size,
                 bias=config.bias and tp.rank == 0,  # it is applied to each rank's summand
             )
+        self.sharing = tp.experts
+        self.num_experts = config.num_experts
         experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
         up, down = load_experts(config, size, weights, prefix, tp, names.experts)
         self.experts = experts(up, down, config.activation)
@@ -99,7 +101,10 @@ class Moe:
         """See :class:`engine.models.block.Mixer`."""
         expert_ids, expert_weights = self.route(x)
         entered = x if self.enter_latent is None else self.enter_latent(x)
-        routed = self.experts.forward(entered, expert_ids, expert_weights)
+        if self.sharing.size == 1:
+            routed = self.experts.forward(entered, expert_ids, expert_weights)
+        else:
+            routed = self.sharing.run(entered, expert_ids, expert_weights, self.experts, self.num_experts)
         if self.leave_latent is not None:
             routed = self.leave_latent(routed)
         if self.shared is None:
@@ -124,18 +129,34 @@ class LoopedExperts:
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
         num_tokens, k = expert_ids.shape
-        outputs = x.new_empty(num_tokens * k, x.shape[1])
         if num_tokens == 1:  # batch 1: nothing to sort or gather
-            for place, expert in enumerate(expert_ids[0].tolist()):
-                outputs[place] = self._expert(expert, x)
+            outputs = torch.cat([self._expert(expert, x) for expert in expert_ids[0].tolist()])
         else:
-            flat_ids = expert_ids.flatten()
-            order = flat_ids.argsort()
-            counts = flat_ids.bincount(minlength=len(self.up)).tolist()
-            by_expert = torch.split(x[order // k], counts)
-            results = [self._expert(expert, rows) for expert, rows in enumerate(by_expert) if counts[expert]]
-            outputs[order] = torch.cat(results)
+            outputs = self._rows(x, torch.arange(num_tokens * k) // k, expert_ids.flatten())
         return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
+
+    def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        """See :class:`engine.expert_parallel.Experts`."""
+        outputs = x.new_empty(len(x), num_slots, x.shape[1])
+        tokens, columns = (slots < num_slots).nonzero(as_tuple=True)
+        if len(tokens) > 0:
+            results = self._rows(x, tokens, expert_ids[tokens, columns])
+            outputs[tokens, slots[tokens, columns]] = results
+        return outputs
+
+    def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
+        """As :func:`moe_combine`, with the bits of :meth:`forward`."""
+        return _weighted_sum(results[places], expert_weights)
+
+    def _rows(self, x: Tensor, tokens: Tensor, expert_ids: Tensor) -> Tensor:
+        """Row i is expert ``expert_ids[i]`` of ``x[tokens[i]]``."""
+        order = expert_ids.argsort()
+        counts = expert_ids.bincount(minlength=len(self.up)).tolist()
+        by_expert = torch.split(x[tokens[order]], counts)
+        results = [self._expert(expert, rows) for expert, rows in enumerate(by_expert) if counts[expert]]
+        outputs = x.new_empty(len(expert_ids), x.shape[1])
+        outputs[order] = torch.cat(results)
+        return outputs
 
     def _expert(self, index: int, x: Tensor) -> Tensor:
         return self.down[index](self.up[index].activated(x, self.activation))
@@ -153,9 +174,25 @@ class StackedExperts:
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """As :meth:`LoopedExperts.forward`."""
         tokens, places, ends = moe_sort(expert_ids, len(self.up))
-        hidden = self.activate(_grouped(x[tokens], self.up, ends))
-        results = _grouped(hidden, self.down, ends)
+        return moe_combine(self._rows(x[tokens], ends), places, expert_weights)
+
+    def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        """See :class:`engine.expert_parallel.Experts`."""
+        num_experts = len(self.up)
+        # Pairs of other ranks stand behind all experts, where no product is computed.
+        expert_ids = torch.where(slots < num_slots, expert_ids, num_experts)
+        tokens, places, ends = moe_sort(expert_ids, num_experts + 1)
+        results = self._rows(x[tokens], ends[:num_experts])
+        found = places.new_zeros(len(x), num_slots + 1).scatter_(1, slots, places)
+        return results[found[:, :num_slots]]
+
+    def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
+        """See :func:`moe_combine`."""
         return moe_combine(results, places, expert_weights)
+
+    def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Rows ``ends[e - 1]`` to ``ends[e]`` through expert e; behind the last they come out as anything."""
+        return _grouped(self.activate(_grouped(rows, self.up, ends)), self.down, ends)
 
 
 def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
