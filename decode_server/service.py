@@ -69,12 +69,14 @@ class DecodeService:
         start_up: StartUp,
     ) -> None:
         self._config = config
+        self._server = server
         self._incarnation = incarnation
         self._spans = DecodeSpans(tracing)
         self._host = EngineHost(
             config.engine,
             on_step=self._on_step,
             on_fatal=server.fail,
+            on_leaving=self._follow_leaving,
             rank_main=work if config.engine.role == "both" else partial(serve_rank, incarnation=incarnation),
             reports=REPORTS,
             start_up=start_up,
@@ -127,6 +129,12 @@ class DecodeService:
                 await asyncio.sleep(DRAIN_POLL_S)
         for stream in list(self._open_streams):
             stream.close()
+        await self._host.leave_group(DRAIN_S)
+
+    def _follow_leaving(self, rank: int) -> None:
+        """On another thread: another rank of the group is about to stop, and none can go on without it."""
+        log.info("data-parallel rank %d stops, and so does this one", rank)
+        self._server.stop()
 
     async def set_draining(self, message: SetDraining) -> None:
         """A state that an operator may take back; to be asked again lets go what has come since."""

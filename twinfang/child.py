@@ -23,6 +23,8 @@ class ChildSpec:
     stop_grace_s: float
     """What a clean stop may take after SIGTERM."""
     metrics_url: str | None = None
+    fate: str = ""
+    """Children of one fate live together: when one has died the others are ended and all are started anew."""
 
 
 class Child:

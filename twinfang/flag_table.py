@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from twinfang import rank_flags
 from twinfang.flag_values import (
     address,
     existing_file,
@@ -24,6 +25,14 @@ from twinfang.flag_values import (
 )
 from twinfang.flags import Flag, FlagGroup
 from twinfang.logs import LEVELS
+from twinfang.rank_flags import (
+    DATA_PARALLEL_ADDRESS,
+    DATA_PARALLEL_RANK,
+    DATA_PARALLEL_SIZE,
+    EXPERT_PARALLEL,
+    LOCAL_RANK,
+    TENSOR_PARALLEL,
+)
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
 """A small model that comes with the package, so that everything can be tried without a download."""
@@ -85,16 +94,6 @@ DEVICE = Flag(
 MAX_MODEL_LEN = Flag(
     *("--max-model-len", "TOKENS", _at_least_one, "longest prompt and answer together"),
     default_text="the checkpoint's limit",
-)
-
-TENSOR_PARALLEL = Flag(
-    *("--tensor-parallel", "N", integer(1, 64)),
-    "ranks that share the model: processes of one server on one host, each with a GPU where there are any",
-    default=1,
-)
-PREFILL_TENSOR_PARALLEL = Flag(
-    *("--prefill-tensor-parallel", "N", integer(1, 64), "the same of prefill servers alone"),
-    default_text="--tensor-parallel",
 )
 
 MAX_NUM_SEQS = Flag(
@@ -454,6 +453,8 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
+RANKS = (DATA_PARALLEL_SIZE, EXPERT_PARALLEL)
+RANK_PLACE = (DATA_PARALLEL_RANK, DATA_PARALLEL_ADDRESS, LOCAL_RANK)
 ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
@@ -489,11 +490,13 @@ LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
 CHECKS = FlagGroup("checks", (SANITIZE,))
 
-PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *SPECULATION))
+PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *RANKS, *SPECULATION))
 PLAN_SPEED = FlagGroup(
     "speed, computed if both of the GPU's rates are given",
     (GPU_TFLOPS, GPU_BANDWIDTH, LINK_BANDWIDTH, PROMPT_TOKENS, ANSWER_TOKENS, TTFT, TPOT, SERVERS),
 )
 
-VARIABLES = frozenset(flag.variable for flag in tuple(vars().values()) if isinstance(flag, Flag))
+VARIABLES = frozenset(
+    flag.variable for flag in (*vars().values(), *vars(rank_flags).values()) if isinstance(flag, Flag)
+)
 """Environment variables that stand for a flag of a process of a stack."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from twinfang.cores import usable_cores
 from twinfang.logs import adopt_logger
+from twinfang.rank_place import ONLY_PLACE, RankPlace
 from twinfang.read_ahead import read_ahead
 from wire.errors import ConfigError
 
@@ -54,20 +55,25 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
+    place = RankPlace.find(values, os.environ)
+    if place.count > 1:
+        from twinfang import rank_group
+
+        return partial(rank_group.run, values, place)
     _begin_server(values)
     from decode_server.config import DecodeConfig
     from decode_server.main import run
 
     _quieten_nixl()
     config = DecodeConfig(
-        engine=_engine_config(values, values.role),
+        engine=_engine_config(values, values.role, place),
         host=values.host,
-        port=values.port,
+        port=values.port and values.port + place.port_offset,
         served_model_name=_model_name(values),
         transfer_deadline_s=values.transfer_deadline,
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
-        metrics_port=values.metrics_port,
+        metrics_port=values.metrics_port and values.metrics_port + place.port_offset,
         otlp_endpoint=values.otlp_endpoint or "",
     )
     _notice_cut_links(config.transfer_deadline_s)
@@ -147,7 +153,8 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
         "nice": 0,
     }
     made_for_any = argparse.Namespace(**vars(values), **unasked)
-    return prepare(values, _engine_config(made_for_any, values.role))
+    place = RankPlace(values.data_parallel_size)
+    return prepare(values, _engine_config(made_for_any, values.role, place))
 
 
 def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
@@ -164,8 +171,9 @@ def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values)
 
 
-def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
+def _engine_config(values: argparse.Namespace, role: Role, place: RankPlace = ONLY_PLACE) -> EngineConfig:
     from engine.config import EngineConfig
+    from engine.data_parallel import DataParallel
 
     return EngineConfig(
         model_dir=values.model,
@@ -193,6 +201,10 @@ def _engine_config(values: argparse.Namespace, role: Role) -> EngineConfig:
         num_threads=values.threads or max(1, usable_cores() // values.tensor_parallel),
         niceness=values.nice,
         tensor_parallel=values.tensor_parallel,
+        data_parallel=DataParallel(
+            place.first, place.size, place.address, place.local_rank, place.hosts_store, place.life
+        ),
+        expert_parallel=role != "prefill" and values.enable_expert_parallel,
     )
 
 

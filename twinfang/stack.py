@@ -11,6 +11,7 @@ from twinfang.child import ChildSpec
 from twinfang.cores import usable_cores
 from twinfang.flags import as_arguments
 from twinfang.ports import LOOPBACK, free_ports, require_free
+from twinfang.rank_flags import EXPERT_PARALLEL
 from twinfang.readiness import until_ready, until_serving
 from wire.errors import ConfigError
 
@@ -51,18 +52,66 @@ class Stack:
 
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
-    names = [(role, f"{role}-{i}") for role, count in roles.items() for i in range(count)]
-    ports, metrics_ports = _ports(len(names), values.metrics_port)
+    places = [
+        place for role, count in roles.items() for i in range(count) for place in _places(role, i, values)
+    ]
+    ports, metrics_ports = _ports(len(places), values.metrics_port)
     # Every server may use all cores: prefill comes first, and a thread that finds no core free
     # costs nothing (kernels/cpu_threads.py). Ranks of one server compute at the same time.
-    most_ranks = max(_tensor_parallel(role, values) for role, _ in names)
-    num_threads = values.threads or max(1, usable_cores() // most_ranks)
+    num_threads = threads_each(values, max(place.num_beside for place in places))
     servers = tuple(
-        _server(role, name, port, metrics_port, num_threads, values)
-        for (role, name), port, metrics_port in zip(names, ports, metrics_ports, strict=True)
+        _server(place, port, metrics_port, num_threads, values)
+        for place, port, metrics_port in zip(places, ports, metrics_ports, strict=True)
     )
     model_name = values.served_model_name or values.model.name
     return Stack(servers, _router(servers, values), num_threads, model_name)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One server, or one of its data-parallel ranks."""
+
+    role: str
+    name: str
+    num_beside: int
+    """Processes that compute at the same time as this one's, its own included."""
+    arguments: tuple[str, ...] = ()
+    fate: str = ""
+
+
+def _places(role: str, number: int, values: argparse.Namespace) -> list[_Place]:
+    """A server's ranks: decode-0 alone, or decode-0-0, decode-0-1 and so on."""
+    name, size = f"{role}-{number}", values.data_parallel_size
+    tp_size = _tensor_parallel(role, values)
+    if role == "prefill" or size == 1:
+        flags = () if role == "prefill" else tuple(as_arguments((EXPERT_PARALLEL,), values))
+        return [_Place(role, name, tp_size, flags)]
+    address = f"{LOOPBACK}:{free_ports(1)[0]}"
+    fate = name if values.enable_expert_parallel else ""
+    return [
+        _Place(
+            role,
+            f"{name}-{rank}",
+            size * tp_size,
+            rank_arguments(values, rank, address, local_rank=rank),
+            fate,
+        )
+        for rank in range(size)
+    ]
+
+
+def rank_arguments(
+    values: argparse.Namespace, rank: int, address: str, *, local_rank: int
+) -> tuple[str, ...]:
+    """What tells a process which data-parallel rank it is."""
+    arguments = [*as_arguments(table.RANKS, values), "--data-parallel-rank", str(rank)]
+    arguments += ["--data-parallel-address", address, "--local-rank", str(local_rank)]
+    return tuple(arguments)
+
+
+def threads_each(values: argparse.Namespace, num_processes: int) -> int:
+    """Of so many processes that compute at the same time."""
+    return int(values.threads or max(1, usable_cores() // num_processes))
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -90,11 +139,13 @@ def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int],
 
 
 def _server(
-    role: str, name: str, port: int, metrics_port: int, num_threads: int, values: argparse.Namespace
+    place: _Place, port: int, metrics_port: int, num_threads: int, values: argparse.Namespace
 ) -> ChildSpec:
+    role, name = place.role, place.name
     arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
     arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
     arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
+    arguments += place.arguments
     arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
     if role == "decode":
         arguments += ["--nice", str(DECODE_NICENESS)]
@@ -108,6 +159,7 @@ def _server(
         lambda: until_serving(address),
         SERVER_STOP_GRACE_S,
         f"http://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
+        place.fate,
     )
 
 

@@ -13,6 +13,8 @@ from wire.errors import TwinfangError
 
 log = logging.getLogger(__name__)
 
+COMPANION_GRACE_S = 6.0
+"""What the others of a group get to end by themselves once one of them has died."""
 REFUSED_EXIT_CODES = (1, 2)
 """A child that ends so before it was ever ready has said why, and would say it again."""
 
@@ -64,9 +66,9 @@ class Supervisor:
     async def run(self) -> None:
         """Until a stop is requested. Raises :class:`ChildFailedError`; no child is left either way."""
         keepers = [
-            asyncio.create_task(self._keep(child, after=earlier), name=child.name)
+            asyncio.create_task(self._keep(companions, after=earlier), name=companions[0].name)
             for earlier, group in zip([None, *self.groups], self.groups, strict=False)
-            for child in group
+            for companions in _by_fate(group)
         ]
         stop = asyncio.create_task(self._stop_requested.wait())
         try:
@@ -81,20 +83,14 @@ class Supervisor:
             os.close(self._lifeline_fd)
             os.close(self._lifeline_end)
 
-    async def _keep(self, child: Child, after: list[Child] | None) -> None:
-        """Starts a child again and again, as long as its limits allow; first when ``after`` is ready."""
+    async def _keep(self, companions: list[Child], after: list[Child] | None) -> None:
+        """Starts children of one fate again and again, as long as their limits allow; first when ``after`` is
+        ready."""
         policy = RestartPolicy(self._limits)
         if after is not None:
             await asyncio.gather(*(earlier.first_ready.wait() for earlier in after))
         while True:
-            await child.start(lifeline_fd=self._lifeline_fd, environment=self._environment)
-            if await child.wait_until_ready(self._start_timeout_s):
-                self._on_change(child)
-            elif child.pid is not None:
-                log.error("%s was not ready within %g s; killing it", child.name, self._start_timeout_s)
-                child.kill()
-            code = await child.wait()
-            self._on_change(child)
+            child, code = await self._live(companions)
             if code in REFUSED_EXIT_CODES and not child.first_ready.is_set():
                 raise ChildFailedError(f"{child.name} could not start ({describe_exit(code)}); see its error")
             delay_s = policy.delay_s(asyncio.get_running_loop().time())
@@ -103,7 +99,8 @@ class Supervisor:
                     f"{child.name} died again ({describe_exit(code)}): more than {self._limits.max_restarts} "
                     f"restarts within {self._limits.window_s:g} s; see its log for the cause"
                 )
-            child.num_restarts += 1
+            for one in companions:
+                one.num_restarts += 1
             log.warning(
                 "child died: name=%s exit=%s restarts=%d delay_s=%g",
                 child.name,
@@ -113,9 +110,46 @@ class Supervisor:
             )
             await asyncio.sleep(delay_s)
 
+    async def _live(self, companions: list[Child]) -> tuple[Child, int]:
+        """Starts all; which one died first, and its exit code, once none of them is left."""
+        for child in companions:
+            await child.start(lifeline_fd=self._lifeline_fd, environment=self._environment)
+        lives = {asyncio.create_task(self._watch(child)): child for child in companions}
+        try:
+            ended, others = await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+            first = min(ended, key=lambda life: life.result()[1])
+            if others:  # each finds out by itself, unless it is frozen
+                await asyncio.wait(others, timeout=COMPANION_GRACE_S)
+            for child in companions:
+                child.kill()
+            await asyncio.gather(*lives)
+        finally:
+            for life in lives:
+                life.cancel()
+        for child in companions:
+            self._on_change(child)
+        return lives[first], first.result()[0]
+
+    async def _watch(self, child: Child) -> tuple[int, float]:
+        """Its exit code, and when it ended."""
+        if await child.wait_until_ready(self._start_timeout_s):
+            self._on_change(child)
+        elif child.pid is not None:
+            log.error("%s was not ready within %g s; killing it", child.name, self._start_timeout_s)
+            child.kill()
+        return await child.wait(), asyncio.get_running_loop().time()
+
     async def _stop_children(self) -> None:
         for group in reversed(self.groups):
             stopped = await asyncio.gather(*(child.stop(self._kill_requested) for child in group))
             for child, in_time in zip(group, stopped, strict=True):
                 if not in_time:
                     log.warning("%s did not stop in time and was killed", child.name)
+
+
+def _by_fate(children: Sequence[Child]) -> list[list[Child]]:
+    """Those that live together, in order; one without a fate lives alone."""
+    together: dict[str, list[Child]] = {}
+    for child in children:
+        together.setdefault(child.spec.fate or f"alone: {child.name}", []).append(child)
+    return list(together.values())

@@ -93,9 +93,13 @@ class GrpcServer:
         await self._server.start()
         await self.health.set("serving")
 
+    def stop(self) -> None:
+        """Ends the process as SIGTERM does; from any thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
     def fail(self, fault: BaseException) -> None:
-        """Ends the process with an error; from any thread."""
-        self._fault = fault
+        """Ends the process with an error, of several the first; from any thread."""
+        self._fault = self._fault or fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def wait_until_stopped(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
