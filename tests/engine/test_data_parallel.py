@@ -55,6 +55,14 @@ def test_one_rank_is_busy_for_500_steps_beside_idle_ones_and_then_another(engine
             assert_idle_beside(busy, idle, asks, expected, NUM_STEPS)
 
 
+def test_a_prompt_of_one_token_is_computed_beside_an_idle_rank_that_has_more_positions(engines, models):
+    """Nobody else's tokens make room for the padding row of the rank that idles."""
+    ask = greedy_asks(2, seed=6)[0]
+    assert len(ask.prompt) == 1
+    with ranks(models["moe"], 2, num_speculative=3, drafter="mtp") as (busy, idle):
+        assert_idle_beside(busy, [idle], [ask], engines.plain(models["moe"], [ask]), 3)
+
+
 def test_a_rank_whose_requests_have_left_idles_on_null_entries_alone_vllm_38270(engines, models):
     """Its rows, blocks and slots are named by nothing any more; requests that come later are exact."""
     first, second = greedy_asks(6, seed=3), greedy_asks(6, seed=4)
