@@ -17,7 +17,7 @@ def lead_engine(model_dir, size, **settings):
     failures: list[BaseException] = []
     ranks = RankProcesses(config, work, on_fatal=failures.append)
     try:
-        yield LeadEngine(config, ranks.join(), ranks.tell)
+        yield LeadEngine(config, ranks.join().tp, ranks.tell)
     finally:
         ranks.stop()
     assert not failures

@@ -74,7 +74,7 @@ def test_a_rank_that_ends_ends_the_server(models):
         models["dense"], "both", device="cpu", tensor_parallel=2, cache_memory_bytes=64 << 20, num_threads=1
     )
     ranks = RankProcesses(config, work, on_fatal=failures.append)
-    engine = LeadEngine(config, ranks.join(), ranks.tell)
+    engine = LeadEngine(config, ranks.join().tp, ranks.tell)
     try:
         assert engine.step().did_nothing
         os.kill(ranks.pids[0], signal.SIGKILL)
