@@ -25,11 +25,11 @@ from wire.lockstep import Alive, Hello, Leaving, Wish
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-SILENCE_S = 10.0
+SILENCE_S = 8.0
 """After this long without a word a process counts as frozen."""
 START_SILENCE_S = 120.0
 """The same while models are loaded and kernels compiled, some of which keeps the interpreter to itself."""
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 3.0
 """What a clean stop may take once the group is lost."""
 CONNECT_TIMEOUT_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 16
@@ -107,7 +107,9 @@ class GroupMesh:
         return self._all_left.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends the thread and the connections."""
+        """Ends the thread and the connections; a second call does nothing."""
+        if self._is_closed.is_set():
+            return
         self._is_closed.set()
         self._waker.send(b"\0")
         if self._thread.is_alive():

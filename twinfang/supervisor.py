@@ -13,7 +13,7 @@ from wire.errors import TwinfangError
 
 log = logging.getLogger(__name__)
 
-COMPANION_GRACE_S = 6.0
+COMPANION_GRACE_S = 4.0
 """What the others of a group get to end by themselves once one of them has died."""
 REFUSED_EXIT_CODES = (1, 2)
 """A child that ends so before it was ever ready has said why, and would say it again."""

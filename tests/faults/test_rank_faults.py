@@ -110,7 +110,7 @@ def test_a_frozen_rank_s_group_starts_anew_and_answers_go_on_elsewhere(stack, bo
     before = stack.processes()
     frozen = asyncio.run(answered_around(stack, bodies, lambda: stack.kill("decode-0-0", signal.SIGSTOP)))
     assert [answer.token_ids for answer in frozen[0]] == expected
-    assert "data-parallel rank 0 has said nothing for 1" in stack.log
+    assert "data-parallel rank 0 has said nothing for" in stack.log
     assert_group_restarts(stack, before)
 
 
