@@ -268,11 +268,6 @@ class EngineConfig:
         return self.expert_parallel and self.data_parallel.size > 1
 
     @property
-    def state_block(self) -> int:
-        """Tokens between two states that mode ``all`` keeps."""
-        return self.state_block_size or -(-DEFAULT_STATE_BLOCK // self.block_size) * self.block_size
-
-    @property
     def num_positions(self) -> int:
         """Positions of a decode row: 1 + k; 1 on a prefill server, which drafts nothing."""
         return 1 if self.role == "prefill" else 1 + self.num_speculative
