@@ -22,6 +22,13 @@ from wire.sampling_params import SamplingParams
 NUM_STEPS = 500
 
 
+@pytest.fixture(scope="module")
+def drafting(models):
+    """Two ranks that try three drafts a step."""
+    with ranks(models["moe"], 2, num_speculative=3, drafter="mtp", cache_mode="all") as group:
+        yield group
+
+
 def long_asks(count, seed, num_tokens=NUM_STEPS):
     """Answers of so many tokens and, beside them, short ones: the batch grows and shrinks."""
     asks = greedy_asks(count, seed)
@@ -55,29 +62,31 @@ def test_one_rank_is_busy_for_500_steps_beside_idle_ones_and_then_another(engine
             assert_idle_beside(busy, idle, asks, expected, NUM_STEPS)
 
 
-def test_a_prompt_of_one_token_is_computed_beside_an_idle_rank_that_has_more_positions(engines, models):
+def test_a_prompt_of_one_token_is_computed_beside_an_idle_rank_that_has_more_positions(
+    engines, models, drafting
+):
     """Nobody else's tokens make room for the padding row of the rank that idles."""
     ask = greedy_asks(2, seed=6)[0]
     assert len(ask.prompt) == 1
-    with ranks(models["moe"], 2, num_speculative=3, drafter="mtp") as (busy, idle):
-        assert_idle_beside(busy, [idle], [ask], engines.plain(models["moe"], [ask]), 3)
+    busy, idle = drafting
+    assert_idle_beside(busy, [idle], [ask], engines.plain(models["moe"], [ask]), 3)
 
 
-def test_a_rank_whose_requests_have_left_idles_on_null_entries_alone_vllm_38270(engines, models):
+def test_a_rank_whose_requests_have_left_idles_on_null_entries_alone_vllm_38270(engines, models, drafting):
     """Its rows, blocks and slots are named by nothing any more; requests that come later are exact."""
     first, second = greedy_asks(6, seed=3), greedy_asks(6, seed=4)
     asks = long_asks(3, seed=5, num_tokens=60)
     expected = [engines.plain(models["moe"], one) for one in (first, second, asks)]
-    with ranks(models["moe"], 2, num_speculative=3, drafter="mtp", cache_mode="all") as (stays, leaves):
-        leaves.ask(first)
-        assert_same(leaves.answers(), expected[0])
-        leaves.ask(first)
-        leaves.wait_until(some_tokens, "some tokens have come")
-        leaves.call(cancel, [str(i) for i in range(len(first))])
-        leaves.answers()
-        assert_idle_beside(stays, [leaves], asks, expected[2], 15)
-        leaves.ask(second)
-        assert_same(leaves.answers(), expected[1])
+    stays, leaves = drafting
+    leaves.ask(first)
+    assert_same(leaves.answers(), expected[0])
+    leaves.ask(first)
+    leaves.wait_until(some_tokens, "some tokens have come")
+    leaves.call(cancel, [str(i) for i in range(len(first))])
+    leaves.answers()
+    assert_idle_beside(stays, [leaves], asks, expected[2], 15)
+    leaves.ask(second)
+    assert_same(leaves.answers(), expected[1])
 
 
 def some_tokens(inside):
@@ -88,7 +97,10 @@ def some_tokens(inside):
     ("size", "settings"),
     [
         (2, {"num_speculative": 3, "drafter": "mtp", "cache_mode": "all", "steps_ahead": 1}),
-        (2, {"num_speculative": 1, "drafter": "ngram", "cache_mode": "none", "sanitize": True}),
+        pytest.param(
+            *(2, {"num_speculative": 1, "drafter": "ngram", "cache_mode": "none", "sanitize": True}),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             4, {"num_speculative": 2, "drafter": "mtp", "sanitize": True}, marks=pytest.mark.exhaustive
         ),
