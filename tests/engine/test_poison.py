@@ -124,7 +124,8 @@ def launch(engine, lives, others):
     begin(engine, [*lives, *others])
     stale = [life.row for life in others] * (MAX_ROWS // NUM_OTHERS)
     runner._buffers.load(stale, MAX_ROWS)
-    results = runner.launch(StepPlan([life.row for life in lives], [])).read()
+    plan = StepPlan([life.row for life in lives], [])
+    results = runner.launch(plan, runner.shape_of(plan)).read()
     tables = {name: t.clone() for name, t in vars(runner.state).items() if isinstance(t, torch.Tensor)}
     for life in (*lives, *others):
         runner.end(life.row.request.row)
