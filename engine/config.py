@@ -21,7 +21,7 @@ from engine.cache_modes import CacheModeName
 from engine.caches import CacheSpec
 from engine.capacity import Demand
 from engine.data_parallel import ONLY_RANK, DataParallel
-from engine.expert_parallel import check_shares
+from engine.expert_parallel import ExpertParallel, check_shares
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
 from engine.priority import MAX_NICENESS
@@ -261,6 +261,13 @@ class EngineConfig:
     def num_expert_ranks(self) -> int:
         """Processes that the experts are divided among."""
         return self.data_parallel.size * self.tensor_parallel
+
+    def planned_rank(self) -> TensorParallel:
+        """A rank with the shares that one of this server's has, for whoever only counts."""
+        if not self.expert_parallel:
+            return TensorParallel(0, self.tensor_parallel)
+        experts = ExpertParallel(0, self.num_expert_ranks, tp_size=self.tensor_parallel)
+        return TensorParallel(0, self.tensor_parallel, experts=experts)
 
     @property
     def is_lockstep(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.expert_parallel import NO_EXPERT_PARALLEL
 from engine.mixer_config import GatedDeltaNetConfig, MambaConfig
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_config, shard_spec
@@ -62,7 +63,9 @@ class StepSize:
 
     @classmethod
     def of(cls, config: ModelConfig, tp: TensorParallel = ALONE) -> StepSize:
-        """Without MTP layers."""
+        """Without MTP layers. Experts that servers share are read for the tokens of all of them."""
+        num_servers = max(1, tp.experts.size // tp.size)
+        tp = replace(tp, experts=NO_EXPERT_PARALLEL)
         itemsize, hidden = config.dtype.itemsize, config.hidden_size
         head = -(-config.vocab_size // tp.size) * hidden * itemsize
         table = config.vocab_size * hidden * itemsize  # looked up, hardly read
@@ -74,10 +77,10 @@ class StepSize:
         return cls(
             itemsize=itemsize,
             body=layers - experts,
-            experts=experts,
+            experts=experts // num_servers,
             head=head,
             used=used,
-            expert_share=share,
+            expert_share=share_used(share, num_servers),
             logit_bytes=config.vocab_size * itemsize,
             slot_bytes=spec.slot_bytes,
             token_bytes=spec.block_bytes(1),

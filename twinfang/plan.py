@@ -19,7 +19,6 @@ from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineCon
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.models import read_config
-from engine.tensor_parallel import TensorParallel
 from engine.weight_size import weight_bytes
 from engine.weights import weight_paths
 from twinfang.plan_speed import SpeedPlan, SpeedQuestion
@@ -60,8 +59,9 @@ def run(
     Raises :class:`CapacityError` if it does not fit, after the table has been printed.
     """
     model = read_config(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
-    check_divides(model, config.tensor_parallel)
-    demand = config.demand(model, TensorParallel(0, config.tensor_parallel))
+    config.check_experts(model)
+    check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
+    demand = config.demand(model, config.planned_rank())
     memory = _memory(config, model, gpu_bytes)
     plan, refusal = None, None
     try:
@@ -89,7 +89,7 @@ def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], No
 
 def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
     mtp = config.loads_mtp(model)
-    weights = weight_bytes(model, TensorParallel(0, config.tensor_parallel), mtp=mtp)
+    weights = weight_bytes(model, config.planned_rank(), mtp=mtp)
     given = config.cache_memory_bytes
     if gpu_bytes is None:
         budget = DEFAULT_CPU_CACHE_BYTES if given is None else given

@@ -11,7 +11,6 @@ from engine.goodput import LENGTH_SPREAD, Lengths, Objective, ServerLimits, Serv
 from engine.gpu_cost import GpuSpeed, gpu_costs
 from engine.model_config import ModelConfig
 from engine.step_cost import StepCosts
-from engine.tensor_parallel import TensorParallel
 from wire.errors import ConfigError
 
 Row = tuple[str, str, str]
@@ -52,7 +51,7 @@ class SpeedQuestion:
         Raises :class:`ConfigError` for lengths that the context has no room for, and
         :class:`CapacityError` if a decode server does not fit.
         """
-        tp = TensorParallel(0, config.tensor_parallel)
+        tp = config.planned_rank()
         demand = replace(config, role="decode").demand(model, tp)
         if self.prompt_tokens + self.answer_tokens > demand.max_model_len:
             raise ConfigError(

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from tests.checkpoints import WITH_MOE, make_checkpoint
 from twinfang.cli import main
 
 GIB = 1 << 30
@@ -373,3 +374,12 @@ def test_states_alone_that_do_not_fit_are_refused_without_a_word_of_blocks(tmp_p
     assert refused.returncode == 1
     assert "state slots" in refused.stderr
     assert "KV blocks" not in refused.stderr
+
+
+def test_ranks_that_share_experts_have_their_part_of_them(tmp_path):
+    folder = make_checkpoint(tmp_path / "moe", WITH_MOE)
+    alone, shared = (
+        json.loads(plan(str(folder), "--json", *flags).stdout)["memory"]["weights_bytes"]
+        for flags in ((), ("--data-parallel-size", "4", "--enable-expert-parallel"))
+    )
+    assert alone - shared == 6 * 2 * 48 * 64 * 4  # of 8 experts up and down, in float32
