@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -225,18 +225,19 @@ CASES = {
     "qwen3": FamilyCase("Qwen3", _qwen3, is_representative=False),
 }
 """By what the table of docs/models.md calls them."""
+REPRESENTATIVES = [name for name, case in CASES.items() if case.is_representative]
 MODES = ("none", "align", "all")
 
 
-def mode_pairs(first: int) -> list[ParameterSet]:
-    """Parameters (name, cache mode, k). One pair of each representative is in every run, with speculation;
-    ``first`` turns which."""
+def mode_pairs(first: int, always: Collection[str]) -> list[ParameterSet]:
+    """Parameters (name, cache mode, k). One pair of each checkpoint in ``always`` is in every run, with
+    speculation; ``first`` turns which."""
     pairs = []
-    for i, (name, case) in enumerate(CASES.items()):
+    for i, name in enumerate(CASES):
         for j, mode in enumerate(MODES):
             for k in (0, 3):
-                always = case.is_representative and k == 3 and (first + i) % len(MODES) == j
-                pairs.append(pytest.param(name, mode, k, marks=[] if always else [pytest.mark.exhaustive]))
+                is_here = name in always and k == 3 and (first + i) % len(MODES) == j
+                pairs.append(pytest.param(name, mode, k, marks=[] if is_here else [pytest.mark.exhaustive]))
     return pairs
 
 

@@ -18,6 +18,7 @@ from tests.engine.speculating import Ask, assert_nothing_is_owned, serve
 from tests.engine.test_mtp import MtpDriver
 from tests.families import (
     CASES,
+    REPRESENTATIVES,
     exhaustive_but,
     family_drafting,
     family_logits,
@@ -108,7 +109,7 @@ class CountedFiles(WeightFiles):
         return tensor
 
 
-@pytest.mark.parametrize(("name", "mode", "k"), mode_pairs(0))
+@pytest.mark.parametrize(("name", "mode", "k"), mode_pairs(0, REPRESENTATIVES))
 def test_greedy_tokens_equal_transformers_in_every_mode(checkpoints, engines, record_property, name, mode, k):
     Feature.of_mode(mode).record(record_property, name)
     if k:

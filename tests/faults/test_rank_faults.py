@@ -18,8 +18,8 @@ from tests.engine.speculating import Ask, make_engine, serve
 from tests.stack import running_stack
 from wire.sampling_params import SamplingParams
 
-NUM_TOKENS = 240
-DEADLINE_S = 60.0
+NUM_TOKENS = 120
+DEADLINE_S = 30.0
 START_DEADLINE_S = 240.0
 FLAGS = (
     *("--decode", "2", "--data-parallel-size", "2", "--enable-expert-parallel"),
@@ -117,6 +117,7 @@ def test_a_killed_rank_s_group_starts_anew_and_answers_go_on_elsewhere(stack, bo
     assert_group_restarts(stack, before)
 
 
+@pytest.mark.exhaustive
 def test_a_frozen_rank_s_group_starts_anew_and_answers_go_on_elsewhere(stack, bodies, expected):
     before = stack.processes()
     frozen = asyncio.run(answered_around(stack, bodies, lambda: stack.kill("decode-0-0", signal.SIGSTOP)))
