@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wire import codec, generation, handoff, layout, prefixes, ranks, rpc, sampling_params
+from wire import codec, generation, handoff, layout, lockstep, prefixes, ranks, rpc, sampling_params
 from wire.codec import PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, WireError
 
-MODULES = (generation, handoff, layout, prefixes, ranks, sampling_params)
+MODULES = (generation, handoff, layout, lockstep, prefixes, ranks, sampling_params)
 MESSAGES = sorted(
     {
         value
