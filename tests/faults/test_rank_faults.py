@@ -18,7 +18,7 @@ from tests.engine.speculating import Ask, make_engine, serve
 from tests.stack import running_stack
 from wire.sampling_params import SamplingParams
 
-NUM_TOKENS = 120
+NUM_TOKENS = 400
 DEADLINE_S = 30.0
 START_DEADLINE_S = 240.0
 FLAGS = (
@@ -109,6 +109,7 @@ def test_ranks_share_the_load_and_answer_exactly(stack, bodies, expected):
     stack.wait_until(stack.is_idle, "nothing is left")
 
 
+@pytest.mark.exhaustive
 def test_a_killed_rank_s_group_starts_anew_and_answers_go_on_elsewhere(stack, bodies, expected):
     before = stack.processes()
     killed = asyncio.run(answered_around(stack, bodies, lambda: stack.kill("decode-0-1")))
