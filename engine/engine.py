@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -21,6 +21,7 @@ from engine.fingerprint import fingerprint
 from engine.grammar import Grammars
 from engine.host_store import HostStore
 from engine.launched_step import LaunchedStep, RowResult
+from engine.load import load_of
 from engine.lockstep import Alone, Lockstep
 from engine.models import load_model, read_config
 from engine.request import Request
@@ -31,6 +32,7 @@ from engine.scheduler import Scheduler, StepPlan
 from engine.step_result import StepResult
 from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
+from engine.token_gaps import measure_gaps
 from engine.work_counts import WorkCounts
 from kernels.host_memory import keep_freed_memory
 from telemetry.measures import Measures
@@ -99,14 +101,10 @@ class Engine:
         self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
         cuts = config.exact_cuts(demand.spec)
         unit = config.block_size if cuts is None else cuts.unit(config.block_size)
+        has_state, state_block = self.capacity.has_state, config.state_block(unit)
         self.scheduler = Scheduler(
             self.capacity,
-            make_cache_mode(
-                config.cache_mode,
-                unit,
-                config.state_block(unit),
-                has_state=self.capacity.has_state,
-            ),
+            make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             num_positions=config.num_positions,
@@ -391,7 +389,7 @@ class Engine:
             for row, result in brought:
                 self._extend(row, result)
             self._checks.computed(launched.plan, results)
-            self._measure_gaps(brought)
+            measure_gaps(self.measures, self._read_s, brought)
             for row, result in brought:
                 self._land(row, result)
 
@@ -473,20 +471,6 @@ class Engine:
         else:
             self._leave(request)
 
-    def _measure_gaps(self, brought: list[tuple[PlannedRow, RowResult]]) -> None:
-        """Time since each answer's last tokens; most rows of a step share it."""
-        read_s = self._read_s
-        gaps = Counter(
-            [
-                (row.request.last_token_s, len(result.tokens))
-                for row, result in brought
-                if row.request.first_token_s and result.is_finite and result.tokens
-            ]
-        )
-        for (last_s, num_tokens), num_rows in gaps.items():
-            gap_s = (read_s - last_s) / num_tokens
-            self.measures.inter_token_latency.add(gap_s, num_tokens * num_rows)
-
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)
         self.scheduler.finish(request)
@@ -511,25 +495,4 @@ class Engine:
 
     def stats(self) -> ServerStats:
         """Load and memory now; the transfer layer adds what it knows."""
-        scheduler, owned, counts = self.scheduler, self.scheduler.owned, self._counts
-        quarantined = scheduler.quarantined.values()
-        return ServerStats(
-            num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
-            num_running=len(scheduler.running),
-            num_blocks=owned.blocks.capacity,
-            free_blocks=owned.cache.num_available_blocks,
-            cached_blocks=owned.cache.num_cached_blocks,
-            num_slots=owned.slots.capacity,
-            free_slots=owned.cache.num_available_slots,
-            cached_states=owned.cache.num_cached_states,
-            preemptions=scheduler.num_preemptions,
-            num_steps=counts.num_steps,
-            prefill_tokens=counts.prefill_tokens,
-            decode_tokens=counts.decode_tokens,
-            drafted_by_position=tuple(counts.drafts.drafted),
-            accepted_by_position=tuple(counts.drafts.accepted),
-            quarantined_blocks=sum(owned.num_own_blocks(one) for one in quarantined),
-            quarantined_slots=sum(len(one.slots) for one in quarantined),
-            queued_tokens=scheduler.num_queued_tokens,
-            prefix_version=owned.cache.journal.version,
-        )
+        return load_of(self.scheduler, self._counts)

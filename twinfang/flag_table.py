@@ -3,7 +3,6 @@ those of the configuration classes, which import torch; a test compares them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from twinfang import rank_flags
@@ -17,6 +16,7 @@ from twinfang.flag_values import (
     model_directory,
     model_source,
     one_of,
+    only,
     port_or_off,
     positive,
     process_place,
@@ -36,17 +36,6 @@ from twinfang.rank_flags import (
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
 """A small model that comes with the package, so that everything can be tried without a download."""
-
-
-def _only(choice: str) -> Callable[[str], str]:
-    """For a value that has one choice so far."""
-
-    def parse(text: str) -> str:
-        if text != choice:
-            raise ValueError(f"expected {choice}")
-        return text
-
-    return parse
 
 
 _port = integer(0, 65535)
@@ -368,7 +357,7 @@ DRAIN_TIMEOUT = Flag(
     *("--timeout", "SECONDS", _seconds, "when to give up; the server goes on draining"), default=120.0
 )
 
-BENCHMARK = Flag(*("--benchmark", "NAME", _only("transfer"), "what to measure"), default="transfer")
+BENCHMARK = Flag(*("--benchmark", "NAME", only("transfer"), "what to measure"), default="transfer")
 PROMPT_LENS = Flag(
     *("--prompt-len", "TOKENS", _at_least_one, "a prompt length to measure; repeat for more"),
     repeatable=True,

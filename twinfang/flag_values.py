@@ -141,3 +141,14 @@ def file_path(text: str) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"there is no directory {path.parent}")
     return path
+
+
+def only(choice: str) -> Callable[[str], str]:
+    """For a value that has one choice so far."""
+
+    def parse(text: str) -> str:
+        if text != choice:
+            raise ValueError(f"expected {choice}")
+        return text
+
+    return parse

@@ -186,7 +186,7 @@ def _num_connected(url):
 
 
 def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
-    body = bodies("greedy")[0]
+    body = bodies("greedy")[0] | {"max_tokens": 800}
     stack.wait_until(stack.is_ready, "all servers are connected")
     expected = stream(stack.url, body)
     first, second = decode_workers(stack)
@@ -227,7 +227,7 @@ def test_the_drain_command_returns_once_a_server_has_nothing_left(stack):
         assert drain(address, "60").returncode == 0
         assert answer.done(), "it ended where it was"
         assert answer.result()[1] == 800
-    assert decode_workers(stack)[first]["state"] == "drained"
+    stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "the router has seen it")
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
     assert stream(stack.url, body) == expected
