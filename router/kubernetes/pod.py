@@ -14,11 +14,13 @@ from wire.address import host_port
 
 ENDED_PHASES = ("Failed", "Succeeded")
 """No container of such a pod runs, or ever will; its IP may be another pod's already."""
+MAX_SERVERS = 64
+"""Of one pod: a range that is mistyped would be thousands."""
 
 
 @dataclass(frozen=True)
 class PodServer:
-    """A pod with a server in it."""
+    """A server in a pod, which may have others beside it."""
 
     uid: str
     """Of this pod alone: one that is made anew under the same name or with the same IP has another."""
@@ -31,6 +33,11 @@ class PodServer:
     """It is being deleted, which nothing takes back."""
     created: str = ""
     """In RFC 3339, so that text sorts as time does."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Tells it from all other servers of all pods there ever are."""
+        return self.uid, self.address
 
     @property
     def place(self) -> tuple[PoolRole, str]:
@@ -48,25 +55,34 @@ class NoServer:
     reason: str
 
 
-def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodServer | NoServer:
+PodOffer = tuple[PodServer, ...] | NoServer
+
+
+def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
     """``served_labels``: models of the router, as values of the label :data:`MODEL_LABEL`.
 
-    Raises :class:`ClusterError` for what is no pod.
+    Servers of one pod are ready, and end, together: that is all that the API knows of them. Raises
+    :class:`ClusterError` for what is no pod.
     """
     uid, name = pod_id(pod)
     metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
     labels = {key: text for key, text in _mapping(metadata.get("labels")).items() if isinstance(text, str)}
     if status.get("phase") in ENDED_PHASES:
         return NoServer(uid, name, "ended", f"its phase is {status['phase']}")
-    role, port, model = (labels.get(label) for label in (ROLE_LABEL, PORT_LABEL, MODEL_LABEL))
+    role, label, model = (labels.get(label) for label in (ROLE_LABEL, PORT_LABEL, MODEL_LABEL))
     if role not in ("prefill", "decode"):
         return NoServer(uid, name, "unusable", f"its label {ROLE_LABEL} is {role!r}, not prefill or decode")
     if model is not None and model not in served_labels:
         serves = ", ".join(map(repr, sorted(served_labels)))
         reason = f"its label {MODEL_LABEL} is {model!r}, and this router serves {serves}"
         return NoServer(uid, name, "other_model", reason)
-    if port is None or not _is_port(port):
-        return NoServer(uid, name, "unusable", f"its label {PORT_LABEL} is {port!r}, no port from 1 to 65535")
+    ports = _ports(label)
+    if not ports:
+        reason = (
+            f"its label {PORT_LABEL} is {label!r}, no port from 1 to 65535 and no range of at most "
+            f"{MAX_SERVERS}, as in 8200-8203"
+        )
+        return NoServer(uid, name, "unusable", reason)
     ip = status.get("podIP")
     if not ip:
         return NoServer(uid, name, "starting", "it has no IP yet")
@@ -74,14 +90,17 @@ def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodServer
         host = str(ipaddress.ip_address(str(ip)))
     except ValueError:
         return NoServer(uid, name, "unusable", f"its IP {ip!r} is no IP address")
-    return PodServer(
-        uid,
-        name,
-        "prefill" if role == "prefill" else "decode",
-        host_port(host, int(port)),
-        is_ready=_is_ready(status),
-        is_terminating=metadata.get("deletionTimestamp") is not None,
-        created=str(metadata.get("creationTimestamp") or ""),
+    return tuple(
+        PodServer(
+            uid,
+            name,
+            "prefill" if role == "prefill" else "decode",
+            host_port(host, port),
+            is_ready=_is_ready(status),
+            is_terminating=metadata.get("deletionTimestamp") is not None,
+            created=str(metadata.get("creationTimestamp") or ""),
+        )
+        for port in ports
     )
 
 
@@ -94,8 +113,8 @@ def pod_id(pod: Mapping[str, Any]) -> tuple[str, str]:
     return uid, name
 
 
-def claimants(offers: Iterable[PodServer]) -> dict[str, PodServer]:
-    """Those whose address is theirs, by uid.
+def claimants(offers: Iterable[PodServer]) -> dict[tuple[str, str], PodServer]:
+    """Those whose address is theirs, by their keys.
 
     The API may still have a pod whose containers have ended when its IP is another's already.
     """
@@ -104,7 +123,7 @@ def claimants(offers: Iterable[PodServer]) -> dict[str, PodServer]:
         rival = by_place.get(offer.place)
         if rival is None or _claim(offer) > _claim(rival):
             by_place[offer.place] = offer
-    return {offer.uid: offer for offer in by_place.values()}
+    return {offer.key: offer for offer in by_place.values()}
 
 
 def _claim(offer: PodServer) -> tuple[bool, bool, str, str]:
@@ -116,6 +135,15 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
     return isinstance(conditions, list) and any(
         _mapping(one).get("type") == "Ready" and _mapping(one).get("status") == "True" for one in conditions
     )
+
+
+def _ports(label: str | None) -> range:
+    """Of a port, or of the first and the last one; empty for anything else."""
+    first, dash, last = (label or "").partition("-")
+    if not (_is_port(first) and _is_port(last if dash else first)):
+        return range(0)
+    ports = range(int(first), int(last if dash else first) + 1)
+    return ports if len(ports) <= MAX_SERVERS else range(0)
 
 
 def _is_port(text: str) -> bool:

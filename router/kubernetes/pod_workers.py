@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.kubernetes.figures import DiscoveryFigures, PodState
-from router.kubernetes.pod import NoServer, PodServer, claimants, offer_of, pod_id
-from router.kubernetes.reconciliation import Change, after, reconcile
+from router.kubernetes.pod import NoServer, PodOffer, PodServer, claimants, offer_of, pod_id
+from router.kubernetes.reconciliation import Change, Key, after, reconcile
 from router.kubernetes.watch_lines import WatchEvent
 from router.membership import Membership
 from router.worker_watch import Worker
@@ -34,27 +34,28 @@ class PodWorkers:
         self._membership = membership
         self._served_labels = served_labels
         self._figures = figures
-        self._offers: dict[str, PodServer | NoServer] = {}
+        self._offers: dict[str, PodOffer] = {}
         """What the API says of each pod, by uid."""
-        self._known: Mapping[str, PodServer] = {}
+        self._known: Mapping[Key, PodServer] = {}
         """What was applied."""
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[Key, Worker] = {}
         self._telling: set[asyncio.Task[bool]] = set()
 
     def listed(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        offers = [offer_of(pod, self._served_labels) for pod in pods]
-        before, self._offers = self._offers, {offer.uid: offer for offer in offers}
-        for offer in offers:
-            _say_if_unusable(offer, before.get(offer.uid))
+        before = self._offers
+        self._offers = {pod_id(pod)[0]: offer_of(pod, self._served_labels) for pod in pods}
+        for uid, offer in self._offers.items():
+            _say_if_unusable(offer, before.get(uid))
         self._reconcile()
 
     def changed(self, event: WatchEvent) -> None:
+        uid, _ = pod_id(event.object)
         if event.type == "DELETED":
-            self._offers.pop(pod_id(event.object)[0], None)
+            self._offers.pop(uid, None)
         else:
             offer = offer_of(event.object, self._served_labels)
-            _say_if_unusable(offer, self._offers.get(offer.uid))
-            self._offers[offer.uid] = offer
+            _say_if_unusable(offer, self._offers.get(uid))
+            self._offers[uid] = offer
         self._reconcile()
 
     async def close(self) -> None:
@@ -64,7 +65,8 @@ class PodWorkers:
 
     def _reconcile(self) -> None:
         self._figures.pods = Counter(filter(None, map(_state, self._offers.values())))
-        wanted = claimants(offer for offer in self._offers.values() if isinstance(offer, PodServer))
+        offers = (offer for offer in self._offers.values() if not isinstance(offer, NoServer))
+        wanted = claimants(server for offer in offers for server in offer)
         changes = reconcile(wanted, self._known)
         self._known = after(self._known, changes)
         for change in changes:
@@ -75,7 +77,7 @@ class PodWorkers:
         if change.kind == "add":
             self._add(pod)
             return
-        worker = self._workers.pop(pod.uid, None) if change.kind == "remove" else self._workers.get(pod.uid)
+        worker = self._workers.pop(pod.key, None) if change.kind == "remove" else self._workers.get(pod.key)
         if worker is None or not self._membership.has(worker):
             return
         if change.kind == "remove":
@@ -91,14 +93,14 @@ class PodWorkers:
 
     def _add(self, pod: PodServer) -> None:
         try:
-            self._workers[pod.uid] = self._membership.add(
+            self._workers[pod.key] = self._membership.add(
                 pod.role, pod.address, added_by="discovery", why=f"pod {pod.name} is ready"
             )
         except ConflictError as error:
-            log.warning("pod %s is left alone: %s", pod.name, error.message)
+            log.warning("%s of pod %s is left alone: %s", pod.address, pod.name, error.message)
 
 
-def _say_if_unusable(offer: PodServer | NoServer, before: PodServer | NoServer | None) -> None:
+def _say_if_unusable(offer: PodOffer, before: PodOffer | None) -> None:
     if isinstance(offer, NoServer) and offer != before:
         if offer.kind == "unusable":
             log.warning("pod %s is not used: %s", offer.name, offer.reason)
@@ -106,12 +108,12 @@ def _say_if_unusable(offer: PodServer | NoServer, before: PodServer | NoServer |
             log.info("pod %s is not used: %s", offer.name, offer.reason)
 
 
-def _state(offer: PodServer | NoServer) -> PodState | None:
-    """None: it counts no more."""
-    if isinstance(offer, PodServer):
-        if offer.is_terminating:
+def _state(offer: PodOffer) -> PodState | None:
+    """Of the pod; None: it counts no more."""
+    if not isinstance(offer, NoServer):
+        if offer[0].is_terminating:
             return "terminating"
-        return "ready" if offer.is_ready else "not_ready"
+        return "ready" if offer[0].is_ready else "not_ready"
     if offer.kind == "starting":
         return "not_ready"
     return None if offer.kind == "ended" else offer.kind

@@ -28,11 +28,15 @@ class Change:
     pod: PodServer
 
 
-def reconcile(wanted: Mapping[str, PodServer], known: Mapping[str, PodServer]) -> list[Change]:
-    """From what was applied (``known``) to what there is (``wanted``), both by uid; in order."""
-    changes = [Change("remove", pod) for uid, pod in known.items() if not _stays(pod, wanted.get(uid))]
-    for uid, pod in wanted.items():
-        before = known.get(uid)
+Key = tuple[str, str]
+""":attr:`PodServer.key`."""
+
+
+def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -> list[Change]:
+    """From what was applied (``known``) to what there is (``wanted``), both by their keys; in order."""
+    changes = [Change("remove", pod) for key, pod in known.items() if not _stays(pod, wanted.get(key))]
+    for key, pod in wanted.items():
+        before = known.get(key)
         if before is None or not _stays(before, pod):
             if pod.is_ready and not pod.is_terminating:
                 changes.append(Change("add", pod))
@@ -44,17 +48,17 @@ def reconcile(wanted: Mapping[str, PodServer], known: Mapping[str, PodServer]) -
     return sorted(changes, key=lambda change: ORDER.index(change.kind))
 
 
-def after(known: Mapping[str, PodServer], changes: Iterable[Change]) -> dict[str, PodServer]:
+def after(known: Mapping[Key, PodServer], changes: Iterable[Change]) -> dict[Key, PodServer]:
     """What is known once the changes are done."""
     result = dict(known)
     for change in changes:
         pod = change.pod
         if change.kind == "remove":
-            del result[pod.uid]
+            del result[pod.key]
             continue
-        before = result.get(pod.uid)
+        before = result.get(pod.key)
         was_terminating = before is not None and before.is_terminating
-        result[pod.uid] = replace(pod, is_terminating=pod.is_terminating or was_terminating)
+        result[pod.key] = replace(pod, is_terminating=pod.is_terminating or was_terminating)
     return result
 
 

@@ -13,7 +13,7 @@ ROLE_LABEL = "twinfang.io/role"
 MODEL_LABEL = "twinfang.io/model"
 """Name of the model, as :func:`label_value` writes it. A pod without it serves whatever it serves."""
 PORT_LABEL = "twinfang.io/port"
-"""The server's gRPC port."""
+"""The server's gRPC port; ``8200-8203`` where a pod has several servers, on each port of the range."""
 
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A DNS label: RFC 1123, section 2.1."""

@@ -218,6 +218,45 @@ async def test_a_container_restarted_in_its_pod_is_the_same_server(make_cloud):
     assert cloud.workers() == {server.address: worker}
 
 
+async def neighbours(number):
+    """Servers on ports next to one another."""
+    while True:
+        (port,) = free_ports(1)
+        servers = [
+            ScriptedDecode(server_info("both"), port=port + i, script=saying([300])) for i in range(number)
+        ]
+        started = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+        if not any(started):
+            return servers
+        for server, error in zip(servers, started, strict=True):
+            if error is None:
+                await server.stop()
+
+
+async def test_several_servers_of_one_pod_come_and_go_with_it(make_cloud):
+    cloud = await make_cloud(num_decode=0)
+    servers = await neighbours(3)
+    first, last = servers[0], servers[-1]
+    cloud.api.create_pod("ranks", port=f"{first.port}-{last.port}", ready=False)
+    cloud.api.set_ready("ranks", True)
+    await until(lambda: cloud.in_use() == {server.address for server in servers})
+    for _ in range(24):
+        assert await ask(cloud) == 200
+    assert all(server.submitted for server in servers)
+    cloud.api.set_ready("ranks", False)
+    await until(lambda: not cloud.in_use())
+    cloud.api.set_label("ranks", "twinfang.io/port", f"{first.port}-{last.port - 1}")
+    cloud.api.set_ready("ranks", True)
+    await until(lambda: cloud.in_use() == {server.address for server in servers[:-1]})
+    assert last.address not in cloud.workers(), "the label names it no more"
+    cloud.api.delete_pod("ranks")
+    await until(lambda: all(server.drains for server in servers[:-1]))
+    cloud.api.end_pod("ranks")
+    await until(lambda: not cloud.workers())
+    for server in servers:
+        await server.stop()
+
+
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 async def test_a_pod_whose_phase_is_final_is_gone(make_cloud, phase):
     cloud = await make_cloud(role="both")

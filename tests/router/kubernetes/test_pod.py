@@ -19,15 +19,21 @@ ANY_JSON = st.recursive(
     max_leaves=8,
 )
 SERVES = frozenset({"tiny"})
+PORT_TEXT = st.integers(0, 70_000).map(str)
 
 
 def pod_of(**fields):
     return KubernetesApi().create_pod("one", **fields)
 
 
+def server_of(pod):
+    (server,) = offer_of(pod, SERVES)
+    return server
+
+
 def test_a_ready_pod_offers_its_server():
     pod = pod_of(role="prefill", port=8100, ip="10.0.0.7", model="tiny")
-    offer = offer_of(pod, SERVES)
+    offer = server_of(pod)
     assert offer == PodServer(
         pod["metadata"]["uid"],
         "one",
@@ -40,16 +46,16 @@ def test_a_ready_pod_offers_its_server():
 
 
 def test_readiness_and_the_end_are_seen():
-    assert not offer_of(pod_of(ready=False), SERVES).is_ready
+    assert not server_of(pod_of(ready=False)).is_ready
     pod = pod_of()
     del pod["status"]["conditions"]
-    assert not offer_of(pod, SERVES).is_ready
+    assert not server_of(pod).is_ready
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert offer_of(pod, SERVES).is_terminating
+    assert server_of(pod).is_terminating
 
 
 def test_an_ipv6_address_is_one_that_can_be_dialled():
-    offer = offer_of(pod_of(ip="fd00:0::7", port=8200), SERVES)
+    offer = server_of(pod_of(ip="fd00:0::7", port=8200))
     assert offer.address == "[fd00::7]:8200"
     check_address(offer.address)
 
@@ -62,6 +68,10 @@ def test_an_ipv6_address_is_one_that_can_be_dialled():
         ({"port": "http"}, "unusable", "'http', no port"),
         ({"port": "70000"}, "unusable", "no port from 1 to 65535"),
         ({"port": "٣"}, "unusable", "no port"),
+        ({"port": "8203-8200"}, "unusable", "'8203-8200', no port from 1 to 65535 and no range"),
+        ({"port": "820-8203"}, "unusable", "no range of at most 64, as in 8200-8203"),
+        ({"port": "8200-"}, "unusable", "no range"),
+        ({"port": "8200-8201-8203"}, "unusable", "no range"),
         ({"ip": "nowhere"}, "unusable", "no IP address"),
         ({"model": "large"}, "other_model", "'large', and this router serves 'tiny'"),
     ],
@@ -71,6 +81,15 @@ def test_what_a_pod_lacks_is_said(fields, kind, part):
     offer = offer_of(pod_of(**fields), SERVES)
     assert isinstance(offer, NoServer)
     assert (offer.kind, part in offer.reason) == (kind, True), offer.reason
+
+
+def test_a_pod_with_a_range_of_ports_offers_a_server_on_each():
+    offers = offer_of(pod_of(role="decode", port="8200-8203", ip="10.0.0.7"), SERVES)
+    assert [offer.address for offer in offers] == [f"10.0.0.7:{port}" for port in range(8200, 8204)]
+    assert len({offer.key for offer in offers}) == 4
+    assert {offer.uid for offer in offers} == {offers[0].uid}
+    (alone,) = offer_of(pod_of(port="8200-8200"), SERVES)
+    assert alone.address.endswith(":8200")
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
@@ -85,7 +104,7 @@ def test_a_pod_whose_containers_have_ended_offers_nothing(phase):
 def test_whatever_the_api_says_is_read_or_refused(pod, labels, status):
     for one in (pod, {"metadata": {"uid": "u", "name": "n", "labels": labels}, "status": status}):
         with suppress(ClusterError):
-            assert isinstance(offer_of(one, SERVES), PodServer | NoServer)
+            assert isinstance(offer_of(one, SERVES), tuple | NoServer)
 
 
 @settings(max_examples=50)
@@ -93,27 +112,29 @@ def test_whatever_the_api_says_is_read_or_refused(pod, labels, status):
     status=st.fixed_dictionaries(
         {}, optional={"podIP": ANY_JSON, "phase": ANY_JSON, "conditions": ANY_JSON | st.lists(ANY_JSON)}
     ),
-    port=ANY_JSON,
+    port=ANY_JSON | PORT_TEXT | st.builds("{}-{}".format, PORT_TEXT, PORT_TEXT),
     model=ANY_JSON,
 )
 def test_an_offer_has_an_address_that_can_be_dialled(status, port, model):
     labels = {"twinfang.io/role": "decode", "twinfang.io/port": port, "twinfang.io/model": model}
     offer = offer_of({"metadata": {"uid": "u", "name": "n", "labels": labels}, "status": status}, SERVES)
-    if isinstance(offer, PodServer):
-        check_address(offer.address)
+    if not isinstance(offer, NoServer):
+        assert offer
+        for server in offer:
+            check_address(server.address)
 
 
 def test_of_two_pods_with_one_address_the_one_that_lives_has_it():
     api = KubernetesApi()
     old, new = api.create_pod("old"), api.create_pod("new")
-    alive = offer_of(new, SERVES)
+    alive = server_of(new)
     for change in (
         {"deletionTimestamp": "2026-01-01T00:00:00Z"},
         {"creationTimestamp": "2025-01-01T00:00:00Z"},
     ):
-        left = offer_of({**old, "metadata": old["metadata"] | change}, SERVES)
+        left = server_of({**old, "metadata": old["metadata"] | change})
         for offers in ([left, alive], [alive, left]):
-            assert claimants(offers) == {alive.uid: alive}
+            assert claimants(offers) == {alive.key: alive}
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,16 @@ class Applied:
 
     def __init__(self):
         self.servers = {}
-        """Uid to place, whether it is paused and whether it drains."""
+        """Key to place, whether it is paused and whether it drains."""
 
     def apply(self, change):
-        uid, pod = change.pod.uid, change.pod
+        key, pod = change.pod.key, change.pod
         if change.kind == "add":
-            assert uid not in self.servers
+            assert key not in self.servers
             assert pod.place not in {place for place, _, _ in self.servers.values()}
-            self.servers[uid] = (pod.place, False, False)
+            self.servers[key] = (pod.place, False, False)
             return
-        place, paused, drains = self.servers.pop(uid)
+        place, paused, drains = self.servers.pop(key)
         if change.kind == "remove":
             return
         assert place == pod.place
@@ -50,17 +50,17 @@ class Applied:
         else:
             assert paused == (change.kind == "resume")
             paused = not paused
-        self.servers[uid] = (place, paused, drains)
+        self.servers[key] = (place, paused, drains)
 
     def in_use(self):
-        return {uid for uid, (_, paused, drains) in self.servers.items() if not paused and not drains}
+        return {key for key, (_, paused, drains) in self.servers.items() if not paused and not drains}
 
 
 @given(WORLDS)
 def test_servers_follow_pods_through_any_history(worlds):
     known, applied = {}, Applied()
     for world in worlds:
-        wanted = claimants({pod.uid: pod for pod in world}.values())
+        wanted = claimants({pod.key: pod for pod in world}.values())
         changes = reconcile(wanted, known)
         assert [change.kind for change in changes] == sorted(
             (change.kind for change in changes), key=ORDER.index
@@ -68,12 +68,12 @@ def test_servers_follow_pods_through_any_history(worlds):
         known = after(known, changes)
         for change in changes:
             applied.apply(change)
-        has_ended = {uid for uid, (_, _, drains) in applied.servers.items() if drains}
-        serving = {uid for uid, pod in wanted.items() if pod.is_ready and not pod.is_terminating}
+        has_ended = {key for key, (_, _, drains) in applied.servers.items() if drains}
+        serving = {key for key, pod in wanted.items() if pod.is_ready and not pod.is_terminating}
         assert applied.in_use() == serving - has_ended
         assert applied.servers.keys() <= wanted.keys()
-        assert {uid: pod.place for uid, pod in known.items()} == {
-            uid: place for uid, (place, _, _) in applied.servers.items()
+        assert {key: pod.place for key, pod in known.items()} == {
+            key: place for key, (place, _, _) in applied.servers.items()
         }
         assert not reconcile(wanted, known), "what is done is done"
 
@@ -82,7 +82,7 @@ POD = PodServer("u", "pod", "decode", "10.0.0.1:8", is_ready=True, is_terminatin
 
 
 def kinds(wanted, known):
-    changes = reconcile({pod.uid: pod for pod in wanted}, {pod.uid: pod for pod in known})
+    changes = reconcile({pod.key: pod for pod in wanted}, {pod.key: pod for pod in known})
     return [change.kind for change in changes]
 
 
@@ -109,5 +109,6 @@ def test_a_pod_whose_label_names_another_port_is_another_server():
 
 def test_nothing_takes_an_end_back():
     ending = replace(POD, is_terminating=True)
-    known = after({"u": ending}, reconcile({"u": replace(POD, is_ready=False)}, {"u": ending}))
-    assert known["u"].is_terminating
+    known = {POD.key: ending}
+    known = after(known, reconcile({POD.key: replace(POD, is_ready=False)}, known))
+    assert known[POD.key].is_terminating
