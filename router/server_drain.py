@@ -53,18 +53,20 @@ class ServerDrain:
         self._untold = SetDraining(is_draining, lets_go)
 
     async def tell(self) -> bool:
-        """Tells the server what it does not know yet. False: it could not be told, and is when it appears."""
+        """Tells the server what it does not know yet, what is wished meanwhile included.
+
+        False: it could not be told, and is when it appears.
+        """
         async with self._telling:
-            wanted = self._untold
-            if wanted is None:
-                return True
-            try:
-                await call(self._connection.channel, SET_DRAINING, wanted, timeout_s=TIMEOUT_S)
-            except TwinfangError as error:
-                log.warning("server %s was not told whether to drain: %s", self._connection.address, error)
-                return False
-            if self._untold is wanted:
-                self._untold = None
+            while (wanted := self._untold) is not None:
+                try:
+                    await call(self._connection.channel, SET_DRAINING, wanted, timeout_s=TIMEOUT_S)
+                except TwinfangError as error:
+                    address = self._connection.address
+                    log.warning("server %s was not told whether to drain: %s", address, error)
+                    return False
+                if self._untold is wanted:
+                    self._untold = None
             return True
 
     def appeared(self, info: ServerInfo, *, num_wishes: int) -> None:

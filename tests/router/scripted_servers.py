@@ -152,6 +152,11 @@ class Scripted:
     health: Health | None = None
     server: grpc.aio.Server | None = None
     drains: list[SetDraining] = field(default_factory=list)
+    may_drain: asyncio.Event = field(default_factory=asyncio.Event)
+    """SetDraining is answered once this is set, as it is at first."""
+
+    def __post_init__(self) -> None:
+        self.may_drain.set()
 
     @property
     def address(self) -> str:
@@ -177,6 +182,7 @@ class Scripted:
 
         async def set_draining(request: SetDraining, _context: Any) -> Empty:
             self.drains.append(request)
+            await self.may_drain.wait()
             self.info = dataclasses.replace(self.info, is_draining=request.is_draining)
             return Empty()
 

@@ -160,3 +160,21 @@ async def test_servers_of_different_models_are_not_paired(make_stack):
     assert (await stack.complete(prompt="hello world")).status_code == 503
     await asyncio.sleep(0)
     assert stack.prefill[0].requests == []
+
+
+async def test_a_wish_that_comes_while_the_one_before_is_told_is_told_too():
+    """Before the stream is open nobody but it tells the server anything."""
+    server = ScriptedDecode(server_info("decode"), script=hanging)
+    server.may_drain.clear()
+    await server.start()
+    stream = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda _: [])
+    stream.drain.wish(True)
+    stream.start(unexpected)
+    await until(lambda: server.drains)
+    assert stream.info is None
+    stream.drain.wish(False)
+    server.may_drain.set()
+    await until(lambda: [one.is_draining for one in server.drains] == [True, False])
+    assert not server.info.is_draining
+    await stream.close()
+    await server.stop()
