@@ -30,7 +30,13 @@ class ProbePort:
     """Listens from its making on. ``not_ready`` says why no requests are served; None: they are."""
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, not_ready: Callable[[], str | None]
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        not_ready: Callable[[], str | None],
+        *,
+        flag: str = "--metrics-port",
     ) -> None:
         self._metrics = make_wsgi_app(registry)
         self._not_ready = not_ready
@@ -38,8 +44,8 @@ class ProbePort:
             self._server = make_server(host, port, self._answer, _server_class(host), _Handler)
         except OSError as error:
             raise ConfigError(
-                f"--metrics-port {port}: can't listen on {host}:{port}: {error.strerror}; "
-                "choose another --metrics-port, or 0 for none"
+                f"{flag} {port}: can't listen on {host}:{port}: {error.strerror}; "
+                f"choose another {flag}, or 0 for none"
             ) from error
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes")

@@ -89,7 +89,8 @@ def _take_argument(flag: Flag, given: argparse.Namespace, unknown: list[str]) ->
     """A value without a flag's name is that flag's."""
     if getattr(given, flag.dest) is not None:
         given.parser.error(f"{flag.name} is given, and {unknown[0]} as well")
-    setattr(given, flag.dest, unknown.pop(0))
+    taken = unknown.pop(0)
+    setattr(given, flag.dest, [taken] if flag.repeatable else taken)
 
 
 def _missing(error: ModuleNotFoundError) -> TwinfangError:

@@ -151,6 +151,7 @@ DECODE = Command(
                 table.port("the server", 8200),
                 table.ADVERTISE_HOST,
                 table.METRICS_PORT,
+                table.PROBE_PORT,
                 table.ROLE,
             ),
         ),
@@ -252,10 +253,10 @@ BENCH = Command(
 
 DRAIN = Command(
     "drain",
-    "have a server take no new requests, and wait until it has none left",
-    "Tells a prefill or decode server that it is about to go, and waits. Routers send it nothing new, "
+    "have servers take no new requests, and wait until they have none left",
+    "Tells prefill or decode servers that they are about to go, and waits. Routers send them nothing new, "
     "prompts are computed and read to their end, and answers end where they are, or move to another decode "
-    "server if their router knows that this one's pod is being deleted.\n\n"
+    "server if their router knows that this one's pod is being deleted. Several drain at the same time.\n\n"
     "For what comes before SIGTERM: a preStop hook, ExecStop of a unit. It exits with 1 if something is left "
     "at the end of --timeout. To take it back, undrain the server through the admin API, or restart it.",
     (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),

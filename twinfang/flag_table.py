@@ -8,6 +8,7 @@ from pathlib import Path
 from twinfang import rank_flags
 from twinfang.flag_values import (
     address,
+    addresses,
     existing_file,
     file_path,
     http_url,
@@ -165,6 +166,12 @@ METRICS_PORT = Flag(
         "port of HTTP /metrics, /healthz and /readyz; 0 or off: none",
     ),
     default_text="--port + 10000",
+)
+PROBE_PORT = Flag(
+    *("--probe-port", "PORT|off", port_or_off),
+    "port of HTTP /readyz and /healthz of all data-parallel ranks of this host together; 0 or off: none",
+    default=0,
+    default_text="none",
 )
 METRICS_PORTS = Flag(
     *("--metrics-port", "PORT|off", port_or_off),
@@ -352,9 +359,13 @@ LISTEN = Flag(
 )
 PEER = Flag(*("--peer", "HOST:PORT", address, "the side that listens"))
 
-DRAINED_SERVER = Flag(*("--server", "HOST:PORT", address, "the server's gRPC address"))
+DRAINED_SERVER = Flag(
+    *("--server", "HOST:PORT", addresses),
+    "a server's gRPC address, or HOST:FIRST-LAST for those on all of these ports; repeat for more",
+    repeatable=True,
+)
 DRAIN_TIMEOUT = Flag(
-    *("--timeout", "SECONDS", _seconds, "when to give up; the server goes on draining"), default=120.0
+    *("--timeout", "SECONDS", _seconds, "when to give up; servers go on draining"), default=120.0
 )
 
 BENCHMARK = Flag(*("--benchmark", "NAME", only("transfer"), "what to measure"), default="transfer")

@@ -127,6 +127,17 @@ def address(text: str) -> str:
     return text
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """``host:port``, or ``host:first-last`` for servers on all of these ports."""
+    start, dash, last = text.rpartition("-")
+    if not dash or not start.rpartition(":")[2].isdigit():
+        return (address(text),)
+    host, _, first = address(start).rpartition(":")
+    if not (last.isascii() and last.isdigit()) or not int(first) <= int(last) < 65536:
+        raise ValueError("expected host:port, or host:first-last with the lower port first")
+    return tuple(f"{host}:{port}" for port in range(int(first), int(last) + 1))
+
+
 def existing_file(text: str) -> Path:
     """An absolute path, as child processes may run elsewhere."""
     path = Path(text).expanduser().absolute()

@@ -8,12 +8,15 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import nullcontext
+from urllib.parse import urlsplit
 
 from twinfang import flag_table as table
 from twinfang.child import Child, ChildSpec
 from twinfang.flags import as_arguments
 from twinfang.ports import LOOPBACK, free_ports
 from twinfang.rank_place import RankPlace
+from twinfang.rank_probes import probing
 from twinfang.readiness import until_serving
 from twinfang.stack import SERVER_STOP_GRACE_S, child_environment, rank_arguments, threads_each
 from twinfang.supervisor import Supervisor
@@ -41,7 +44,9 @@ _FLAGS = (
 def run(values: argparse.Namespace, place: RankPlace) -> None:
     """Until SIGTERM or SIGINT. Raises :class:`ConfigError` for ports that there are not, and
     :class:`ChildFailedError` if a rank can't start or dies too often."""
-    asyncio.run(_supervise(plan_ranks(values, place)))
+    ranks = plan_ranks(values, place)
+    with probing(values.host, values.probe_port, _probed(ranks)) if values.probe_port else nullcontext():
+        asyncio.run(_supervise(ranks))
 
 
 def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
@@ -57,6 +62,7 @@ def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
             f"--data-parallel-size {place.size} needs {place.count} ports and {place.count} of metrics from "
             f"{ports[0]} and {metrics_ports[0]} on, and there is none above {MAX_PORT}; choose lower ones"
         )
+    _check_probe_port(values, {*ports, *metrics_ports})
     address = place.address or f"{LOOPBACK}:{free_ports(1)[0]}"
     num_threads = threads_each(values, place.count * values.tensor_parallel)
     specs = []
@@ -67,18 +73,38 @@ def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
         arguments += ["--threads", str(num_threads), "--host", values.host, "--port", str(ports[i])]
         arguments += ["--metrics-port", str(metrics_ports[i])]
         arguments += ["--log-level", values.log_level, "--name", name]
-        specs.append(_spec(name, arguments, values, ports[i]))
+        specs.append(_spec(name, arguments, values, ports[i], metrics_ports[i]))
     return specs
 
 
-def _spec(name: str, arguments: list[str], values: argparse.Namespace, port: int) -> ChildSpec:
-    address = host_port(_ANY_ADDRESS.get(values.host, values.host), port)
+def _check_probe_port(values: argparse.Namespace, taken: set[int]) -> None:
+    port = values.probe_port
+    if not port:
+        return
+    if 0 in taken:
+        raise ConfigError(
+            f"--probe-port {port} asks ranks on their metrics ports: give --metrics-port PORT too"
+        )
+    if port in taken:
+        raise ConfigError(f"--probe-port {port} is a port of a rank, or of its metrics: choose another one")
+
+
+def _probed(ranks: Sequence[ChildSpec]) -> dict[str, str]:
+    return {rank.name: urlsplit(rank.metrics_url).netloc for rank in ranks if rank.metrics_url is not None}
+
+
+def _spec(
+    name: str, arguments: list[str], values: argparse.Namespace, port: int, metrics_port: int
+) -> ChildSpec:
+    host = _ANY_ADDRESS.get(values.host, values.host)
+    address = host_port(host, port)
     return ChildSpec(
         name,
         tuple(arguments),
         address,
         lambda: until_serving(address),
         SERVER_STOP_GRACE_S,
+        metrics_url=f"http://{host_port(host, metrics_port)}/metrics" if metrics_port else None,
         fate="ranks" if values.enable_expert_parallel else "",
     )
 

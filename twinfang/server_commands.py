@@ -60,6 +60,11 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         from twinfang import rank_group
 
         return partial(rank_group.run, values, place)
+    if values.probe_port:
+        raise ConfigError(
+            f"--probe-port {values.probe_port} is for several ranks on one host; a server alone tells the "
+            "same on its --metrics-port"
+        )
     _begin_server(values)
     from decode_server.config import DecodeConfig
     from decode_server.main import run

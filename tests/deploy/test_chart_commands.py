@@ -25,7 +25,7 @@ SET_BY_THE_CHART = {
     *("router-metrics", "prefill-metrics", "decode-metrics"),
     *("prefill-deployment", "decode-deployment", "apply"),
     # A pod has one port that routers find, so one rank, and its group's others would be other pods.
-    *("data-parallel-size", "data-parallel-rank", "data-parallel-address"),
+    *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),
     "state-file",  # its changes are one router's, and a pod's disk ends with it
 }
 

@@ -10,6 +10,7 @@ from twinfang.commands import DECODE
 from twinfang.flags import add_flags, resolve
 from twinfang.rank_group import plan_ranks
 from twinfang.rank_place import ONLY_PLACE, RankPlace
+from twinfang.server_commands import prepare_decode
 from wire.errors import ConfigError
 
 LWS = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "decode-0.decode.ns"}
@@ -108,6 +109,28 @@ def test_ports_that_there_are_not_are_refused():
     values = decode_values("--data-parallel-size", "3", "--port", "65534", "--metrics-port", "off")
     with pytest.raises(ConfigError, match="needs 3 ports"):
         plan_ranks(values, RankPlace.find(values, {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--probe-port", "8202"], "--probe-port 8202 is a port of a rank"),
+        (["--probe-port", "18201"], "--probe-port 18201 is a port of a rank"),
+        (
+            ["--probe-port", "18290", "--metrics-port", "off"],
+            "--probe-port 18290 asks ranks on their metrics",
+        ),
+    ],
+)
+def test_a_port_for_the_probes_of_all_ranks_is_a_port_of_its_own(arguments, message):
+    values = decode_values("--data-parallel-size", "3", *arguments)
+    with pytest.raises(ConfigError, match=message):
+        plan_ranks(values, RankPlace.find(values, {}))
+
+
+def test_a_server_alone_has_no_port_for_the_probes_of_all_ranks():
+    with pytest.raises(ConfigError, match="--probe-port 18290 is for several ranks on one host"):
+        prepare_decode(decode_values("--probe-port", "18290"))
 
 
 def decode_values(*arguments):
