@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.engine.leading import lead_engine
 from tests.engine.lockstep_ranks import (
     cancel,
     forget_prefixes,
@@ -16,7 +17,7 @@ from tests.engine.lockstep_ranks import (
     poison,
     ranks,
 )
-from tests.engine.speculating import assert_same, greedy_asks, sampled_asks
+from tests.engine.speculating import assert_nothing_is_owned, assert_same, greedy_asks, sampled_asks, serve
 from wire.sampling_params import SamplingParams
 
 NUM_STEPS = 500
@@ -117,3 +118,30 @@ def test_ranks_with_batches_of_different_sizes_answer_exactly(engines, models, s
         for rank, asks in zip(group, asked, strict=True):
             assert_same(rank.answers(), engines.plain(models["moe"], asks))
             rank.wait_until(owns_nothing, "nothing is owned")
+
+
+@pytest.mark.exhaustive
+def test_servers_of_two_tensor_parallel_ranks_share_experts_among_all_four(engines, models):
+    """One computes beside an idle one, then both have work; the cut parts are summed by each for itself."""
+    settings = {"tensor_parallel": 2, "num_speculative": 2, "drafter": "mtp", "sanitize": True}
+    asks = [greedy_asks(3, seed=30), [*greedy_asks(2, seed=31), *sampled_asks(4, seed=32)]]
+    expected = [engines.plain(models["moe"], one) for one in asks]
+    with ranks(models["moe"], 2, max_batch_tokens=96, **settings) as group:
+        busy, idle = group
+        before = idle.call(num_dummy_steps)
+        busy.ask(asks[0])
+        assert_same(busy.answers(), expected[0])
+        assert idle.call(num_dummy_steps) > before
+        for rank, one in zip(group, asks, strict=True):
+            rank.ask(one)
+        for rank, answers in zip(group, expected, strict=True):
+            assert_same(rank.answers(), answers)
+            rank.wait_until(owns_nothing, "nothing is owned")
+
+
+def test_tensor_parallel_ranks_of_one_server_share_whole_experts(engines, models):
+    asks = [*greedy_asks(3, seed=33), *sampled_asks(2, seed=34)]
+    expected = engines.plain(models["moe"], asks)
+    with lead_engine(models["moe"], 2, expert_parallel=True, num_speculative=2, drafter="mtp") as engine:
+        assert_same(serve(engine, asks, per_step=3), expected)
+        assert_nothing_is_owned(engine)
