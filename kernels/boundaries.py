@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.cpu_jit import as_array
 
 
 @dataclass(frozen=True)
 class Segments:
-    """``G = S + nb`` segments of ``S`` rows, in order. Integers are int32."""
+    """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32."""
 
     cu_seqlens: Tensor
     """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""
@@ -30,11 +33,20 @@ class Segments:
     """``[G]`` the row's in its last segment, else the boundary's; 0 marks a padding row."""
     has_initial: Tensor
     """``[G]`` bool; the row's in its first segment, else True."""
-    num_before: Tensor
-    """``[G]`` tokens of the sequence before the segment."""
-    row_starts: Tensor
-    """``[S + 1]`` first segment of each row, and ``G``."""
+    num_before: Tensor | None
+    """``[G]`` tokens of the sequence before the segment; None where nobody asks."""
+    row_starts: Tensor | None
+    """``[S + 1]`` first segment of each row, and ``G``; None: every row is one."""
     max_seq_len: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.write_slots) if self.row_starts is None else len(self.row_starts) - 1
+
+    def as_arrays(self) -> list[np.ndarray]:
+        """What a CPU kernel takes for rows: :meth:`as_rows` and ``num_before``, zeros where that is None."""
+        before = torch.zeros_like(self.write_slots) if self.num_before is None else self.num_before
+        return [as_array(tensor.contiguous()) for tensor in (*self.as_rows(), before)]
 
     def as_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What an op takes for rows: right where segments are done in order."""
@@ -108,11 +120,13 @@ class Boundaries:
         return Boundaries(move(self.rows), move(self.offsets), move(self.slots), segments)
 
 
-def stores_by_row(boundaries: Boundaries | None, num_rows: int) -> list[dict[int, int]]:
-    """Each row's ``{offset: slot}``, for references; waits for the device."""
-    stores: list[dict[int, int]] = [{} for _ in range(num_rows)]
+def segments_of(
+    boundaries: Boundaries | None,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    num_before: Tensor | None,
+    max_seq_len: int,
+) -> Segments:
+    """Those that the boundaries cut, or else the rows as they are."""
     if boundaries is not None:
-        columns = boundaries.rows, boundaries.offsets, boundaries.slots
-        for row, offset, slot in zip(*(column.tolist() for column in columns), strict=True):
-            stores[row][offset] = slot
-    return stores
+        return boundaries.segments
+    return Segments(*rows, num_before, None, max_seq_len)

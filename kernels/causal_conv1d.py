@@ -19,9 +19,10 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels.boundaries import Boundaries, stores_by_row
+from kernels.boundaries import Boundaries
 from kernels.causal_conv1d_cpu import causal_conv1d_update_cpu
 from kernels.causal_conv1d_prefill_cpu import causal_conv1d_cpu
+from kernels.reference_row import reference_rows
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -41,19 +42,14 @@ def causal_conv1d_reference(
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    bounds = cu_seqlens.tolist()
-    stores = stores_by_row(boundaries, len(write_slots))
-    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
-    for start, end, (source, target, initial, inner) in zip(bounds, bounds[1:], rows, strict=False):
-        if target == 0 or start == end:
-            continue
-        past = conv_state[source].to(acc) if initial else torch.zeros_like(conv_state[target], dtype=acc)
-        window = torch.cat([past, x[start:end].to(acc).T], dim=1)
-        out = sum(window[:, k : k + end - start] * weight[:, k, None].to(acc) for k in range(num_taps))
+    for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries):
+        inputs = x[row.tokens].to(acc).T
+        window = torch.cat([row.initial(conv_state, acc), inputs], dim=1)
+        out = sum(window[:, k : k + inputs.shape[1]] * weight[:, k, None].to(acc) for k in range(num_taps))
         if bias is not None:
             out = out + bias[:, None].to(acc)
-        y[start:end] = F.silu(out).T
-        for offset, slot in {**inner, end - start: target}.items():
+        y[row.tokens] = F.silu(out).T
+        for offset, slot in row.stores.items():
             conv_state[slot] = window[:, offset : offset + num_taps - 1]
     return y
 

@@ -23,16 +23,17 @@ import itertools
 import numpy as np
 import torch
 
-from kernels.boundaries import Boundaries, stores_by_row
+from kernels.boundaries import Boundaries, segments_of
 from kernels.cpu_jit import as_array, as_flat_array
 from kernels.gated_delta_recurrence import NORM_EPS
 from kernels.gated_delta_scan_cpu import scan_gates, scan_heads
 from kernels.gated_delta_update import reference_step, reference_tokens
+from kernels.reference_row import reference_rows
+from kernels.scan_row import fill_padding_row, initial_state, segments_of_row
 from kernels.stochastic_round import (
     GRID_TOKENS,
     NEAREST,
     StateRounding,
-    round_bfloat16_reference,
     round_state,
     rounding_key,
 )
@@ -65,26 +66,13 @@ def gated_delta_chunk_reference(
     """:func:`gated_delta_chunk` as the plain recurrence, one token after the other."""
     acc = torch.promote_types(q.dtype, torch.float32)
     o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    bounds = cu_seqlens.tolist()
-    stores = stores_by_row(boundaries, len(write_slots))
-    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
-    is_narrow = state.dtype == torch.bfloat16
-    befores = [0] * len(bounds) if num_before is None else num_before.tolist()
-    for start, end, before, (source, target, initial, inner) in zip(
-        bounds, bounds[1:], befores, rows, strict=False
-    ):
-        if target == 0 or start == end:
-            continue
-        S = state[source].to(acc) if initial else torch.zeros_like(state[target], dtype=acc)
-        row = (t[start:end].to(acc) for t in (q, k, v, a, b))
-        for i, token in enumerate(reference_tokens(*row, A.to(acc), dt_bias.to(acc)), start=1):
-            S, o[start + i - 1] = reference_step(S, *token)
-            position = before + i
-            if is_narrow and (position % GRID_TOKENS == 0 or i in inner or start + i == end):
-                S = round_bfloat16_reference(S.float(), torch.tensor(position), rounding).to(acc)
-            if i in inner:
-                state[inner[i]] = S
-        state[target] = S
+    for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before):
+        S = row.initial(state, acc)
+        inputs = (t[row.tokens].to(acc) for t in (q, k, v, a, b))
+        tokens = reference_tokens(*inputs, A.to(acc), dt_bias.to(acc))
+        for i, (token, o_t) in enumerate(zip(tokens, o[row.tokens], strict=True), start=1):
+            S, o_t[:] = reference_step(S, *token)
+            S = row.leave(state, i, S, rounding)
     return o
 
 
@@ -241,32 +229,22 @@ def _scan_rows_kernel(
 ):
     row, blocks_v = tl.program_id(1), tl.cdiv(value_dim, BLOCK_V)
     head = tl.program_id(0) // blocks_v
-    segment, next_row = row, row + 1
-    if HAS_BOUNDARIES:
-        segment, next_row = tl.load(row_starts_ptr + row), tl.load(row_starts_ptr + row + 1)
-    start = tl.load(cu_seqlens_ptr + segment)
+    segment, next_row = segments_of_row(row_starts_ptr, row, HAS_BOUNDARIES)
+    start, end = tl.load(cu_seqlens_ptr + segment), tl.load(cu_seqlens_ptr + segment + 1)
     p = tl.program_id(0) % blocks_v * BLOCK_V + tl.arange(0, BLOCK_V)
     n, i = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
     live_p, live_n = p < value_dim, n < key_dim
     o_columns = o_ptr + head * value_dim + p
     o_stride = num_heads * value_dim
     if tl.load(write_slots_ptr + segment) == 0:  # padding: o is zero
-        end = tl.load(cu_seqlens_ptr + segment + 1)
-        zeros = tl.zeros((CHUNK, BLOCK_V), o_ptr.dtype.element_ty)
-        for first in range(start, end, CHUNK):
-            tokens = (first + i).to(tl.int64)
-            live = (tokens < end)[:, None] & live_p[None, :]
-            tl.store(o_columns[None, :] + tokens[:, None] * o_stride, zeros, mask=live)
+        fill_padding_row(o_columns, o_stride, live_p, start, end, CHUNK, BLOCK_V)
         return
-    if start == tl.load(cu_seqlens_ptr + segment + 1):
+    if start == end:
         return
 
     pool = pool_ptr + head * head_stride + p[None, :] * state_row_stride + n[:, None]
     live_state = live_n[:, None] & live_p[None, :]
-    S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
-    if tl.load(has_initial_ptr + segment) != 0:
-        source = tl.load(read_slots_ptr + segment).to(tl.int64)
-        S += tl.load(pool + source * slot_stride, mask=live_state, other=0.0).to(tl.float32)
+    S = initial_state(pool, slot_stride, live_state, read_slots_ptr, has_initial_ptr, segment)
     q_columns = q_ptr + head // HEADS_PER_KEY_HEAD * q_head_stride + n
     k_columns = k_ptr + head // HEADS_PER_KEY_HEAD * k_head_stride + n
     v_columns = v_ptr + head * v_head_stride + p
@@ -333,25 +311,18 @@ def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileReques
     )
 
 
-def _launch(
-    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial,
-    max_seq_len, boundaries, num_before=None, rounding=NEAREST,
-):  # fmt: skip
+def _launch(q, k, v, a, b, A, dt_bias, state, segments, rounding=NEAREST):
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
-    num_rows = len(write_slots)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    if 0 in (num_rows, num_tokens, max_seq_len):
+    if 0 in (segments.num_rows, num_tokens, segments.max_seq_len):
         return o
-    row_starts = None
-    if boundaries is not None:
-        cut = boundaries.segments
-        cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
-        row_starts, max_seq_len, num_before = cut.row_starts, cut.max_seq_len, cut.num_before
+    cu_seqlens, read_slots, write_slots, has_initial = segments.as_rows()
+    num_before, row_starts = segments.num_before, segments.row_starts
     is_narrow = state.dtype == torch.bfloat16
     tiles = dict(choose(tile_request(v.dtype, value_dim, key_dim), v.device))
     chunk = tiles["CHUNK"] = min(tiles["CHUNK"], GRID_TOKENS) if is_narrow else tiles["CHUNK"]
-    num_chunks = triton.cdiv(max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
+    num_chunks = triton.cdiv(segments.max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
     of_tokens = torch.empty((4, num_heads, num_tokens), dtype=torch.float32, device=v.device)
     beta, cumulated, q_scale, k_scale = of_tokens
     solution = torch.empty((num_heads, num_tokens, chunk), dtype=v.dtype, device=v.device)
@@ -366,7 +337,7 @@ def _launch(
         *q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), key_dim**-0.5, NORM_EPS,
         num_tokens, key_dim, CHUNK=chunk, LEVELS=chunk.bit_length() - 1, **sizes,
     )  # fmt: skip
-    _scan_rows_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
+    _scan_rows_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), segments.num_rows)](
         q, k, v, beta, cumulated, q_scale, k_scale, solution, state, cu_seqlens, read_slots, write_slots,
         has_initial.view(torch.uint8), num_before, row_starts, o,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3],
@@ -377,9 +348,7 @@ def _launch(
     return o
 
 
-def _gated_delta_chunk_cpu(
-    q, k, v, a, b, A, dt_bias, state, cu_seqlens, read_slots, write_slots, has_initial, num_before, rounding
-):
+def _gated_delta_chunk_cpu(q, k, v, a, b, A, dt_bias, state, segments, rounding):
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
     decay, beta = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
@@ -404,11 +373,7 @@ def _gated_delta_chunk_cpu(
         value_dim,
         as_flat_array(state),
         *state.stride()[:3],
-        as_array(cu_seqlens.contiguous()),
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(has_initial.contiguous()),
-        as_array(num_before),
+        *segments.as_arrays(),
         rounding.arguments,
         as_array(o.view(-1)),
     )
@@ -455,10 +420,5 @@ def gated_delta_chunk(
         return gated_delta_chunk_reference(
             *operands, *rows, boundaries=boundaries, num_before=num_before, rounding=rounding
         )
-    if v.is_cuda:
-        return _launch(*operands, *rows, max_seq_len, boundaries, num_before, rounding)
-    if boundaries is not None:
-        rows, num_before = boundaries.segments.as_rows(), boundaries.segments.num_before
-    elif num_before is None:
-        num_before = torch.zeros_like(write_slots)
-    return _gated_delta_chunk_cpu(*operands, *rows, num_before, rounding)
+    run = _launch if v.is_cuda else _gated_delta_chunk_cpu
+    return run(*operands, segments_of(boundaries, rows, num_before, max_seq_len), rounding)

@@ -24,15 +24,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.boundaries import Boundaries, stores_by_row
+from kernels.boundaries import Boundaries, segments_of
 from kernels.cpu_jit import as_array, as_flat_array
+from kernels.reference_row import reference_rows
+from kernels.scan_row import fill_padding_row, initial_state, segments_of_row
 from kernels.ssd_scan_cpu import scan_heads
 from kernels.ssm_recurrence import scan_steps
 from kernels.stochastic_round import (
     GRID_TOKENS,
     NEAREST,
     StateRounding,
-    round_bfloat16_reference,
     round_state,
     rounding_key,
 )
@@ -64,30 +65,16 @@ def ssd_chunk_scan_reference(
     acc = torch.promote_types(x.dtype, torch.float32)
     heads_per_group = x.shape[1] // B.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    bounds = cu_seqlens.tolist()
-    stores = stores_by_row(boundaries, len(write_slots))
-    rows = zip(read_slots.tolist(), write_slots.tolist(), has_initial.tolist(), stores, strict=True)
-    is_narrow = ssm_state.dtype == torch.bfloat16
-    befores = [0] * len(bounds) if num_before is None else num_before.tolist()
-    for start, end, before, (source, target, initial, inner) in zip(
-        bounds, bounds[1:], befores, rows, strict=False
-    ):
-        if target == 0 or start == end:
-            continue
-        h = ssm_state[source].to(acc) if initial else torch.zeros_like(ssm_state[target], dtype=acc)
-        step = F.softplus(dt[start:end].to(acc) + dt_bias.to(acc)).clamp(*dt_limit)
+    for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before):
+        h = row.initial(ssm_state, acc)
+        step = F.softplus(dt[row.tokens].to(acc) + dt_bias.to(acc)).clamp(*dt_limit)
         decay = torch.exp(A.to(acc) * step)
-        B_row, C_row = (t[start:end].to(acc).repeat_interleave(heads_per_group, dim=1) for t in (B, C))
-        x_row = x[start:end].to(acc)
-        for i in range(end - start):
+        B_row, C_row = (t[row.tokens].to(acc).repeat_interleave(heads_per_group, dim=1) for t in (B, C))
+        x_row, y_row = x[row.tokens].to(acc), y[row.tokens]
+        for i in range(len(x_row)):
             h = decay[i, :, None, None] * h + (step[i, :, None] * x_row[i])[:, :, None] * B_row[i, :, None, :]
-            y[start + i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
-            position = before + i + 1
-            if is_narrow and (position % GRID_TOKENS == 0 or i + 1 in inner or start + i + 1 == end):
-                h = round_bfloat16_reference(h.float(), torch.tensor(position), rounding).to(acc)
-            if i + 1 in inner:
-                ssm_state[inner[i + 1]] = h
-        ssm_state[target] = h
+            y_row[i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
+            h = row.leave(ssm_state, i + 1, h, rounding)
     return y
 
 
@@ -195,32 +182,22 @@ def _scan_rows_kernel(
 ):
     row, blocks_p = tl.program_id(1), tl.cdiv(head_dim, BLOCK_P)
     head = tl.program_id(0) // blocks_p
-    segment, next_row = row, row + 1
-    if HAS_BOUNDARIES:
-        segment, next_row = tl.load(row_starts_ptr + row), tl.load(row_starts_ptr + row + 1)
-    start = tl.load(cu_seqlens_ptr + segment)
+    segment, next_row = segments_of_row(row_starts_ptr, row, HAS_BOUNDARIES)
+    start, end = tl.load(cu_seqlens_ptr + segment), tl.load(cu_seqlens_ptr + segment + 1)
     p = tl.program_id(0) % blocks_p * BLOCK_P + tl.arange(0, BLOCK_P)
     n, t = tl.arange(0, BLOCK_N), tl.arange(0, CHUNK)
     live_p, live_n = p < head_dim, n < state_dim
     y_columns = y_ptr + head * head_dim + p
     y_stride = num_heads * head_dim
     if tl.load(write_slots_ptr + segment) == 0:  # padding: y is zero
-        end = tl.load(cu_seqlens_ptr + segment + 1)
-        zeros = tl.zeros((CHUNK, BLOCK_P), y_ptr.dtype.element_ty)
-        for first in range(start, end, CHUNK):
-            tokens = (first + t).to(tl.int64)
-            live = (tokens < end)[:, None] & live_p[None, :]
-            tl.store(y_columns[None, :] + tokens[:, None] * y_stride, zeros, mask=live)
+        fill_padding_row(y_columns, y_stride, live_p, start, end, CHUNK, BLOCK_P)
         return
-    if start == tl.load(cu_seqlens_ptr + segment + 1):
+    if start == end:
         return
 
     pool = pool_ptr + head * head_stride + p[None, :] * state_row_stride + n[:, None]
     live_state = live_n[:, None] & live_p[None, :]
-    h = tl.zeros((BLOCK_N, BLOCK_P), tl.float32)
-    if tl.load(has_initial_ptr + segment) != 0:
-        source = tl.load(read_slots_ptr + segment).to(tl.int64)
-        h += tl.load(pool + source * slot_stride, mask=live_state, other=0.0).to(tl.float32)
+    h = initial_state(pool, slot_stride, live_state, read_slots_ptr, has_initial_ptr, segment)
     D = tl.load(D_ptr + head).to(tl.float32)
     x_columns = x_ptr + head * x_head_stride + p
     B_columns = B_ptr + head // HEADS_PER_GROUP * B_group_stride + n
@@ -284,33 +261,26 @@ def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileReque
     )
 
 
-def _launch(
-    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial,
-    chunk_size, dt_limit, max_seq_len, boundaries, num_before=None, rounding=NEAREST,
-):  # fmt: skip
+def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, segments, chunk_size, dt_limit, rounding=NEAREST):
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    num_rows = len(write_slots)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if 0 in (num_rows, num_tokens, max_seq_len):
+    if 0 in (segments.num_rows, num_tokens, segments.max_seq_len):
         return y
-    row_starts = None
-    if boundaries is not None:
-        cut = boundaries.segments
-        cu_seqlens, read_slots, write_slots, has_initial = cut.as_rows()
-        row_starts, max_seq_len, num_before = cut.row_starts, cut.max_seq_len, cut.num_before
+    cu_seqlens, read_slots, write_slots, has_initial = segments.as_rows()
+    num_before, row_starts = segments.num_before, segments.row_starts
     is_narrow = ssm_state.dtype == torch.bfloat16
     tiles = dict(choose(tile_request(x.dtype, head_dim, state_dim), x.device))
     chunk = min(tiles["CHUNK"], max(16, triton.next_power_of_2(chunk_size)))
     chunk = tiles["CHUNK"] = min(chunk, GRID_TOKENS) if is_narrow else chunk
     block_h = min(triton.next_power_of_2(num_heads), 16)
     step, cumulated = torch.empty((2, num_heads, num_tokens), dtype=torch.float32, device=x.device)
-    num_chunks = triton.cdiv(max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
+    num_chunks = triton.cdiv(segments.max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
     _cumulate_decay_kernel[(triton.cdiv(num_heads, block_h), num_chunks, len(write_slots))](
         dt, A, dt_bias, cu_seqlens, num_before, step, cumulated, dt.stride(0), *dt_limit, num_tokens,
         num_heads, CHUNK=chunk, BLOCK_H=block_h, ROUNDED=is_narrow,
     )  # fmt: skip
-    _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
+    _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), segments.num_rows)](
         x, B, C, D, step, cumulated, ssm_state, cu_seqlens, read_slots, write_slots,
         has_initial.view(torch.uint8), num_before, row_starts, y,
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *ssm_state.stride()[:3],
@@ -324,10 +294,7 @@ def _launch(
     return y
 
 
-def _ssd_chunk_scan_cpu(
-    x, dt, A, B, C, D, dt_bias, ssm_state, cu_seqlens, read_slots, write_slots, has_initial, dt_limit,
-    num_before, rounding,
-):  # fmt: skip
+def _ssd_chunk_scan_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, segments, dt_limit, rounding):
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
     step, decay = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
@@ -353,11 +320,7 @@ def _ssd_chunk_scan_cpu(
         state_dim,
         as_flat_array(ssm_state),
         *ssm_state.stride()[:3],
-        as_array(cu_seqlens.contiguous()),
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(has_initial.contiguous()),
-        as_array(num_before),
+        *segments.as_arrays(),
         rounding.arguments,
         as_array(y.view(-1)),
     )
@@ -411,10 +374,7 @@ def ssd_chunk_scan(
             num_before=num_before,
             rounding=rounding,
         )
+    segments = segments_of(boundaries, rows, num_before, max_seq_len)
     if x.is_cuda:
-        return _launch(*operands, *rows, chunk_size, dt_limit, max_seq_len, boundaries, num_before, rounding)
-    if boundaries is not None:
-        rows, num_before = boundaries.segments.as_rows(), boundaries.segments.num_before
-    elif num_before is None:
-        num_before = torch.zeros_like(write_slots)
-    return _ssd_chunk_scan_cpu(*operands, *rows, dt_limit, num_before, rounding)
+        return _launch(*operands, segments, chunk_size, dt_limit, rounding)
+    return _ssd_chunk_scan_cpu(*operands, segments, dt_limit, rounding)

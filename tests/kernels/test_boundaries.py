@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from kernels.boundaries import Boundaries, stores_by_row
+from kernels.boundaries import Boundaries
+from kernels.reference_row import reference_rows
 from tests.kernels.ragged_rows import RaggedRows, Row, random_rows
 
 
@@ -55,9 +56,15 @@ def test_segments_tile_the_rows(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_references_see_the_same_boundaries(seed):
+def test_references_see_the_same_rows_and_boundaries(seed):
     batch = RaggedRows(random_rows(seed, 40))
-    assert stores_by_row(batch.boundaries, len(batch.rows)) == [row.stores for row in batch.rows]
+    expected = [
+        (slice(start, start + row.length), row.stores | {row.length: row.write_slot})
+        for start, row in zip(batch.starts, batch.rows, strict=False)
+        if row.length and row.write_slot
+    ]
+    found = reference_rows(*batch.index, batch.boundaries, batch.num_before)
+    assert [(row.tokens, row.stores) for row in found] == expected
 
 
 @pytest.mark.parametrize(

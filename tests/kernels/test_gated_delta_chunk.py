@@ -6,6 +6,7 @@ import torch
 
 from kernels import gated_delta_chunk as module
 from kernels import gated_delta_update as update_module
+from kernels.boundaries import segments_of
 from kernels.gated_delta_chunk import gated_delta_chunk, gated_delta_chunk_reference
 from kernels.gated_delta_update import gated_delta_update
 from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
@@ -24,7 +25,8 @@ def scan(target, *args, boundaries=None, num_before=None, rounding=NEAREST):
     max_seq_len = int(args[8].diff().max())
     num_before = torch.zeros_like(args[10]) if num_before is None else num_before
     if target.name == "triton":
-        return module._launch(*args, max_seq_len, boundaries, num_before, rounding)
+        segments = segments_of(boundaries, args[8:], num_before, max_seq_len)
+        return module._launch(*args[:8], segments, rounding)
     options = {"boundaries": boundaries, "num_before": num_before, "rounding": rounding}
     return gated_delta_chunk(*args, max_seq_len=max_seq_len, **options)
 
@@ -225,7 +227,7 @@ def test_the_chunk_size_does_not_change_the_result(chunk, difference, poisoned_p
     pool.fill([1])
     expected_state = pool.view.double()
     index = RaggedRows([Row(length, 1, 1, True)], device).index
-    o = module._launch(*tensors, pool.view, *index, length, None)
+    o = module._launch(*tensors, pool.view, segments_of(None, index, None, length))
     close(o, gated_delta_chunk_reference(*double(tensors), expected_state, *index), torch.float32)
     close(pool.view[1], expected_state[1], torch.float32)
 

@@ -6,6 +6,7 @@ import torch
 
 from kernels import selective_state_update as update_module
 from kernels import ssd_chunk_scan as module
+from kernels.boundaries import segments_of
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan, ssd_chunk_scan_reference
 from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
@@ -24,7 +25,8 @@ def scan(target, *args, chunk_size=16, dt_limit=NO_LIMIT, boundaries=None, num_b
     max_seq_len = int(args[8].diff().max())
     num_before = torch.zeros_like(args[10]) if num_before is None else num_before
     if target.name == "triton":
-        return module._launch(*args, chunk_size, dt_limit, max_seq_len, boundaries, num_before, rounding)
+        segments = segments_of(boundaries, args[8:], num_before, max_seq_len)
+        return module._launch(*args[:8], segments, chunk_size, dt_limit, rounding)
     options = {"chunk_size": chunk_size, "dt_limit": dt_limit, "max_seq_len": max_seq_len}
     return ssd_chunk_scan(*args, **options, boundaries=boundaries, num_before=num_before, rounding=rounding)
 
