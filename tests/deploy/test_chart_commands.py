@@ -72,7 +72,7 @@ def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
         program, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
         drain = parse(arguments)
         (grpc_port,) = (port["containerPort"] for port in container["ports"] if port["name"] == "grpc")
-        assert (program, drain.server, drain.timeout) == ("twinfang", f"127.0.0.1:{grpc_port}", 77)
+        assert (program, drain.server, drain.timeout) == ("twinfang", ((f"127.0.0.1:{grpc_port}",),), 77)
         grace_s = pod_of(deployments[name])["terminationGracePeriodSeconds"]
         assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
 
@@ -83,7 +83,7 @@ def test_pods_of_ipv6_listen_and_drain_there(parse: Callable[[list[str]], argpar
     assert {parse(container["args"]).host for container in containers.values()} == {"::"}
     for name, port in (("prefill-default", 8100), ("decode-default", 8200)):
         hook = containers[name]["lifecycle"]["preStop"]["exec"]["command"]
-        assert parse(hook[1:]).server == f"[::1]:{port}"
+        assert parse(hook[1:]).server == ((f"[::1]:{port}",),)
 
 
 @pytest.mark.parametrize("flags", [{}, {"request-timeout": 900.5}])
