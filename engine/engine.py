@@ -13,35 +13,25 @@ from collections.abc import Callable
 
 import torch
 
-from engine.cache_modes import make_cache_mode
-from engine.caches import Caches
-from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
-from engine.fingerprint import fingerprint
-from engine.grammar import Grammars
-from engine.host_store import HostStore
+from engine.engine_parts import EngineParts
+from engine.landed import Landed, still_in
 from engine.launched_step import LaunchedStep, RowResult
 from engine.load import load_of
 from engine.lockstep import Alone, Lockstep
-from engine.models import load_model, read_config
 from engine.request import Request
-from engine.row_table import RowTable
 from engine.rows import PlannedRow
-from engine.sanitizer import Sanitizer
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import StepPlan
 from engine.step_result import StepResult
-from engine.step_runner import StepRunner
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.token_gaps import measure_gaps
 from engine.work_counts import WorkCounts
-from kernels.host_memory import keep_freed_memory
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
 from wire.handoff import Digests
 from wire.lockstep import StepShape
-from wire.outbox import Outbox
 from wire.prefixes import PrefixNews
 from wire.sampling_params import SamplingParams
 
@@ -65,70 +55,35 @@ class Engine:
         self.config = config
         self.tp = tp
         self._lockstep = lockstep or Alone()
-        self.num_dummy_steps = 0
-        """Steps of other ranks in which this one had nothing to compute."""
-        self.device = config.resolve_device(tp.rank)
-        model_config = read_config(config.model_dir, config.dtype, self.device)
-        config.apply_threads(model_config.dtype)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        self.start_up.ended("config")
-        self.model = load_model(
-            config.model_dir,
-            dtype=config.dtype,
-            device=self.device,
-            mtp=config.loads_mtp(model_config),
-            tp=tp,
-            load_format=config.load_format,
-            start_up=self.start_up,
-        )
-        demand = config.demand(model_config, tp)
-        self.max_model_len = demand.max_model_len
-        self.capacity = demand.within(tp.least(config.cache_budget(self.device)))
-        self.caches = Caches(
-            demand.spec,
-            num_blocks=self.capacity.num_blocks,
-            num_slots=self.capacity.num_slots,
-            block_size=config.block_size,
-            device=self.device,
-        )
-        self.fingerprint = fingerprint(
-            config.model_dir,
-            model_config.dtype,
-            config.load_format,
-            stochastic_rounding=config.mamba_cache_stochastic_rounding,
-        )
-        self.grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
-        cuts = config.exact_cuts(demand.spec)
-        unit = config.block_size if cuts is None else cuts.unit(config.block_size)
-        has_state, state_block = self.capacity.has_state, config.state_block(unit)
-        self.scheduler = Scheduler(
-            self.capacity,
-            make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state),
-            max_num_seqs=config.max_num_seqs,
-            max_batch_tokens=config.max_batch_tokens,
-            num_positions=config.num_positions,
-            fingerprint=self.fingerprint,
-            cuts=cuts,
-        )
-        self._store = HostStore(self.caches)
-        self._rows = RowTable(config.max_num_seqs, self.capacity.table_columns, config.num_positions)
-        self._checks: Checks = NoChecks()
-        if config.sanitize:
-            self._checks = Sanitizer(self.caches, self.scheduler, self._rows, tp)
-        self._runner = StepRunner(config, self.model, self.caches, self._rows, self.capacity, self._checks)
+        parts = EngineParts.make(config, tp, self.start_up)
+        self.device = parts.device
+        self.model = parts.model
+        self.fingerprint = parts.fingerprint
+        self.grammars = parts.grammars
+        self.capacity = parts.capacity
+        self.max_model_len = parts.capacity.max_model_len
+        self.caches = parts.caches
+        self.scheduler = parts.scheduler
+        self._store = parts.store
+        self._checks = parts.checks
+        self._runner = parts.runner
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
-        self._landed = Outbox()
-        self._landed_prefilled: list[Request] = []
-        self._landed_chunks: list[Request] = []
-        self._landed_kept: list[Request] = []
+        self._landed = Landed()
         self._kept: dict[str, Request] = {}
-        self._counts = WorkCounts(config.num_positions - 1)
-        self.measures = Measures()
         self._read_s = 0.0
         """When the last step was read back."""
-        self.start_up.ended("pools")
+        self.num_dummy_steps = 0
+        """Steps of other ranks in which this one had nothing to compute."""
+        self._start_counting()
+        self._get_ready()
+
+    def _start_counting(self) -> None:
+        self._counts = WorkCounts(self.config.num_positions - 1)
+        self.measures = Measures()
+
+    def _get_ready(self) -> None:
+        """Compiles and captures all that steps run, so that no client's request pays for it."""
         self.warm_up()
         self._lockstep.settle(self._take_part)
         self.start_up.ended("warm_up")
@@ -136,13 +91,13 @@ class Engine:
         self.start_up.ended("graphs")
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
-            config.role,
+            self.config.role,
             self.device,
             self.capacity.num_blocks - 1,
             self.capacity.num_slots - 1,
             self.capacity.num_bytes,
-            config.num_speculative,
-            config.resolve_drafter(model_config),
+            self.config.num_speculative,
+            self.config.resolve_drafter(self.model.config),
         )
 
     def warm_up(self) -> None:
@@ -156,8 +111,7 @@ class Engine:
                 pass
             self.release("warm-up")
         self.scheduler.owned.cache.clear()
-        self._counts = WorkCounts(self.config.num_positions - 1)
-        self.measures = Measures()
+        self._start_counting()
 
     def before_free(self, tell: Callable[[Request], None]) -> None:
         """``tell`` is called with each request that gives its memory back, before others may get that."""
@@ -216,14 +170,14 @@ class Engine:
             if self.scheduler.may_move(request):
                 self._store.drop(request.request_id)
                 self.scheduler.hold(request)
-                self._landed_kept.append(request)
+                self._landed.kept.append(request)
             else:
                 if request.request_id in self.scheduler.waiting:
                     ticket = request.ticket  # an early one can be followed as well
                 self._cancel(request.request_id)
             request.finish_reason = "moved"
             self.measures.ended["moved"] += 1
-            self._landed.add(
+            self._landed.outputs.add(
                 RequestOutput(
                     request.request_id, (), finish_reason="moved", ticket=ticket, stats=request.stats()
                 )
@@ -280,7 +234,7 @@ class Engine:
         self._move(plan)
         for find_faults in (self._damaged, self._runner.constrain):
             plan, failed = self._without(plan, find_faults(plan))
-            self._landed.add_all(failed)
+            self._landed.outputs.add_all(failed)
         shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan, shape))
@@ -290,7 +244,7 @@ class Engine:
             self._take_part(shape)
         did_nothing = not (
             self._in_flight
-            or self._landed
+            or self._landed.outputs
             or plan.admitted
             or plan.swap_out
             or plan.prefilled
@@ -301,21 +255,18 @@ class Engine:
 
     def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
         """What has been read back since the last result, and what the plan has begun."""
+        landed, self._landed = self._landed, Landed()
         held, running = self.scheduler.held, self.scheduler.running
-        landed = plan.prefilled + self._landed_prefilled
-        prefilled = [one for one in landed if held.get(one.request_id) is one]  # else released meanwhile
+        prefilled = still_in(held, plan.prefilled + landed.prefilled)
         for request in prefilled:
             self.measures.ended["prefilled"] += 1
             self.measures.prefill.add(time.monotonic() - request.admitted_s)
-        progressed = [one for one in self._landed_chunks if running.get(one.request_id) is one]
-        kept = self._landed_kept
-        self._landed_prefilled, self._landed_kept, self._landed_chunks = [], [], []
         return StepResult(
-            self._landed.take(),
+            landed.outputs.take(),
             prefilled,
-            progressed,
+            still_in(running, landed.chunks),
             plan.to_transfer,
-            kept,
+            landed.kept,
             self._to_give_up(plan),
             did_nothing=did_nothing,
         )
@@ -407,7 +358,7 @@ class Engine:
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
             self.measures.state_faults["logits"] += 1
-            self._landed.add(self._failed(request, fault))
+            self._landed.outputs.add(self._failed(request, fault))
             self.scheduler.owned.give_up(row)
             self._leave(request)
             return
@@ -416,9 +367,9 @@ class Engine:
             self._accept(request, result)
         elif request.prefill_only and request.num_computed == request.target:
             self.scheduler.hold(request)
-            self._landed_prefilled.append(request)
+            self._landed.prefilled.append(request)
         elif request.prefill_only:
-            self._landed_chunks.append(request)
+            self._landed.chunks.append(request)
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
@@ -444,9 +395,9 @@ class Engine:
         elif len(request.tokens) > request.max_total_tokens:
             self._finish(request, "length")
         elif result.logprobs is None and prompt_logprobs is None:
-            self._landed.add_tokens(request.request_id, token_ids)
+            self._landed.outputs.add_tokens(request.request_id, token_ids)
             return
-        self._landed.add(
+        self._landed.outputs.add(
             RequestOutput(
                 request_id=request.request_id,
                 token_ids=token_ids,
@@ -466,7 +417,7 @@ class Engine:
         if request.keeps_state:
             self._store.drop(request.request_id)
             self.scheduler.hold(request)
-            self._landed_kept.append(request)
+            self._landed.kept.append(request)
             self._kept[request.request_id] = request
         else:
             self._leave(request)

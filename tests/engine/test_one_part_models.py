@@ -230,7 +230,7 @@ def test_a_wrong_block_is_found_without_states(checkpoints):
         engine.step()
     a.block_ids[1], b.block_ids[1] = b.block_ids[1], a.block_ids[1]
     for request in requests:
-        engine._rows.block_table[request.row, 1] = request.block_ids[1]
+        engine._runner._rows.block_table[request.row, 1] = request.block_ids[1]
     with pytest.raises(SanitizerError, match=r"'a': block \d+: expected a prefix of 16 tokens"):
         engine.step()
 

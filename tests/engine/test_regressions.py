@@ -184,7 +184,7 @@ def recorded(engine):
     compute = program.run
 
     def run_and_record(step):
-        launched, own = deepcopy(step), engine._rows.slots[step.rows.numpy()]
+        launched, own = deepcopy(step), engine._runner._rows.slots[step.rows.numpy()]
         tensors = compute(step)
         steps.append((replace(launched, accepted=step.accepted.clone()), own))
         return tensors
@@ -209,8 +209,8 @@ def test_vllm_39809_tables_are_wide_enough_for_the_drafts_at_the_very_end_of_the
     plain = make_engine(bundled_model, "both", **sizes)
     expected = run(plain, [greedy("r", prompt, max_tokens=14)])["r"]
     engine = make_engine(bundled_model, "both", num_speculative=5, drafter=drafter, **sizes)
-    assert engine._rows.block_table.shape[1] == 18
-    assert engine._rows.slots.shape[1] == 6
+    assert engine._runner._rows.block_table.shape[1] == 18
+    assert engine._runner._rows.slots.shape[1] == 6
     steps = recorded(engine)
     request = greedy("r", prompt, max_tokens=14)
     assert run(engine, [request])["r"] == expected

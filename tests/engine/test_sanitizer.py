@@ -96,7 +96,7 @@ def test_a_slot_that_two_rows_write_is_found(engine):
 
 def test_a_stale_row_of_the_block_table_is_found(engine, alone):
     requests = a, b, _ = start(engine)
-    engine._rows.block_table[b.row, 1] = a.block_ids[1]
+    engine._runner._rows.block_table[b.row, 1] = a.block_ids[1]
     says = [f"row {b.row} of the block table", str(b.block_ids[1]), str(a.block_ids[1])]
     assert_only_one_ends(engine, requests, b, alone, says=says)
 
@@ -182,7 +182,7 @@ def test_memory_freed_early_and_handed_out_again_is_found(engine, kind):
 def test_a_row_that_was_not_cleared_is_found(engine):
     a, _, _ = start(engine)
     row, block_ids = a.row, list(a.block_ids)
-    engine._rows.clear = lambda row: None
+    engine._runner._rows.clear = lambda row: None
     engine.cancel("a")
     with pytest.raises(
         SanitizerError, match=rf"row {row} of the block table: nobody owns it.*{block_ids[0]}"

@@ -1,0 +1,110 @@
+"""What an engine is put together from, made out of its configuration: model, pools, scheduler, runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache_modes import make_cache_mode
+from engine.caches import Caches, CacheSpec
+from engine.capacity import CapacityPlan
+from engine.checks import Checks, NoChecks
+from engine.config import EngineConfig
+from engine.fingerprint import fingerprint
+from engine.grammar import Grammars
+from engine.host_store import HostStore
+from engine.models import load_model, read_config
+from engine.models.causal_lm import CausalLM
+from engine.row_table import RowTable
+from engine.sanitizer import Sanitizer
+from engine.scheduler import Scheduler
+from engine.step_runner import StepRunner
+from engine.tensor_parallel import TensorParallel
+from kernels.host_memory import keep_freed_memory
+from telemetry.start_up import StartUp
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Of one server, or of one of its tensor-parallel ranks."""
+
+    device: torch.device
+    model: CausalLM
+    fingerprint: str
+    grammars: Grammars
+    capacity: CapacityPlan
+    caches: Caches
+    scheduler: Scheduler
+    store: HostStore
+    checks: Checks
+    runner: StepRunner
+
+    @classmethod
+    def make(cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp) -> EngineParts:
+        """Reads the weights and allocates the pools; ``start_up`` is told of each stage.
+
+        Raises :class:`wire.errors.ConfigError` and :class:`wire.errors.CapacityError` for a configuration
+        that the checkpoint or the memory does not allow.
+        """
+        device = config.resolve_device(tp.rank)
+        model_config = read_config(config.model_dir, config.dtype, device)
+        config.apply_threads(model_config.dtype)
+        if device.type == "cpu":
+            keep_freed_memory()
+        start_up.ended("config")
+        model = load_model(
+            config.model_dir,
+            dtype=config.dtype,
+            device=device,
+            mtp=config.loads_mtp(model_config),
+            tp=tp,
+            load_format=config.load_format,
+            start_up=start_up,
+        )
+        demand = config.demand(model_config, tp)
+        capacity = demand.within(tp.least(config.cache_budget(device)))
+        caches = _make_caches(config, demand.spec, capacity, device)
+        digest = fingerprint(
+            config.model_dir,
+            model_config.dtype,
+            config.load_format,
+            stochastic_rounding=config.mamba_cache_stochastic_rounding,
+        )
+        grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
+        scheduler = _make_scheduler(config, demand.spec, capacity, digest)
+        rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
+        checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
+        runner = StepRunner(config, model, caches, rows, capacity, checks)
+        start_up.ended("pools")
+        store = HostStore(caches)
+        return cls(device, model, digest, grammars, capacity, caches, scheduler, store, checks, runner)
+
+
+def _make_caches(
+    config: EngineConfig, spec: CacheSpec, capacity: CapacityPlan, device: torch.device
+) -> Caches:
+    return Caches(
+        spec,
+        num_blocks=capacity.num_blocks,
+        num_slots=capacity.num_slots,
+        block_size=config.block_size,
+        device=device,
+    )
+
+
+def _make_scheduler(
+    config: EngineConfig, spec: CacheSpec, capacity: CapacityPlan, fingerprint: str
+) -> Scheduler:
+    cuts = config.exact_cuts(spec)
+    unit = config.block_size if cuts is None else cuts.unit(config.block_size)
+    has_state, state_block = capacity.has_state, config.state_block(unit)
+    return Scheduler(
+        capacity,
+        make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state),
+        max_num_seqs=config.max_num_seqs,
+        max_batch_tokens=config.max_batch_tokens,
+        num_positions=config.num_positions,
+        fingerprint=fingerprint,
+        cuts=cuts,
+    )
