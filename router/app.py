@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from router import chat, completions, model_list, probes, tokenization
 from router.access.authentication import AuthenticationMiddleware
-from router.access.key_file import KeyFile
-from router.admin.admin_token import AdminToken
 from router.admin.api import add_admin_api
 from router.admin.changes import Changes
 from router.admin.event_feed import EventFeed
-from router.admin.state_file import SavedChanges, StateFile
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.api_schemas import ERRORS
@@ -30,7 +23,7 @@ from router.background import OnFatal, cancel_and_wait, start_background
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
-from router.drain import Drain, DrainMiddleware
+from router.drain import DrainMiddleware
 from router.live_config import LiveConfig
 from router.membership import Membership
 from router.metrics import Metrics
@@ -41,13 +34,10 @@ from router.openai_errors import install_error_handlers
 from router.recent_figures import RecentFigures
 from router.request_id import RequestIdMiddleware
 from router.request_log import RequestLog
+from router.resources import Resources
 from router.server_pool import ServerPool
 from router.services import Services
 from router.tool_calls.format_names import tool_format
-from telemetry.tracing import start_tracing
-
-if TYPE_CHECKING:
-    from router.kubernetes.pod_watch import PodWatch
 
 
 def end_process(_error: BaseException) -> None:
@@ -61,90 +51,71 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 
     ``on_fatal`` is told if a background task dies of an unexpected error.
     """
-    key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
-    drain = Drain()
-    make_pod_watch = _pod_watch_maker(config)
-    folders = {source.name: ModelFolder.read(source) for source in config.models}
-
-    token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
-    state_file = None if config.state_file is None else StateFile(config.state_file)
-    saved = SavedChanges() if state_file is None else state_file.load()
-    config = saved.applied_to(config)
-
-    tracing = start_tracing(
-        "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
+    resources = Resources.open(config)
+    app = FastAPI(
+        title="Twinfang",
+        responses=ERRORS,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pool = ServerPool(config)  # channels belong to the running event loop
-        models = [_served(name, folder, pool.models[name], config) for name, folder in folders.items()]
-        membership = Membership(pool)
-        pods = None if make_pod_watch is None else make_pod_watch(membership)
-        settings = LiveConfig(config)
-        settings.on_change(pool.use_policies)
-        for model in models:
-            settings.on_change(model.gate.use_limits)
-        services = app.state.services = Services(
-            settings=settings,
-            models=ModelCatalog(models, config.aliases),
-            pool=pool,
-            metrics=Metrics(),
-            drain=drain,
-            key_file=key_file,
-            requests=RequestLog(),
-            recent=RecentFigures(),
-            created=int(time.time()),
-            tracing=tracing,
-            pods=pods,
-        )
-        changes = app.state.changes = Changes(pool, membership, settings, state_file)
-        changes.restore(saved)
-        pool.start(on_fatal)
-        if pods is not None:
-            services.metrics.registry.register(pods.figures)
-            pods.start(on_fatal)
-        feed = app.state.event_feed = EventFeed(services)
-        watching = [start_background(feed.run(), "admin events", on_fatal)]
-        if key_file is not None:
-            watching.append(start_background(key_file.watch(), "watch of the API keys", on_fatal))
-        try:
-            yield
-        finally:
-            feed.close()
-            if pods is not None:
-                await pods.close()
-            await cancel_and_wait(*watching)
-            await pool.close()
-            if state_file is not None:
-                state_file.close()
-            for folder in folders.values():
-                folder.tokenizer.close()
-            if tracing is not None:
-                await asyncio.to_thread(tracing.close)
-
-    app = FastAPI(title="Twinfang", responses=ERRORS, docs_url=None, redoc_url=None, lifespan=lifespan)
     install_error_handlers(app)
     for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)
-    if token is not None:
-        add_admin_api(app, token)
+    if resources.admin_token is not None:
+        add_admin_api(app, resources.admin_token)
         app.include_router(pages.router)
-    app.state.drain = drain
-    _add_middleware(app, config, drain, key_file)
+    app.state.drain = resources.drain
+    _add_middleware(app, resources)
     return app
 
 
-def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:
-    """What it needs is an extra, imported where it is used only. Raises :class:`ConfigError`."""
-    if config.pods is None:
-        return None
-    from router.kubernetes.cluster import require_service_account
-    from router.kubernetes.pod_watch import PodWatch
-
-    if config.pods.kubeconfig is None:
-        require_service_account()
-    return partial(PodWatch, config.pods, config)
+@asynccontextmanager
+async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> AsyncIterator[None]:
+    """The application's life on the running event loop, which its channels belong to."""
+    config = resources.config
+    pool = ServerPool(config)
+    models = [
+        _served(name, folder, pool.models[name], config) for name, folder in resources.model_folders.items()
+    ]
+    membership = Membership(pool)
+    pods = None if resources.make_pod_watch is None else resources.make_pod_watch(membership)
+    settings = LiveConfig(config)
+    settings.on_change(pool.use_policies)
+    for model in models:
+        settings.on_change(model.gate.use_limits)
+    services = app.state.services = Services(
+        settings=settings,
+        models=ModelCatalog(models, config.aliases),
+        pool=pool,
+        metrics=Metrics(),
+        drain=resources.drain,
+        key_file=resources.key_file,
+        requests=RequestLog(),
+        recent=RecentFigures(),
+        created=int(time.time()),
+        tracing=resources.tracing,
+        pods=pods,
+    )
+    changes = app.state.changes = Changes(pool, membership, settings, resources.state_file)
+    changes.restore(resources.saved)
+    pool.start(on_fatal)
+    if pods is not None:
+        services.metrics.registry.register(pods.figures)
+        pods.start(on_fatal)
+    feed = app.state.event_feed = EventFeed(services)
+    watching = [start_background(feed.run(), "admin events", on_fatal)]
+    if resources.key_file is not None:
+        watching.append(start_background(resources.key_file.watch(), "watch of the API keys", on_fatal))
+    try:
+        yield
+    finally:
+        feed.close()
+        if pods is not None:
+            await pods.close()
+        await cancel_and_wait(*watching)
+        await pool.close()
+        await resources.close()
 
 
 def _served(name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig) -> ServedModel:
@@ -162,17 +133,18 @@ def _served(name: str, folder: ModelFolder, servers: ModelServers, config: Route
     )
 
 
-def _add_middleware(app: FastAPI, config: RouterConfig, drain: Drain, key_file: KeyFile | None) -> None:
+def _add_middleware(app: FastAPI, resources: Resources) -> None:
     """The last one added is the first one that a request meets."""
+    config = resources.config
     endpoints = {
         "/v1/completions": completions.create_completion,
         "/v1/chat/completions": chat.create_chat_completion,
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
-    if key_file is not None:
-        app.add_middleware(AuthenticationMiddleware, key_file=key_file)
-    app.add_middleware(DrainMiddleware, drain=drain)
+    if resources.key_file is not None:
+        app.add_middleware(AuthenticationMiddleware, key_file=resources.key_file)
+    app.add_middleware(DrainMiddleware, drain=resources.drain)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

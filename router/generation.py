@@ -159,11 +159,11 @@ class Generation:
             dispatch.cancel()  # a stop string: the server does not know yet
             self._note_end(index)
             if answer.stats is not None:
-                self._services.metrics.decoded(
+                self._services.metrics.phases.decoded(
                     answer.stats, dispatch.first_output_s, was_early=dispatch.was_early
                 )
             if dispatch.prefill_reply is not None:
-                self._services.metrics.prefilled(dispatch.prefill_reply, dispatch.prefill_call_s)
+                self._services.metrics.phases.prefilled(dispatch.prefill_reply, dispatch.prefill_call_s)
         return delta
 
     def _note_end(self, index: int) -> None:

@@ -120,6 +120,31 @@ def _of_stats(stats: ServerStats) -> Iterator[Metric]:
 
 
 def _of_measures(measures: Measures) -> Iterator[Metric]:
+    yield from _of_steps(measures)
+    yield from _of_requests(measures)
+    for name, text, tally in (
+        ("batch_size", "Requests in a step.", measures.batch_size),
+        ("batch_tokens", "Tokens in a step, drafts not counted.", measures.batch_tokens),
+        ("request_queue_seconds", "Wait of a request for room.", measures.queue),
+        ("prefill_seconds", "Run of a prompt that is handed over, from having room.", measures.prefill),
+        ("transfer_seconds", "Reading one prompt's blocks and state from another server.", measures.transfer),
+        (
+            "time_to_first_token_seconds",
+            "From a request's arrival at this server to its first token.",
+            measures.time_to_first_token,
+        ),
+        (
+            "inter_token_latency_seconds",
+            "Time between two tokens of a request; tokens of one step share it.",
+            measures.inter_token_latency,
+        ),
+    ):
+        family = HistogramMetricFamily(f"twinfang_{name}", text)
+        tally.put_into(family)
+        yield family
+
+
+def _of_steps(measures: Measures) -> Iterator[Metric]:
     steps = CounterMetricFamily(
         "twinfang_steps",
         "Steps, by their rows (decode, prefill, mixed) and whether a captured graph ran them (graph, eager).",
@@ -136,6 +161,9 @@ def _of_measures(measures: Measures) -> Iterator[Metric]:
     for kind, tally in measures.step_seconds.items():
         tally.put_into(seconds, [kind])
     yield seconds
+
+
+def _of_requests(measures: Measures) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         "twinfang_requests_ended",
         "Requests that are over here, by reason: stop, length, cancelled, error, moved (goes on at another "
@@ -162,23 +190,3 @@ def _of_measures(measures: Measures) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "twinfang_prefix_cache_hits", "Prompt tokens that it had.", measures.prompt_tokens_found
     )
-    for name, text, tally in (
-        ("batch_size", "Requests in a step.", measures.batch_size),
-        ("batch_tokens", "Tokens in a step, drafts not counted.", measures.batch_tokens),
-        ("request_queue_seconds", "Wait of a request for room.", measures.queue),
-        ("prefill_seconds", "Run of a prompt that is handed over, from having room.", measures.prefill),
-        ("transfer_seconds", "Reading one prompt's blocks and state from another server.", measures.transfer),
-        (
-            "time_to_first_token_seconds",
-            "From a request's arrival at this server to its first token.",
-            measures.time_to_first_token,
-        ),
-        (
-            "inter_token_latency_seconds",
-            "Time between two tokens of a request; tokens of one step share it.",
-            measures.inter_token_latency,
-        ),
-    ):
-        family = HistogramMetricFamily(f"twinfang_{name}", text)
-        tally.put_into(family)
-        yield family

@@ -1,0 +1,76 @@
+"""What a router has from its start to its end, whatever happens in between: read before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from router.access.key_file import KeyFile
+from router.admin.admin_token import AdminToken
+from router.admin.state_file import SavedChanges, StateFile
+from router.config import RouterConfig
+from router.drain import Drain
+from router.membership import Membership
+from router.model_folder import ModelFolder
+from telemetry.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from router.kubernetes.pod_watch import PodWatch
+    from telemetry.otel import Tracing
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Files, tokenizers and traces of one router."""
+
+    config: RouterConfig
+    """With the changes that outlived the last start."""
+    drain: Drain
+    key_file: KeyFile | None
+    make_pod_watch: Callable[[Membership], PodWatch] | None
+    model_folders: Mapping[str, ModelFolder]
+    """By the names that models are served under."""
+    admin_token: AdminToken | None
+    state_file: StateFile | None
+    saved: SavedChanges
+    tracing: Tracing | None
+
+    @classmethod
+    def open(cls, config: RouterConfig) -> Resources:
+        """Raises :class:`ConfigError`, or :class:`ModelLoadError` for a tokenizer or a chat template."""
+        key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
+        make_pod_watch = _pod_watch_maker(config)
+        folders = {source.name: ModelFolder.read(source) for source in config.models}
+        token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
+        state_file = None if config.state_file is None else StateFile(config.state_file)
+        saved = SavedChanges() if state_file is None else state_file.load()
+        config = saved.applied_to(config)
+        tracing = start_tracing(
+            "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
+        )
+        return cls(config, Drain(), key_file, make_pod_watch, folders, token, state_file, saved, tracing)
+
+    async def close(self) -> None:
+        if self.state_file is not None:
+            self.state_file.close()
+        for folder in self.model_folders.values():
+            folder.tokenizer.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+
+def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:
+    """What it needs is an extra, imported where it is used only. Raises :class:`ConfigError`."""
+    if config.pods is None:
+        return None
+    from router.kubernetes.cluster import require_service_account
+    from router.kubernetes.pod_watch import PodWatch
+
+    if config.pods.kubeconfig is None:
+        require_service_account()
+    return partial(PodWatch, config.pods, config)
