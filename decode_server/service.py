@@ -15,19 +15,17 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
 from decode_server.stream import RouterStream
 from engine.host import EngineHost
-from engine.rank_processes import work
 from engine.request import Request
 from engine.step_result import StepResult
 from kv_transfer.exchange import StateExchange
 from kv_transfer.other_ranks import REPORTS
-from kv_transfer.rank_exchange import serve_rank
+from kv_transfer.rank_exchange import rank_main
 from kv_transfer.transfer import TransferResult
 from telemetry.measures import Measures
 from telemetry.server_spans import DecodeSpans
@@ -69,15 +67,14 @@ class DecodeService:
         start_up: StartUp,
     ) -> None:
         self._config = config
-        self._server = server
         self._incarnation = incarnation
         self._spans = DecodeSpans(tracing)
         self._host = EngineHost(
             config.engine,
             on_step=self._on_step,
             on_fatal=server.fail,
-            on_leaving=self._follow_leaving,
-            rank_main=work if config.engine.role == "both" else partial(serve_rank, incarnation=incarnation),
+            on_leaving=server.stop_with,
+            rank_main=rank_main(config.engine.role),
             reports=REPORTS,
             start_up=start_up,
         )
@@ -130,11 +127,6 @@ class DecodeService:
         for stream in list(self._open_streams):
             stream.close()
         await self._host.leave_group(DRAIN_S)
-
-    def _follow_leaving(self, rank: int) -> None:
-        """On another thread: another rank of the group is about to stop, and none can go on without it."""
-        log.info("data-parallel rank %d stops, and so does this one", rank)
-        self._server.stop()
 
     async def set_draining(self, message: SetDraining) -> None:
         """A state that an operator may take back; to be asked again lets go what has come since."""

@@ -24,6 +24,7 @@ from engine.data_parallel import ONLY_RANK, DataParallel
 from engine.expert_parallel import ExpertParallel, check_shares
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
+from engine.nodes import ONE_NODE, Nodes
 from engine.priority import MAX_NICENESS
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat
@@ -98,7 +99,9 @@ class EngineConfig:
     niceness: int = 0
     """Of the threads that compute, 0 to 19: how far they step back for others that want the same cores."""
     tensor_parallel: int = 1
-    """Ranks that share the model: processes on one host, each with a GPU where there are any."""
+    """Ranks that share the model: processes, each with a GPU where there are any."""
+    nodes: Nodes = ONE_NODE
+    """The hosts that these are spread over."""
     data_parallel: DataParallel = ONLY_RANK
     """Which of several ranks that serve side by side this server is."""
     expert_parallel: bool = False
@@ -240,6 +243,17 @@ class EngineConfig:
         return self.state_block_size or -(-DEFAULT_STATE_BLOCK // unit) * unit
 
     def _check_ranks(self) -> None:
+        num_nodes = self.nodes.size
+        if self.tensor_parallel % num_nodes:
+            raise ConfigError(
+                f"--tensor-parallel {self.tensor_parallel} can't be divided among --nnodes {num_nodes} "
+                "hosts: choose a multiple"
+            )
+        if num_nodes > 1 and self.data_parallel.size > 1:
+            raise ConfigError(
+                f"--nnodes {num_nodes} and --data-parallel-size {self.data_parallel.size}: a data-parallel "
+                "rank is on one host; leave out --nnodes, and start the ranks of each host there"
+            )
         if self.expert_parallel and self.num_expert_ranks == 1:
             raise ConfigError(
                 "--enable-expert-parallel needs ranks that share the experts: give --data-parallel-size or "
@@ -333,7 +347,8 @@ class EngineConfig:
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and self.num_expert_ranks > 1:
-            name = f"cuda:{self.data_parallel.local_rank * self.tensor_parallel + rank}"
+            first_here = self.data_parallel.local_rank * self.tensor_parallel
+            name = f"cuda:{first_here + rank - self.nodes.ranks(self.tensor_parallel).start}"
         return torch.device(name)
 
     def resolve_steps_ahead(self, device: torch.device) -> int:

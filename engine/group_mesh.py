@@ -1,9 +1,10 @@
-"""Connections among the processes of a lockstep group, and what becomes of the group when one breaks.
+"""What the processes of a group say over their connections, and what becomes of the group when one breaks.
 
-Every process has one TCP connection to every other. They carry a few bytes a step (:mod:`engine.lockstep`)
-and, once a second, that the sender is alive. A process that is gone closes its connections, one that is
-frozen falls silent; either way the others can't go on without it: its experts are missing. Each of them says
-so in one line, stops, and is ended if it can't stop, which a thread inside a collective can't.
+A group are servers that compute in lockstep, or the ranks of one server that are on several hosts. Every
+process has one TCP connection to every other. They carry a few bytes a step (:mod:`engine.lockstep`) and,
+once a second, that the sender is alive. A process that is gone closes its connections, one that is frozen
+falls silent; either way the others can't go on without what it computes. Each of them says so in one line,
+stops, and is ended if it can't stop, which a thread inside a collective can't.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from wire.address import host_port
+from engine.group_connections import LENGTH_BYTES, MAX_MESSAGE_BYTES, length_of
 from wire.codec import decode, encode
-from wire.errors import ConfigError, DeadlineError, GroupLostError, WireError
-from wire.lockstep import Alive, Hello, Leaving, Wish
+from wire.errors import GroupLostError, WireError
+from wire.lockstep import Alive, Leaving, Wish
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,6 @@ START_SILENCE_S = 120.0
 """The same while models are loaded and kernels compiled, some of which keeps the interpreter to itself."""
 STOP_GRACE_S = 3.0
 """What a clean stop may take once the group is lost."""
-CONNECT_TIMEOUT_S = 10.0
-MAX_MESSAGE_BYTES = 1 << 16
-_LENGTH_BYTES = 4
 
 
 class Listener:
@@ -93,7 +91,7 @@ class GroupMesh:
     def tell(self, message: object, ranks: Iterable[int] | None = None) -> None:
         """Sends to some ranks, or to all others. What can't be sent is noticed by the thread that reads."""
         data = encode(message)
-        frame = len(data).to_bytes(_LENGTH_BYTES, "big") + data
+        frame = len(data).to_bytes(LENGTH_BYTES, "big") + data
         for rank in self._peers if ranks is None else ranks:
             self._peers[rank].send(frame)
 
@@ -213,98 +211,13 @@ class _Peer:
             raise EOFError
         self.heard_s = time.monotonic()
         self._buffer += data
-        while len(self._buffer) >= _LENGTH_BYTES:
-            end = _LENGTH_BYTES + _length(self._buffer)
+        while len(self._buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + length_of(self._buffer)
             if len(self._buffer) < end:
                 return
-            message = bytes(self._buffer[_LENGTH_BYTES:end])
+            message = bytes(self._buffer[LENGTH_BYTES:end])
             del self._buffer[:end]
             yield decode(message, Wish, Alive, Leaving)
-
-
-def connect_all(
-    rank: int,
-    listening: socket.socket,
-    addresses: Callable[[int], tuple[str, int]],
-    hello: Hello,
-    *,
-    names: Sequence[str],
-    deadline_s: float,
-) -> dict[int, socket.socket]:
-    """A connection to each other process: those of lower rank are called, those of higher rank call.
-
-    ``addresses`` says where a rank listens and may wait for that. ``deadline_s`` is on the monotonic clock.
-    Raises :class:`ConfigError` that names what differs between two ranks, :class:`DeadlineError` for ranks
-    that did not come.
-    """
-    connections: dict[int, socket.socket] = {}
-    for other in range(rank):
-        connection = socket.create_connection(addresses(other), CONNECT_TIMEOUT_S)
-        _send(connection, hello)
-        theirs = _receive(connection, Hello)
-        _compare(hello, theirs, names)
-        connections[other] = connection
-    while len(connections) < len(names) - 1:
-        missing = [names[other] for other in range(len(names)) if other not in (rank, *connections)]
-        listening.settimeout(max(0.1, deadline_s - time.monotonic()))
-        try:
-            connection, peer_address = listening.accept()
-        except TimeoutError:
-            raise DeadlineError(f"{', '.join(missing)} did not come; start all ranks of a group") from None
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        try:
-            theirs = _receive(connection, Hello)
-        except (OSError, EOFError, WireError) as error:
-            log.warning("%s called and is no rank: %s", host_port(*peer_address[:2]), error)
-            connection.close()
-            continue
-        if theirs.secret != hello.secret or not rank < theirs.rank < len(names):
-            log.warning("%s called and is no rank of this group", host_port(*peer_address[:2]))
-            connection.close()
-            continue
-        _send(connection, hello)
-        _compare(hello, theirs, names)
-        connections[theirs.rank] = connection
-    for connection in connections.values():
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connections
-
-
-def _compare(ours: Hello, theirs: Hello, names: Sequence[str]) -> None:
-    for term in sorted(ours.terms | theirs.terms):
-        here, there = ours.terms.get(term), theirs.terms.get(term)
-        if here != there:
-            raise ConfigError(
-                f"{term} is {there} on {names[theirs.rank]} and {here} on {names[ours.rank]}: "
-                "it must be the same on all ranks"
-            )
-
-
-def _send(connection: socket.socket, message: object) -> None:
-    data = encode(message)
-    connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
-
-
-def _receive(connection: socket.socket, expected: type[Hello]) -> Hello:
-    length = _length(_read_exactly(connection, _LENGTH_BYTES))
-    return decode(_read_exactly(connection, length), expected)
-
-
-def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise EOFError("the connection was closed")
-        data += part
-    return data
-
-
-def _length(data: bytes | bytearray) -> int:
-    length = int.from_bytes(data[:_LENGTH_BYTES], "big")
-    if length > MAX_MESSAGE_BYTES:
-        raise WireError(f"a message of {length} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
-    return length
 
 
 def _end_now() -> None:

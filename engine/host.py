@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.group_mesh import Listener
 from engine.lead_engine import LeadEngine
 from engine.lockstep import GroupLockstep, LeadLockstep
 from engine.loop import EngineLoop
@@ -17,9 +18,11 @@ from engine.mailbox import Mailbox
 from engine.membership import Membership
 from engine.model_shard import check_divides
 from engine.models import read_config
-from engine.rank_processes import RankMain, RankProcesses, work
+from engine.rank_process import RankMain, work
+from engine.rank_processes import RankProcesses
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
+from wire.errors import GroupLostError
 from wire.generation import ServerInfo
 
 log = logging.getLogger(__name__)
@@ -39,12 +42,13 @@ class EngineHost:
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],
-        on_leaving: Callable[[int], None] = lambda rank: None,
+        on_leaving: Callable[[str], None] = lambda rank: None,
         rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
     ) -> None:
-        """``on_leaving`` is told, on another thread, of each data-parallel rank that is about to stop."""
+        """``on_leaving`` is told, on another thread, which rank is about to stop: a data-parallel one, or one
+        of this server on another host. None goes on without it."""
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
         self._membership = Membership()
@@ -53,7 +57,13 @@ class EngineHost:
             config.check_experts(model_config)
             check_divides(model_config, config.tensor_parallel, shares_experts=config.expert_parallel)
         if config.tensor_parallel > 1:
-            self.ranks = RankProcesses(config, rank_main, reports=reports, on_fatal=on_fatal)
+            self.ranks = RankProcesses(
+                config,
+                rank_main,
+                reports=reports,
+                on_fatal=on_fatal,
+                on_leaving=lambda rank: on_leaving(f"tensor-parallel rank {rank}"),
+            )
             self._membership = self.ranks.join()
         elif config.is_lockstep:
             self._membership = Membership.enter(config, 0, NO_MEETING_POINT)
@@ -68,12 +78,20 @@ class EngineHost:
         self._mailbox = Mailbox(self._event_loop)
 
     def _join_group(
-        self, on_fatal: Callable[[BaseException], None], on_leaving: Callable[[int], None]
+        self, on_fatal: Callable[[BaseException], None], on_leaving: Callable[[str], None]
     ) -> GroupLockstep | None:
         membership = self._membership
         if membership.mesh is None:
             return None
-        group = GroupLockstep(membership.mesh, membership.leads, on_lost=on_fatal, on_leaving=on_leaving)
+        if not membership.is_lockstep:
+            membership.mesh.start(_Watch(on_fatal))
+            return None
+        group = GroupLockstep(
+            membership.mesh,
+            membership.leads,
+            on_lost=on_fatal,
+            on_leaving=lambda rank: on_leaving(f"data-parallel rank {rank}"),
+        )
         membership.mesh.start(group)
         return group
 
@@ -83,20 +101,24 @@ class EngineHost:
             return Engine(config, tp, lockstep=group, start_up=start_up)
         tell = self.ranks.tell
         lockstep = None if group is None else LeadLockstep(group, tell)
-        return LeadEngine(config, tp, tell, lockstep=lockstep, start_up=start_up)
+        engine = LeadEngine(config, tp, tell, lockstep=lockstep, start_up=start_up)
+        if self._membership.mesh is not None and group is None:
+            self._membership.mesh.watch_closely()
+        return engine
 
     def start(self) -> None:
         self._loop.start()
 
     async def leave_group(self, timeout_s: float) -> None:
         """Says that this server has nothing left to compute, and goes on with the others until all say so."""
-        if self._membership.mesh is not None:
+        if self._membership.mesh is not None and self._membership.is_lockstep:
             self._membership.mesh.leave()
             if not await asyncio.to_thread(self._membership.mesh.wait_until_all_left, timeout_s):
                 log.warning("not all ranks of the group were done within %g s", timeout_s)
 
     def stop(self) -> None:
         self._loop.stop()
+        self._membership.say_goodbye()
         if self.ranks is not None:
             self.ranks.stop()
         self._membership.end()
@@ -145,3 +167,13 @@ class EngineHost:
             is_draining=is_draining,
             max_batch_tokens=self.engine.config.max_batch_tokens,
         )
+
+
+class _Watch(Listener):
+    """Of rank 0, over its ranks on other hosts."""
+
+    def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
+        self._on_lost = on_lost
+
+    def lost(self, error: GroupLostError) -> None:
+        self._on_lost(error)

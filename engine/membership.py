@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -10,7 +11,21 @@ from engine.data_parallel import join_group
 from engine.fingerprint import fingerprint
 from engine.group_mesh import GroupMesh
 from engine.models import read_config
+from engine.nodes import join_ranks
 from engine.tensor_parallel import ALONE, TensorParallel, join, leave
+
+log = logging.getLogger(__name__)
+
+GOODBYE_TIMEOUT_S = 5.0
+_OF_ONE_HOST = frozenset({"model_dir", "device", "num_threads", "niceness", "data_parallel", "nodes"})
+"""What ranks of one server may be told differently on each host."""
+_FLAGS = {
+    "num_speculative": "--speculative",
+    "cache_memory_bytes": "--cache-memory",
+    "expert_parallel": "--enable-expert-parallel",
+    "mamba_cache_stochastic_rounding": "--enable-mamba-cache-stochastic-rounding",
+}
+"""Of those fields of :class:`EngineConfig` that are not called as their flag."""
 
 
 @dataclass(frozen=True)
@@ -19,33 +34,52 @@ class Membership:
 
     tp: TensorParallel = ALONE
     mesh: GroupMesh | None = None
-    """Of a lockstep group."""
+    """Of a lockstep group, or of the ranks of one server that are on several hosts."""
+    is_lockstep: bool = False
 
     @classmethod
     def enter(cls, config: EngineConfig, tp_rank: int, meeting_point: Path) -> Membership:
         """Meets the others.
 
         ``meeting_point``: see :func:`engine.tensor_parallel.join`. Raises what that and
-        :func:`engine.data_parallel.join_group` raise.
+        :func:`engine.group_meeting.meet` raise.
         """
         device, tp_size = config.resolve_device(tp_rank), config.tensor_parallel
-        if not config.is_lockstep:
-            shares_experts = config.expert_parallel
+        if config.is_lockstep:
+            terms = _lockstep_terms(config)
+            return cls(*join_group(config.data_parallel, tp_rank, tp_size, device, terms=terms), True)
+        shares_experts = config.expert_parallel
+        if config.nodes.size == 1:
             return cls(join(tp_rank, tp_size, meeting_point, device, shares_experts=shares_experts))
-        return cls(*join_group(config.data_parallel, tp_rank, tp_size, device, terms=_terms(config)))
+        terms = _rank_terms(config)
+        return cls(
+            *join_ranks(config.nodes, tp_rank, tp_size, device, shares_experts=shares_experts, terms=terms)
+        )
 
     @property
     def leads(self) -> tuple[int, ...]:
         """Of each data-parallel rank the process that speaks for it."""
-        return () if self.mesh is None else tuple(range(0, self.mesh.size, self.tp.size))
+        return tuple(range(0, self.mesh.size, self.tp.size)) if self.mesh and self.is_lockstep else ()
+
+    def say_goodbye(self) -> None:
+        """Tells the ranks on other hosts that this one's end is no failure."""
+        if self.mesh is not None and not self.is_lockstep:
+            self.mesh.leave()
 
     def end(self) -> None:
+        """Waits for the goodbyes of ranks on other hosts, and disconnects."""
+        mesh = self.mesh
+        if mesh is None:
+            leave()
+            return
+        self.say_goodbye()
+        if not self.is_lockstep and not mesh.wait_until_all_left(GOODBYE_TIMEOUT_S):
+            log.warning("not all ranks have said goodbye within %g s", GOODBYE_TIMEOUT_S)
         leave()
-        if self.mesh is not None:
-            self.mesh.close()
+        mesh.close()
 
 
-def _terms(config: EngineConfig) -> dict[str, str]:
+def _lockstep_terms(config: EngineConfig) -> dict[str, str]:
     """What the number of a step's collectives, or their size, follows from, by the flag that sets it."""
     device = config.resolve_device(0)
     model = read_config(config.model_dir, config.dtype, device)
@@ -60,4 +94,20 @@ def _terms(config: EngineConfig) -> dict[str, str]:
         "--drafter": config.resolve_drafter(model),
         "--sanitize": config.sanitize,
     }
+    return {name: str(value) for name, value in terms.items()}
+
+
+def _rank_terms(config: EngineConfig) -> dict[str, str]:
+    """Each rank decides for itself what rank 0 decides, so nearly all that they are told must be the same."""
+    device = config.resolve_device(config.nodes.ranks(config.tensor_parallel).start)
+    model = read_config(config.model_dir, config.dtype, device)
+    terms = {
+        "the model's fingerprint": fingerprint(config.model_dir, model.dtype, config.load_format),
+        "--device": device.type,
+        "--nnodes": config.nodes.size,
+    }
+    for field in fields(config):
+        if field.name not in _OF_ONE_HOST:
+            flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            terms[flag] = getattr(config, field.name)
     return {name: str(value) for name, value in terms.items()}

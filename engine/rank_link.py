@@ -1,8 +1,12 @@
-"""The pipe between rank 0 and another rank: whole messages both ways, from any thread."""
+"""The line between rank 0 and another rank: whole messages both ways, from any thread.
+
+To a rank on the same host it is a pipe, to one on another host a TCP connection.
+"""
 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,6 +27,12 @@ class RankLink:
         self._connection = connection
         self._lock = threading.Lock()
 
+    @classmethod
+    def over(cls, connection: socket.socket) -> RankLink:
+        """Takes a connected socket."""
+        connection.setblocking(True)
+        return cls(Connection(connection.detach()))
+
     def send(self, message: object) -> None:
         self.send_encoded(encode(message))
 
@@ -34,9 +44,12 @@ class RankLink:
         """Waits for the next message."""
         return decode(self._connection.recv_bytes(), *expected)
 
+    def close(self) -> None:
+        self._connection.close()
+
 
 class RankLogHandler(logging.Handler):
-    """Sends what a rank logs to rank 0, which has the place and the form for it."""
+    """Sends what a rank logs to the process that started it, which has the place and the form for it."""
 
     def __init__(self, link: RankLink) -> None:
         super().__init__()
@@ -46,5 +59,5 @@ class RankLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._link.send(RankLog(record.levelno, record.name, self.format(record)))
-        except OSError:  # rank 0 is gone, and this process about to go
+        except OSError:  # it is gone, and this process about to go
             self.handleError(record)

@@ -1,79 +1,37 @@
-"""The processes of a server's other ranks, as rank 0 sees them."""
+"""A server's other ranks, as rank 0 sees them: processes of this host, and lines to those of others."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import queue
-import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.group_mesh import Listener
-from engine.lockstep import FollowingLockstep
 from engine.membership import Membership
-from engine.priority import lower_priority
-from engine.rank_link import RankLink, RankLogHandler
-from engine.rank_worker import RankWorker
+from engine.node_links import NodeLinks
+from engine.rank_link import RankLink
+from engine.rank_process import RankMain, RankPlace, RankProcess
 from engine.tensor_parallel import leave
 from wire.codec import encode
-from wire.ranks import RankLog, Stop
+from wire.errors import TwinfangError
+from wire.ranks import RankLeaves, Stop
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """What a rank's process is told when it is made."""
-
-    config: EngineConfig
-    rank: int
-    meeting_point: Path
-    """Where the ranks find one another; see :func:`engine.tensor_parallel.join`."""
-    log_level: int
-
-    def make_engine(self, link: RankLink) -> Engine:
-        """Sets the process up, meets the other ranks and makes its engine; the first thing that it does."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which stops the others
-        logging.basicConfig(level=self.log_level, handlers=[RankLogHandler(link)], force=True)
-        membership = self.enter()
-        if membership.mesh is None:
-            return Engine(self.config, membership.tp)
-        membership.mesh.start(Listener())  # the group lost, rank 0 ends, and so does this one
-        lockstep = FollowingLockstep(membership.mesh, link)
-        return Engine(self.config, membership.tp, lockstep=lockstep)
-
-    def enter(self) -> Membership:
-        """Meets the other ranks."""
-        return Membership.enter(self.config, self.rank, self.meeting_point)
-
-
-RankMain = Callable[[RankPlace, RankLink], None]
-"""What a rank's process runs; named in a module, since it is imported there."""
-
-
-def work(place: RankPlace, link: RankLink) -> None:
-    """A rank of a server that hands nothing over."""
-    RankWorker(place.make_engine(link), link).run()
+FAILURE_GRACE_S = 1.0
+"""How long a rank that ended before all had met gives rank 0 to say better what was wrong."""
 
 
 class RankProcesses:
     """Ranks 1 and up. They end when this process does, however it does.
 
     ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank
-    has ended.
+    has ended; ``on_leaving``, on another thread, which rank's host wants the server to stop.
     """
 
     def __init__(
@@ -83,38 +41,52 @@ class RankProcesses:
         *,
         reports: tuple[type, ...] = (),
         on_fatal: Callable[[BaseException], None],
+        on_leaving: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self._reports = reports
         self._reports_wait = queue.SimpleQueue[tuple[int, Any]]()
         self._on_report: Callable[[int, Any], None] = lambda *report: self._reports_wait.put(report)
         self._on_fatal = on_fatal
-        self._folder = tempfile.TemporaryDirectory(prefix="twinfang-ranks-")
+        self._on_leaving = on_leaving
         self._has_joined = self._is_stopping = False
+        self._has_failed = threading.Event()
         self._lock = threading.Lock()
         self._report_lock = threading.Lock()
-        self._place = RankPlace(
-            config,
-            rank=0,
-            meeting_point=Path(self._folder.name) / "meeting-point",
-            log_level=logging.getLogger().level,
-        )
-        self._ranks = [self._start(rank, main) for rank in range(1, config.tensor_parallel)]
+        self._config = config
+        nodes, self.size = config.nodes, config.tensor_parallel
+        self._others = NodeLinks(nodes, self.size) if nodes.size > 1 else None
+        self._folder = tempfile.TemporaryDirectory(prefix="twinfang-ranks-")
+        self._processes = [
+            RankProcess(
+                self._place(rank),
+                main,
+                reports=reports,
+                on_report=self._take,
+                on_end=lambda one: self._give_up(one.rank, one),
+            )
+            for rank in nodes.ranks(self.size)[1:]
+        ]
+        self._links = {process.rank: process.link for process in self._processes}
 
     def join(self) -> Membership:
         """This process's own place, rank 0, once all are there."""
-        membership = self._place.enter()
+        try:
+            if self._others is not None:
+                for rank, link in self._others.accept().items():
+                    self._links[rank] = link
+                    name = f"rank-{rank}"
+                    threading.Thread(target=self._listen, args=(rank, link), name=name, daemon=True).start()
+            membership = self._place(0).enter()
+        except TwinfangError:
+            self._has_failed.set()
+            raise
         self._has_joined = True
         return membership
 
     @property
-    def size(self) -> int:
-        """Ranks, this process's included."""
-        return 1 + len(self._ranks)
-
-    @property
     def pids(self) -> list[int]:
-        """Of ranks 1 and up."""
-        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
+        """Of the processes on this host, but for this one."""
+        return [process.pid for process in self._processes if process.pid is not None]
 
     def listen(self, on_report: Callable[[int, Any], None]) -> None:
         """``on_report`` is told of each report and of who sent it, on a thread of that rank; of what came
@@ -128,8 +100,8 @@ class RankProcesses:
         """Sends a message to every other rank. From any thread; order is kept."""
         data = encode(message)
         with self._lock:
-            for rank in self._ranks:
-                rank.link.send_encoded(data)
+            for link in self._links.values():
+                link.send_encoded(data)
 
     def stop(self) -> None:
         """Ends the processes after what they were told before."""
@@ -139,77 +111,47 @@ class RankProcesses:
         except OSError as error:
             log.warning("a rank was gone before it was told to stop: %s", error)
         leave()
-        for rank in self._ranks:
-            rank.process.join(STOP_TIMEOUT_S)
-            if rank.process.is_alive():
-                log.error("rank %d did not stop within %s s; ending it", rank.number, STOP_TIMEOUT_S)
-                rank.process.kill()
+        for process in self._processes:
+            process.end()
         self._folder.cleanup()
 
-    def _start(self, number: int, main: RankMain) -> _Rank:
-        context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks as they stand
-        ours, theirs = context.Pipe()
-        place = replace(self._place, rank=number)
-        process = context.Process(target=_run, args=(main, place, theirs), name=f"rank-{number}", daemon=True)
-        process.start()
-        theirs.close()  # so that ours ends with the process
-        rank = _Rank(number, process, RankLink(ours))
-        threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
-        return rank
+    def _place(self, rank: int) -> RankPlace:
+        level, folder = logging.getLogger().level, Path(self._folder.name)
+        return RankPlace(self._config, rank, level, meeting_point=folder / "meeting-point")
 
-    def _listen(self, rank: _Rank) -> None:
+    def _listen(self, rank: int, link: RankLink) -> None:
+        """To a rank of another host; what it logs is logged there."""
         try:
             while True:
-                report = rank.link.receive(RankLog, *self._reports)
-                if not isinstance(report, RankLog):
-                    with self._report_lock:
-                        self._on_report(rank.number, report)
-                    continue
-                logger = logging.getLogger(report.logger)
-                logger.log(report.level, "rank %d: %s", rank.number, report.text)
+                report = link.receive(RankLeaves, *self._reports)
+                if isinstance(report, RankLeaves):
+                    self._on_leaving(rank)
+                else:
+                    self._take(rank, report)
         except (EOFError, OSError):
-            if not self._is_stopping:
-                self._give_up(rank)
+            self._give_up(rank, None)
+
+    def _take(self, rank: int, report: Any) -> None:
+        try:
+            with self._report_lock:
+                self._on_report(rank, report)
         except BaseException as error:
-            log.exception("a report of rank %d could not be taken", rank.number)
+            log.exception("a report of rank %d could not be taken", rank)
             self._on_fatal(error)
 
-    def _give_up(self, rank: _Rank) -> None:
+    def _give_up(self, rank: int, process: RankProcess | None) -> None:
         """One rank has ended, so all must: none can compute a step without it."""
-        rank.process.join(STOP_TIMEOUT_S)
-        message = f"rank {rank.number} has ended with exit code {rank.process.exitcode}"
-        log.error("%s", message)
-        if self._has_joined:
-            self._on_fatal(RuntimeError(message))
+        if self._is_stopping:
+            return
+        if process is None:
+            host = self._config.nodes.host_of(rank, self.size)
+            message = f"rank {rank} has ended; the log of host {host} says why"
         else:
+            process.end()
+            message = f"rank {rank} has ended with exit code {process.exit_code}"
+        if self._has_joined:
+            log.error("%s", message)
+            self._on_fatal(RuntimeError(message))
+        elif not self._has_failed.wait(FAILURE_GRACE_S):
+            log.error("%s", message)
             os._exit(1)  # the main thread waits for that rank inside the store and can't be reached
-
-
-@dataclass(frozen=True)
-class _Rank:
-    number: int
-    process: SpawnProcess
-    link: RankLink
-
-
-def _outlive_nobody() -> None:
-    """Ends this process after rank 0, also where its main thread waits in a collective for that."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    time.sleep(STOP_TIMEOUT_S)  # the main thread learns of it by its link, if it listens
-    os._exit(1)
-
-
-def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
-    try:
-        lower_priority(place.config.niceness)  # threads made from here on inherit it
-        threading.Thread(target=_outlive_nobody, name="parent", daemon=True).start()
-        main(place, RankLink(connection))
-        leave()
-    except EOFError:
-        log.warning("rank %d: rank 0 is gone; ending", place.rank)
-        os._exit(1)  # threads of the transfer layer may be about
-    except BaseException:
-        log.exception("rank %d failed", place.rank)
-        os._exit(1)

@@ -65,7 +65,7 @@ class StateExchange:
             on_fatal=server.fail,
             ranks=host.ranks,
         )
-        other_ranks = OtherRanks(host.ranks, self._sink.take_report)
+        other_ranks = OtherRanks(host.ranks, self._sink.take_report, incarnation=incarnation)
         self._source = TransferSource(
             self._engine.caches,
             address=address,

@@ -10,7 +10,7 @@ from engine.rank_processes import RankProcesses
 from kv_transfer.rank_readers import RankReport
 from wire.errors import UnavailableError
 from wire.handoff import RankMemory
-from wire.ranks import RankConnected, RankPartEnded, RankPartLate, RankServes, ServePeers
+from wire.ranks import Introduce, RankConnected, RankPartEnded, RankPartLate, RankServes, ServePeers
 
 REPORTS = (RankServes, RankConnected, RankPartLate, RankPartEnded)
 """What :func:`kv_transfer.rank_exchange.serve_rank` may send."""
@@ -20,13 +20,20 @@ START_TIMEOUT_S = 60.0
 class OtherRanks:
     """Ranks 1 and up, of which there may be none. Hands what they report of reads to ``take_report``."""
 
-    def __init__(self, ranks: RankProcesses | None, take_report: Callable[[int, RankReport], None]) -> None:
+    def __init__(
+        self,
+        ranks: RankProcesses | None,
+        take_report: Callable[[int, RankReport], None],
+        *,
+        incarnation: str,
+    ) -> None:
         self._ranks = ranks
         self._take_report = take_report
         self._memories: dict[int, RankMemory] = {}
         self._changed = threading.Condition()
         if ranks is not None:
             ranks.listen(self._take)
+            ranks.tell(Introduce(incarnation))
 
     def memories(self) -> list[RankMemory]:
         """What they told when they were ready, in the order of ranks; waits for that."""

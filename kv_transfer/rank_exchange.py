@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 
 from engine.caches import Caches
+from engine.engine import Engine
 from engine.rank_link import RankLink
-from engine.rank_processes import RankPlace
+from engine.rank_process import RankMain, work
 from engine.rank_worker import RankWorker
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.cadence import idle_delay, poll_delay
@@ -22,9 +23,10 @@ from kv_transfer.part_reader import OwnReader, ReadSize
 from kv_transfer.peer_memories import PeerMemories, agent_name
 from kv_transfer.poll_thread import PollThread
 from wire.errors import TransferError
-from wire.handoff import RankMemory
+from wire.handoff import RankMemory, Role
 from wire.ranks import (
     ConnectRank,
+    Introduce,
     RankConnected,
     RankPartEnded,
     RankPartLate,
@@ -36,12 +38,17 @@ from wire.ranks import (
 DRAIN_S = 0.2
 
 
-def serve_rank(place: RankPlace, link: RankLink, *, incarnation: str) -> None:
-    """What the process of such a rank runs, on a prefill or a decode server."""
-    engine = place.make_engine(link)
+def rank_main(role: Role) -> RankMain:
+    """What the process of such a rank runs, on a server of that role."""
+    return work if role == "both" else serve_rank
+
+
+def serve_rank(engine: Engine, link: RankLink) -> None:
+    """A rank of a prefill or a decode server."""
+    incarnation = link.receive(Introduce).incarnation
     failures: list[BaseException] = []
     exchange = RankExchange(
-        engine.caches, link, incarnation=incarnation, rank=place.rank, on_fatal=failures.append
+        engine.caches, link, incarnation=incarnation, rank=engine.tp.rank, on_fatal=failures.append
     )
     try:
         link.takers = exchange.takers()

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.host import EngineHost
@@ -21,7 +20,7 @@ from engine.request import Request
 from engine.step_result import StepResult
 from kv_transfer.exchange import StateExchange
 from kv_transfer.other_ranks import REPORTS
-from kv_transfer.rank_exchange import serve_rank
+from kv_transfer.rank_exchange import rank_main
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
@@ -72,7 +71,8 @@ class PrefillService:
             config.engine,
             on_step=self._on_step,
             on_fatal=server.fail,
-            rank_main=partial(serve_rank, incarnation=incarnation),
+            on_leaving=server.stop_with,
+            rank_main=rank_main(config.engine.role),
             reports=REPORTS,
             start_up=start_up,
         )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinfang import flag_table as table
+from twinfang import rank_flags
 from twinfang.api_key import prepare as prepare_api_key
 from twinfang.autoscale import flag_table as autoscale
 from twinfang.flags import Flag, FlagGroup
-from twinfang.rank_flags import PREFILL_TENSOR_PARALLEL
 from twinfang.server_commands import (
     prepare_bench,
     prepare_check_network,
@@ -80,7 +80,7 @@ UP = Command(
         table.MODEL_FLAGS,
         FlagGroup(
             "each server's capacity",
-            (*table.CAPACITY, PREFILL_TENSOR_PARALLEL, *table.RANKS, table.THREADS),
+            (*table.CAPACITY, rank_flags.PREFILL_TENSOR_PARALLEL, *rank_flags.RANKS, table.THREADS),
         ),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
@@ -101,7 +101,7 @@ SERVE = Command(
     (
         _STACK_GROUP,
         table.MODEL_FLAGS,
-        FlagGroup("the server's capacity", (*table.CAPACITY, *table.RANKS, table.THREADS)),
+        FlagGroup("the server's capacity", (*table.CAPACITY, *rank_flags.RANKS, table.THREADS)),
         table.DECODING,
         table.CHECKS,
         FlagGroup("router", table.ROUTER_LIMITS),
@@ -129,6 +129,7 @@ PREFILL = Command(
         ),
         table.MODEL_FLAGS,
         FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
+        FlagGroup("hosts", rank_flags.NODES),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL,)),
         table.CHECKS,
@@ -157,7 +158,8 @@ DECODE = Command(
         ),
         table.MODEL_FLAGS,
         FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
-        FlagGroup("ranks", (*table.RANKS, *table.RANK_PLACE)),
+        FlagGroup("hosts", rank_flags.NODES),
+        FlagGroup("ranks", (*rank_flags.RANKS, *rank_flags.RANK_PLACE)),
         table.DECODING,
         FlagGroup("handoff", (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
         table.CHECKS,

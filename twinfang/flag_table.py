@@ -26,14 +26,6 @@ from twinfang.flag_values import (
 )
 from twinfang.flags import Flag, FlagGroup
 from twinfang.logs import LEVELS
-from twinfang.rank_flags import (
-    DATA_PARALLEL_ADDRESS,
-    DATA_PARALLEL_RANK,
-    DATA_PARALLEL_SIZE,
-    EXPERT_PARALLEL,
-    LOCAL_RANK,
-    TENSOR_PARALLEL,
-)
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
 """A small model that comes with the package, so that everything can be tried without a download."""
@@ -441,7 +433,7 @@ NICE = Flag(
 
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))
 CAPACITY = (
-    TENSOR_PARALLEL,
+    rank_flags.TENSOR_PARALLEL,
     MAX_NUM_SEQS,
     MAX_BATCH_TOKENS,
     BLOCK_SIZE,
@@ -453,8 +445,6 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-RANKS = (DATA_PARALLEL_SIZE, EXPERT_PARALLEL)
-RANK_PLACE = (DATA_PARALLEL_RANK, DATA_PARALLEL_ADDRESS, LOCAL_RANK)
 ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
@@ -490,7 +480,7 @@ LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
 CHECKS = FlagGroup("checks", (SANITIZE,))
 
-PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *RANKS, *SPECULATION))
+PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *rank_flags.RANKS, *SPECULATION))
 PLAN_SPEED = FlagGroup(
     "speed, computed if both of the GPU's rates are given",
     (GPU_TFLOPS, GPU_BANDWIDTH, LINK_BANDWIDTH, PROMPT_TOKENS, ANSWER_TOKENS, TTFT, TPOT, SERVERS),

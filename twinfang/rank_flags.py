@@ -7,12 +7,26 @@ from twinfang.flags import Flag
 
 TENSOR_PARALLEL = Flag(
     *("--tensor-parallel", "N", integer(1, 64)),
-    "ranks that share the model: processes of one server on one host, each with a GPU where there are any",
+    "ranks that share the model: processes of one server, each with a GPU where there are any",
     default=1,
 )
 PREFILL_TENSOR_PARALLEL = Flag(
     *("--prefill-tensor-parallel", "N", integer(1, 64), "the same of prefill servers alone"),
     default_text="--tensor-parallel",
+)
+NNODES = Flag(
+    *("--nnodes", "N", integer(1, 64)),
+    "hosts that this server's tensor-parallel ranks are spread over evenly; the command is given on each; "
+    "host 0 has its ports",
+    default=1,
+)
+NODE_RANK = Flag(
+    *("--node-rank", "R", integer(0, 63), "which of these hosts this is; 0 has the server's ports"),
+    default_text="what LeaderWorkerSet or torchrun say in the environment",
+)
+DIST_INIT_ADDR = Flag(
+    *("--dist-init-addr", "HOST:PORT", address, "where host 0 is met by the others"),
+    default_text="what LeaderWorkerSet or torchrun say",
 )
 DATA_PARALLEL_SIZE = Flag(
     *("--data-parallel-size", "D", integer(1, 256)),
@@ -42,3 +56,7 @@ EXPERT_PARALLEL = Flag(
     default_text="off",
     is_switch=True,
 )
+
+NODES = (NNODES, NODE_RANK, DIST_INIT_ADDR)
+RANKS = (DATA_PARALLEL_SIZE, EXPERT_PARALLEL)
+RANK_PLACE = (DATA_PARALLEL_RANK, DATA_PARALLEL_ADDRESS, LOCAL_RANK)

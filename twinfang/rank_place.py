@@ -17,13 +17,10 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twinfang.launchers import LeaderWorkerSet, Torchrun
 from wire.errors import ConfigError
 
-LEADER_PORT = 8290
-"""Of rank 0's store where LeaderWorkerSet tells the leader's name alone."""
-_LWS = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
-_TORCHRUN = ("RANK", "WORLD_SIZE")
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_ADDRESS_FLAG = "--data-parallel-address"
 
 
 @dataclass(frozen=True)
@@ -57,10 +54,10 @@ class RankPlace:
         address = values.data_parallel_address
         if rank is not None:
             place = cls(size, rank, 1, address or "", values.local_rank)
-        elif environment.get(_LWS[0]):
-            place = _of_leader_worker_set(size, address, environment)
-        elif environment.get(_TORCHRUN[0]):
-            place = _of_torchrun(size, address, environment)
+        elif (pod := LeaderWorkerSet.find(environment)) is not None:
+            place = _of_leader_worker_set(size, address, pod)
+        elif (process := Torchrun.find(environment)) is not None:
+            place = _of_torchrun(size, address, process)
         else:
             return cls(size, 0, size, address or "")
         if place.first + place.count > size:
@@ -80,46 +77,30 @@ ONLY_PLACE = RankPlace()
 """Of a server that is alone."""
 
 
-def _of_leader_worker_set(size: int, address: str | None, environment: Mapping[str, str]) -> RankPlace:
-    index, num_pods = _integer(environment, _LWS[0]), _integer(environment, _LWS[1])
-    if num_pods < 1 or size % num_pods:
+def _of_leader_worker_set(size: int, address: str | None, pod: LeaderWorkerSet) -> RankPlace:
+    if pod.num_pods < 1 or size % pod.num_pods:
         raise ConfigError(
-            f"--data-parallel-size {size} can't be divided among the {num_pods} pods of the LeaderWorkerSet "
-            f"({_LWS[1]}): choose a multiple"
+            f"--data-parallel-size {size} can't be divided among the {pod.num_pods} pods of the "
+            "LeaderWorkerSet (LWS_GROUP_SIZE): choose a multiple"
         )
-    count = size // num_pods
-    leader = environment.get(_LWS[2])
-    if address is None and not leader:
-        raise ConfigError(f"{_LWS[0]} is set and {_LWS[2]} is not: give --data-parallel-address HOST:PORT")
-    return RankPlace(size, index * count, count, address or f"{leader}:{LEADER_PORT}")
+    count = size // pod.num_pods
+    return RankPlace(size, pod.index * count, count, address or pod.address(_ADDRESS_FLAG))
 
 
-def _of_torchrun(size: int, address: str | None, environment: Mapping[str, str]) -> RankPlace:
-    rank, world_size = _integer(environment, _TORCHRUN[0]), _integer(environment, _TORCHRUN[1])
-    if world_size != size:
+def _of_torchrun(size: int, address: str | None, process: Torchrun) -> RankPlace:
+    if process.world_size != size:
         raise ConfigError(
-            f"--data-parallel-size is {size} and torchrun's WORLD_SIZE {world_size}: start one process a rank"
+            f"--data-parallel-size is {size} and torchrun's WORLD_SIZE {process.world_size}: start one "
+            "process a rank"
         )
-    local_rank = _integer(environment, "LOCAL_RANK")
-    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if address is None and not (host and port):
-        raise ConfigError("RANK is set, MASTER_ADDR or MASTER_PORT is not: give --data-parallel-address")
-    is_agents = address is None and environment.get(_AGENT_STORE) == "True"
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    is_agents = address is None and process.has_store
     return RankPlace(
         size,
-        rank,
+        process.rank,
         1,
-        address or f"{host}:{port}",
-        local_rank=local_rank,
-        port_offset=local_rank,
+        address or process.address(_ADDRESS_FLAG),
+        local_rank=process.local_rank,
+        port_offset=process.local_rank,
         hosts_store=not is_agents,
-        life="/".join(environment.get(name, "") for name in names) if is_agents else "",
+        life=process.life if is_agents else "",
     )
-
-
-def _integer(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "")
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{name} is {text!r}; expected a number, as the launcher sets it")
-    return int(text)

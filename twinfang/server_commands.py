@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from twinfang.cores import usable_cores
 from twinfang.logs import adopt_logger
+from twinfang.node_place import find_nodes
 from twinfang.rank_place import ONLY_PLACE, RankPlace
 from twinfang.read_ahead import read_ahead
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
+    from engine.nodes import Nodes
     from router.config import ModelSource
     from router.kubernetes.settings import PodDiscovery
     from wire.handoff import Role
@@ -40,8 +42,11 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
     from prefill_server.main import run
 
     _quieten_nixl()
+    engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
+    if engine.nodes.rank > 0:
+        return _other_host(engine)
     config = PrefillConfig(
-        engine=_engine_config(values, "prefill"),
+        engine=engine,
         host=values.host,
         port=values.port,
         served_model_name=_model_name(values),
@@ -56,7 +61,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
 
 def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     place = RankPlace.find(values, os.environ)
-    if place.count > 1:
+    if place.count > 1 and values.nnodes == 1:
         from twinfang import rank_group
 
         return partial(rank_group.run, values, place)
@@ -70,8 +75,11 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     from decode_server.main import run
 
     _quieten_nixl()
+    engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
+    if engine.nodes.rank > 0:
+        return _other_host(engine)
     config = DecodeConfig(
-        engine=_engine_config(values, values.role, place),
+        engine=engine,
         host=values.host,
         port=values.port and values.port + place.port_offset,
         served_model_name=_model_name(values),
@@ -83,6 +91,14 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run, config)
+
+
+def _other_host(config: EngineConfig) -> Callable[[], None]:
+    """Ranks of a server whose ports are on another host."""
+    from engine import node_ranks
+    from kv_transfer.rank_exchange import rank_main
+
+    return partial(node_ranks.run, config, rank_main(config.role))
 
 
 def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
@@ -176,10 +192,16 @@ def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values)
 
 
-def _engine_config(values: argparse.Namespace, role: Role, place: RankPlace = ONLY_PLACE) -> EngineConfig:
+def _engine_config(
+    values: argparse.Namespace, role: Role, place: RankPlace = ONLY_PLACE, nodes: Nodes | None = None
+) -> EngineConfig:
     from engine.config import EngineConfig
     from engine.data_parallel import DataParallel
+    from engine.group_store import GroupStore
+    from engine.nodes import ONE_NODE
 
+    nodes = nodes or ONE_NODE
+    num_ranks_here = max(1, values.tensor_parallel // nodes.size)
     return EngineConfig(
         model_dir=values.model,
         role=role,
@@ -203,11 +225,15 @@ def _engine_config(values: argparse.Namespace, role: Role, place: RankPlace = ON
         ngram_max=values.ngram_max,
         steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
-        num_threads=values.threads or max(1, usable_cores() // values.tensor_parallel),
+        num_threads=values.threads or max(1, usable_cores() // num_ranks_here),
         niceness=values.nice,
         tensor_parallel=values.tensor_parallel,
+        nodes=nodes,
         data_parallel=DataParallel(
-            place.first, place.size, place.address, place.local_rank, place.hosts_store, place.life
+            place.first,
+            place.size,
+            GroupStore(place.address, is_own=place.hosts_store, life=place.life),
+            place.local_rank,
         ),
         expert_parallel=role != "prefill" and values.enable_expert_parallel,
     )

@@ -11,7 +11,7 @@ from twinfang.child import ChildSpec
 from twinfang.cores import usable_cores
 from twinfang.flags import as_arguments
 from twinfang.ports import LOOPBACK, free_ports, require_free
-from twinfang.rank_flags import EXPERT_PARALLEL
+from twinfang.rank_flags import EXPERT_PARALLEL, RANKS
 from twinfang.readiness import until_ready, until_serving
 from wire.errors import ConfigError
 
@@ -104,7 +104,7 @@ def rank_arguments(
     values: argparse.Namespace, rank: int, address: str, *, local_rank: int
 ) -> tuple[str, ...]:
     """What tells a process which data-parallel rank it is."""
-    arguments = [*as_arguments(table.RANKS, values), "--data-parallel-rank", str(rank)]
+    arguments = [*as_arguments(RANKS, values), "--data-parallel-rank", str(rank)]
     arguments += ["--data-parallel-address", address, "--local-rank", str(local_rank)]
     return tuple(arguments)
 

@@ -72,8 +72,25 @@ class Stop:
 
 
 @message
+class Introduce:
+    """Which life of the server the ranks are, as peers know it; before anything of the handoff."""
+
+    incarnation: str
+
+
+@message
+class LeaveServer:
+    """To a rank, from the process of its host: that was told to stop."""
+
+
+@message
+class RankLeaves:
+    """From a rank of another host: its processes are to stop. They compute until the server has stopped."""
+
+
+@message
 class RankLog:
-    """A line for the log, from another rank."""
+    """A line for the log, from another rank to the process that started it."""
 
     level: int
     logger: str

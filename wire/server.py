@@ -97,6 +97,11 @@ class GrpcServer:
         """Ends the process as SIGTERM does; from any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
+    def stop_with(self, other: str) -> None:
+        """The same, since ``other`` is about to stop, without which this process can't go on."""
+        log.info("%s stops, and so does this one", other)
+        self.stop()
+
     def fail(self, fault: BaseException) -> None:
         """Ends the process with an error, of several the first; from any thread."""
         self._fault = self._fault or fault

@@ -4,7 +4,8 @@ from contextlib import contextmanager
 
 from engine.config import EngineConfig
 from engine.lead_engine import LeadEngine
-from engine.rank_processes import RankProcesses, work
+from engine.rank_process import work
+from engine.rank_processes import RankProcesses
 
 
 @contextmanager

@@ -26,6 +26,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.data_parallel import DataParallel
+from engine.group_store import GroupStore
 from engine.host import EngineHost
 from engine.poison import Poison
 from tests.engine.speculating import Answer, Ask
@@ -187,7 +188,7 @@ def configs(model_dir: Path, size: int, **settings) -> list[EngineConfig]:
             "both",
             device="cpu",
             expert_parallel=True,
-            data_parallel=DataParallel(rank, size, address),
+            data_parallel=DataParallel(rank, size, GroupStore(address)),
             **settings,
         )
         for rank in range(size)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from engine import group_mesh
-from engine.group_mesh import GroupMesh, Listener, connect_all
+from engine.group_connections import connect_all
+from engine.group_mesh import GroupMesh, Listener
 from engine.lockstep import GroupLockstep
 from wire.errors import ConfigError, DeadlineError, GroupLostError
 from wire.lockstep import NOTHING, Hello, StepShape, Wish

@@ -11,7 +11,8 @@ from llguidance import LLMatcher
 from engine.config import EngineConfig
 from engine.lead_engine import LeadEngine
 from engine.models import read_config
-from engine.rank_processes import RankProcesses, work
+from engine.rank_process import work
+from engine.rank_processes import RankProcesses
 from engine.request import Request
 from engine.tensor_parallel import TensorParallel
 from tests.checkpoints import EOS_TOKEN_ID

@@ -86,8 +86,7 @@ def decode_need(
     peak, bound = _peak_rows(load, goals, points)
     per_server = max(0.5, mean_below(peak, goals.share))
     line = step_line(points) or StepLine(1.0, 0.0)
-    running = line.servers_for(load.running, load.num_servers, per_server)
-    each = running / load.running if load.running else 1 / per_server
+    each = line.servers_each(load.running / load.num_servers, per_server)
     num = max(1, math.ceil(growth * wanted * each - 1e-9))
     why += f"; a server takes {per_server:.1f} on average, bound by {bound}"
     waits = _long_wait(load.queue, goals, "on decode servers")

@@ -33,17 +33,15 @@ class StepLine:
     def at(self, rows: float) -> float:
         return self.fixed_s + self.row_s * rows
 
-    def servers_for(self, running: float, num_servers: int, most_rows: float) -> float:
-        """How many keep to ``most_rows`` each on average what ``num_servers`` do with ``running`` in all.
+    def servers_each(self, rows: float, most_rows: float) -> float:
+        """How many a request needs to keep to ``most_rows`` a server on average, if ``rows`` run on each now.
 
         Fewer servers take longer steps, in which more requests run at a time: what stays is tokens a second.
         A guess counts for shrinking only: that more servers have fewer requests in all would be hoped for.
         """
-        if not running:
-            return 0.0
-        tokens_per_s = running / self.at(running / num_servers)
-        found = tokens_per_s * self.at(most_rows) / most_rows
-        return max(found, running / most_rows) if self.is_guess else found
+        tokens_per_s = 1 / self.at(max(rows, 1.0))  # no step has fewer, whatever the average
+        found = tokens_per_s * self.at(max(most_rows, 1.0)) / most_rows
+        return max(found, 1 / most_rows) if self.is_guess else found
 
 
 def step_line(points: Sequence[TpotPoint]) -> StepLine | None:

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.goodput import late_probability
@@ -93,6 +93,8 @@ def test_waits_that_are_measured_ask_for_more_whatever_arithmetic_says():
 
 
 @given(st.floats(0, 500), st.floats(1, 3), st.lists(st.tuples(st.floats(1, 64), st.floats(0.001, 0.1))))
+@example(5e-324, 1.0, [])
+@example(1e-310, 3.0, [(1.0, 0.001), (64.0, 0.1)])
 def test_more_requests_need_no_fewer_decode_servers(running, growth, points):
     seen = [TpotPoint(*point) for point in points]
     less = decode_need(decode(running), QUIET, GOALS, seen).num_servers

@@ -1,0 +1,77 @@
+"""What launchers of several processes say in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wire.errors import ConfigError
+
+LEADER_PORT = 8290
+"""Where a group meets if LeaderWorkerSet tells the leader's name alone."""
+
+
+@dataclass(frozen=True)
+class LeaderWorkerSet:
+    """One of a group's pods (https://lws.sigs.k8s.io)."""
+
+    index: int
+    num_pods: int
+    leader: str
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str]) -> LeaderWorkerSet | None:
+        """Raises :class:`ConfigError` for variables that are no numbers."""
+        if not environment.get("LWS_WORKER_INDEX"):
+            return None
+        index, num_pods = (_integer(environment, name) for name in ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"))
+        return cls(index, num_pods, environment.get("LWS_LEADER_ADDRESS", ""))
+
+    def address(self, flag: str) -> str:
+        """Where the group meets; raises :class:`ConfigError` that names ``flag`` if nothing says it."""
+        if not self.leader:
+            raise ConfigError(f"LWS_WORKER_INDEX is set and LWS_LEADER_ADDRESS is not: give {flag} HOST:PORT")
+        return f"{self.leader}:{LEADER_PORT}"
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """One of its processes (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    master: str
+    """``host:port`` of its store; empty: it does not say."""
+    has_store: bool
+    """Whether the launcher's agent has opened the store there."""
+    life: str
+    """What tells this start from others in the launcher's store, which outlives them."""
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str]) -> Torchrun | None:
+        """Raises :class:`ConfigError` for variables that are no numbers."""
+        if not environment.get("RANK"):
+            return None
+        rank, world_size, local_rank = (
+            _integer(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        )
+        host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+        has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        life = "/".join(environment.get(name, "") for name in names) if has_store else ""
+        master = f"{host}:{port}" if host and port else ""
+        return cls(rank, world_size, local_rank, master, has_store, life)
+
+    def address(self, flag: str) -> str:
+        """Of the store; raises :class:`ConfigError` that names ``flag`` if nothing says it."""
+        if not self.master:
+            raise ConfigError(f"RANK is set, MASTER_ADDR or MASTER_PORT is not: give {flag}")
+        return self.master
+
+
+def _integer(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name} is {text!r}; expected a number, as the launcher sets it")
+    return int(text)
