@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= 3
 READY := $(VENV)/.ready
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -18,11 +19,11 @@ help:  ## these lines
 demo: $(READY)  ## stream a completion from a prefill server, a decode server and a router
 	@$(BIN)/python -m examples.demo
 
-test: lint  ## lint, then the tests that need no GPU
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+test: lint  ## lint, then the tests that need no GPU; property tests try the same examples each time
+	@$(PYTEST) -m "not exhaustive" --hypothesis-profile same-examples
 
-test-all: lint  ## the same, faults of the network and further combinations of what they show
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+test-all: lint  ## the same with new examples, faults of the network and further combinations of what they show
+	@$(PYTEST)
 
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes

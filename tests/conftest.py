@@ -17,8 +17,10 @@ if not torch.cuda.is_available():
 # shared among threads say themselves how many there are.
 torch.set_num_threads(1)
 # How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
-settings.load_profile("any machine")
+any_machine = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.register_profile("new-examples", any_machine)
+settings.register_profile("same-examples", any_machine, derandomize=True)
+settings.load_profile("new-examples")
 
 
 @pytest.fixture(scope="session")
