@@ -32,12 +32,15 @@ import psutil
 import pytest
 
 from benchmarks.fleet import CALL_TIMEOUT_S, POLL_INTERVAL_S, START_DEADLINE_S
+from tests import slowed
+from tests.faults.fault_folder import FOLDER_VARIABLE, switched_on
 from twinfang.launch import LaunchedStack, launch
 from twinfang.ports import LOOPBACK, free_ports
 from wire.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel
 
 STOP_DEADLINE_S = 40.0
+FAULTS_FOLDER = "faults"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ class Stack(LaunchedStack):
             for s in self.stats().values()
         )
 
+    def slow_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block decode servers rest for 100 ms before each step: what is answered there stays
+        under way, however fast the machine is. Of a stack that :func:`slowed_stack` started."""
+        return switched_on(self.folder / FAULTS_FOLDER, "slower-steps")
+
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to one child; returns the pid it had."""
         pid = self.processes()[name].pid
@@ -123,14 +131,18 @@ def run_async(make: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def running_stack(
-    command: str, *flags: str, environment: dict[str, str] | None = None, deadline_s: float = START_DEADLINE_S
+    command: str,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    module: str = "twinfang",
+    deadline_s: float = START_DEADLINE_S,
 ) -> Iterator[Stack]:
     """``twinfang COMMAND FLAGS`` on a free port, ready; stopped at the end of the block.
 
     An exception that leaves the block carries the end of the log as a note.
     """
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
-        stack = start_stack(Path(folder), command, *flags, environment=environment)
+        stack = start_stack(Path(folder), command, *flags, environment=environment, module=module)
         try:
             stack.wait_until_ready(deadline_s)
             yield stack
@@ -142,11 +154,25 @@ def running_stack(
             stack.stop()
 
 
-def start_stack(folder: Path, command: str, *flags: str, environment: dict[str, str] | None = None) -> Stack:
+def slowed_stack(command: str, *flags: str) -> contextlib.AbstractContextManager[Stack]:
+    """As :func:`running_stack`; its decode servers can be slowed down (:meth:`Stack.slow_steps`)."""
+    return running_stack(command, *flags, module=slowed.MODULE)
+
+
+def start_stack(
+    folder: Path,
+    command: str,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    module: str = "twinfang",
+) -> Stack:
     """Starts a stack and does not wait. Steps launched ahead can't be sanitized: those run without."""
+    (folder / FAULTS_FOLDER).mkdir()
+    environment = {FOLDER_VARIABLE: str(folder / FAULTS_FOLDER)} | (environment or {})
     if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":
-        environment = {"TWINFANG_SANITIZE": "0"} | (environment or {})
-    return Stack(launch(folder, command, *flags, environment=environment).supervisor, folder)
+        environment = {"TWINFANG_SANITIZE": "0"} | environment
+    launched = launch(folder, command, *flags, environment=environment, module=module)
+    return Stack(launched.supervisor, folder)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+PROGRAM = (sys.executable, "-m", "twinfang")
+"""What each process of a stack is an instance of."""
+
 
 @dataclass(frozen=True)
 class ChildSpec:
@@ -54,7 +57,7 @@ class Child:
         cores (autogroup), whatever the niceness of its threads."""
         self.is_ready = False
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "twinfang", *self.spec.arguments, "--lifeline", str(lifeline_fd)),
+            *(*PROGRAM, *self.spec.arguments, "--lifeline", str(lifeline_fd)),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(lifeline_fd,),
             process_group=0,

@@ -108,13 +108,18 @@ class LaunchedStack:
 
 
 def launch(
-    folder: Path, command: str, *flags: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    command: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    module: str = "twinfang",
 ) -> LaunchedStack:
-    """Starts ``twinfang COMMAND FLAGS``, log and status in ``folder``; does not wait."""
+    """Starts ``twinfang COMMAND FLAGS``, log and status in ``folder``; does not wait. ``module``: what Python
+    runs in its place, for example ``twinfang`` with something built in."""
     arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
     with (folder / "log").open("wb") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "twinfang", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from tests.kubernetes_api import NAMESPACE, api_in_thread
-from tests.stack import running_router, running_stack
+from tests.stack import running_router, slowed_stack
 
 NUM_REQUESTS = 12
 NUM_TOKENS = 100
 TOKEN = "a-token-for-tests-0123456789"
+TIMEOUT_S = 60.0
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "32", "--cache-memory", "0.1", "--threads", "1")
 
 
@@ -27,13 +28,13 @@ def stack(tmp_path_factory):
     token_file = tmp_path_factory.mktemp("admin") / "token"
     token_file.write_text(TOKEN)
     flags = ("--decode", "2", "--speculative", "2", "--admin-token-file", str(token_file), *FLAGS)
-    with running_stack("up", *flags) as running:
+    with slowed_stack("up", *flags) as running:
         yield running
 
 
 def admin(stack, method, path):
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    response = httpx.request(method, f"{stack.url}/admin/v1{path}", headers=headers, timeout=30)
+    response = httpx.request(method, f"{stack.url}/admin/v1{path}", headers=headers, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -54,10 +55,10 @@ def bodies(kind):
 
 
 def stream(url, body, begun=None):
-    """A streamed answer's text and number of tokens; ``begun`` is released at its third chunk."""
+    """A streamed answer's text and number of tokens; ``begun`` is released at its second chunk."""
     texts, usage = [], None
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body | options, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body | options, timeout=TIMEOUT_S) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if not line.startswith("data: {"):
@@ -66,7 +67,7 @@ def stream(url, body, begun=None):
             assert "error" not in event, event
             texts += [choice["text"] for choice in event["choices"]]
             usage = event.get("usage") or usage
-            if begun is not None and len(texts) == 3:
+            if begun is not None and len(texts) == 2:
                 begun.release()
     return "".join(texts), usage["completion_tokens"]
 
@@ -76,11 +77,38 @@ def is_restarted(stack, pid):
     return decode is not None and decode.pid != pid and stack.is_ready()
 
 
+def total(url, name):
+    """Sum of a metric's samples."""
+    lines = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
 def num_retries(url):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return sum(
-        float(line.split()[-1]) for line in lines if line.startswith("twinfang_request_retries_total{")
+    return total(url, "twinfang_request_retries_total")
+
+
+def decode_workers(stack):
+    workers = admin(stack, "GET", "/workers")["workers"]
+    return {worker["id"]: worker for worker in workers if worker["role"] == "decode"}
+
+
+def is_drained(stack, worker):
+    return decode_workers(stack)[worker]["state"] == "drained"
+
+
+def until_both_serve(stack):
+    """The router's own view: a decode server that is ready again may be news to it."""
+    stack.wait_until(stack.is_ready, "all servers are connected")
+    stack.wait_until(
+        lambda: all(w["state"] == "serving" and w["stats"] for w in decode_workers(stack).values()),
+        "the router uses both decode servers",
     )
+
+
+def until_begun(begun, count=NUM_REQUESTS):
+    """So many answers have sent tokens to their clients."""
+    for _ in range(count):
+        assert begun.acquire(timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +116,15 @@ def num_retries(url):
 )
 def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
     asked = bodies(kind)
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]
     begun, retries = threading.Semaphore(0), num_retries(stack.url)
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
-        for _ in range(NUM_REQUESTS):
-            assert begun.acquire(timeout=60)
-        pid = stack.kill("decode-0", signum)
-        got = [answer.result(timeout=60) for answer in answers]
+        with stack.slow_steps():
+            answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+            until_begun(begun)
+            pid = stack.kill("decode-0", signum)
+        got = [answer.result(timeout=TIMEOUT_S) for answer in answers]
     assert got == expected
     if signum == signal.SIGTERM:
         assert num_retries(stack.url) == retries, "states were handed over; nothing was computed twice"
@@ -106,39 +134,31 @@ def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 
 
-def decode_workers(stack):
-    workers = admin(stack, "GET", "/workers")["workers"]
-    return {worker["id"]: worker for worker in workers if worker["role"] == "decode"}
-
-
 @pytest.mark.parametrize("kind", ["sampled", pytest.param("greedy", marks=pytest.mark.exhaustive)])
 def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(stack, kind):
     """To and fro under load: what the first one lets go may come back to it from the second."""
     asked = bodies(kind)
-    stack.wait_until(stack.is_ready, "all servers are connected")
-    stack.wait_until(
-        lambda: {w["state"] for w in decode_workers(stack).values()} == {"serving"}, "both serve"
-    )
+    until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]
     begun, retries = threading.Semaphore(0), num_retries(stack.url)
     first, second = decode_workers(stack)
     with ThreadPoolExecutor(2 * NUM_REQUESTS) as pool:
-        answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
-        for _ in range(NUM_REQUESTS):
-            assert begun.acquire(timeout=60)
-        assert admin(stack, "POST", f"/workers/{first}/drain")["state"] in ("draining", "drained")
-        later = [pool.submit(stream, stack.url, body) for body in asked]
-        stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "it has let go of all")
-        assert admin(stack, "POST", f"/workers/{first}/undrain")["state"] == "serving"
-        admin(stack, "POST", f"/workers/{second}/drain")
-        assert [answer.result(timeout=60) for answer in answers] == expected
-        assert [answer.result(timeout=60) for answer in later] == expected
+        with stack.slow_steps():
+            answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+            until_begun(begun)
+            assert admin(stack, "POST", f"/workers/{first}/drain")["state"] in ("draining", "drained")
+            later = [pool.submit(stream, stack.url, body) for body in asked]
+            stack.wait_until(lambda: is_drained(stack, first), "it has let go of all")
+            assert admin(stack, "POST", f"/workers/{first}/undrain")["state"] == "serving"
+            admin(stack, "POST", f"/workers/{second}/drain")
+        assert [answer.result(timeout=TIMEOUT_S) for answer in answers] == expected
+        assert [answer.result(timeout=TIMEOUT_S) for answer in later] == expected
     assert num_retries(stack.url) == retries, "states were handed over; nothing was computed twice"
     requests = admin(stack, "GET", f"/requests?limit={2 * NUM_REQUESTS}")["requests"]
     timelines = [admin(stack, "GET", f"/requests/{one['id']}")["timeline"] for one in requests]
     moves = [sum(event["name"] == "moved" for event in timeline) for timeline in timelines]
     assert sum(moves) >= NUM_REQUESTS / 4, "about half of them were on the first server"
-    with httpx.Client(base_url=stack.url) as client:
+    with httpx.Client(base_url=stack.url, timeout=TIMEOUT_S) as client:
         body = asked[0] | {"max_tokens": 2}
         for _ in range(4):
             assert client.post("/v1/completions", json=body).status_code == 200
@@ -151,7 +171,7 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(st
 def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(stack, tmp_path):
     """Behind a router that follows pods, with the same servers."""
     asked = bodies("sampled")[: NUM_REQUESTS // 2]
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]
     first, _ = decode_workers(stack).values()
     with api_in_thread() as (api, do):
@@ -164,42 +184,36 @@ def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(st
         begun = threading.Semaphore(0)
         flags = ("--kubernetes-namespace", NAMESPACE, "--kubeconfig", str(api.kubeconfig(tmp_path / "kube")))
         with running_router(*flags) as url, ThreadPoolExecutor(NUM_REQUESTS) as pool:
-            stack.wait_until(lambda: _num_connected(url) == 3, "all pods are connected")
-            answers = [pool.submit(stream, url, body, begun) for body in asked]
-            for _ in asked:
-                assert begun.acquire(timeout=60)
-            do(api.delete_pod, names[first["address"]])
-            stack.wait_until(
-                lambda: decode_workers(stack)[first["id"]]["state"] == "drained", "all have left"
-            )
+            stack.wait_until(lambda: total(url, "twinfang_servers_connected") == 3, "all pods are connected")
+            with stack.slow_steps():
+                answers = [pool.submit(stream, url, body, begun) for body in asked]
+                until_begun(begun, len(asked))
+                do(api.delete_pod, names[first["address"]])
+                stack.wait_until(lambda: is_drained(stack, first["id"]), "all have left")
             later = [pool.submit(stream, url, body) for body in asked]
-            assert [answer.result(timeout=60) for answer in (*answers, *later)] == expected * 2
-            assert decode_workers(stack)[first["id"]]["state"] == "drained", "nothing new went there"
+            assert [answer.result(timeout=TIMEOUT_S) for answer in (*answers, *later)] == expected * 2
+            assert is_drained(stack, first["id"]), "nothing new went there"
             assert num_retries(url) == 0, "states were handed over; nothing was computed twice"
     admin(stack, "POST", f"/workers/{first['id']}/undrain")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 
 
-def _num_connected(url):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("twinfang_servers_connected{"))
-
-
 def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
     body = bodies("greedy")[0] | {"max_tokens": 800}
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = stream(stack.url, body)
     first, second = decode_workers(stack)
     admin(stack, "POST", f"/workers/{first}/drain")
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(stream, stack.url, body, begun)
-        assert begun.acquire(timeout=60)
-        assert admin(stack, "POST", f"/workers/{second}/drain")["state"] == "draining"
-        refused = httpx.post(f"{stack.url}/v1/completions", json=body)
+        with stack.slow_steps():
+            answer = pool.submit(stream, stack.url, body, begun)
+            until_begun(begun, 1)
+            assert admin(stack, "POST", f"/workers/{second}/drain")["state"] == "draining"
+            refused = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=TIMEOUT_S)
         assert refused.status_code == 503
         assert "undrain" in refused.json()["error"]["message"]
-        assert answer.result(timeout=60) == expected
+        assert answer.result(timeout=TIMEOUT_S) == expected
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
     assert stream(stack.url, body) == expected
@@ -207,27 +221,32 @@ def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
 
 def drain(address, timeout):
     command = [sys.executable, "-m", "twinfang", "drain", address, "--timeout", timeout]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_the_drain_command_returns_once_a_server_has_nothing_left(stack):
     body = bodies("greedy")[0]
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = stream(stack.url, body)
     first, second = decode_workers(stack)
     admin(stack, "POST", f"/workers/{second}/drain")
     begun = threading.Semaphore(0)
     address = decode_workers(stack)[first]["address"]
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(stream, stack.url, body | {"max_tokens": 800}, begun)
-        assert begun.acquire(timeout=60)
-        given_up = drain(address, "0.01")
+        with stack.slow_steps():
+            answer = pool.submit(stream, stack.url, body | {"max_tokens": 800}, begun)
+            until_begun(begun, 1)
+            given_up = drain(address, "0.01")
         assert given_up.returncode == 1
         assert f"{address} is not drained after 0.01 s: 1 requests run" in given_up.stderr
         assert drain(address, "60").returncode == 0
-        assert answer.done(), "it ended where it was"
-        assert answer.result()[1] == 800
-    stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "the router has seen it")
+        (name,) = [one.name for one in stack.processes().values() if one.address == address]
+        assert stack.stats(name)[name].num_running == 0
+        assert answer.result(timeout=TIMEOUT_S)[1] == 800
+    stack.wait_until(lambda: is_drained(stack, first), "the router has seen it")
+    (request,) = admin(stack, "GET", "/requests?limit=1")["requests"]
+    timeline = admin(stack, "GET", f"/requests/{request['id']}")["timeline"]
+    assert "moved" not in {event["name"] for event in timeline}, "it ended where it was"
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
     assert stream(stack.url, body) == expected
@@ -236,22 +255,22 @@ def test_the_drain_command_returns_once_a_server_has_nothing_left(stack):
 @pytest.mark.exhaustive
 def test_what_one_router_drains_another_one_s_answers_leave_as_well(stack):
     asked = bodies("sampled")[: NUM_REQUESTS // 2]
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]
     first, _ = decode_workers(stack)
     servers = [process for process in stack.processes().values() if process.name != "router"]
     flags = [part for one in servers for part in (f"--{one.name.split('-')[0]}", one.address)]
     begun = threading.Semaphore(0)
     with running_router(*flags) as url, ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = [pool.submit(stream, url, body, begun) for body in asked]
-        for _ in asked:
-            assert begun.acquire(timeout=60)
-        admin(stack, "POST", f"/workers/{first}/drain")
-        stack.wait_until(lambda: decode_workers(stack)[first]["state"] == "drained", "all have left")
+        with stack.slow_steps():
+            answers = [pool.submit(stream, url, body, begun) for body in asked]
+            until_begun(begun, len(asked))
+            admin(stack, "POST", f"/workers/{first}/drain")
+            stack.wait_until(lambda: is_drained(stack, first), "all have left")
         later = [pool.submit(stream, url, body) for body in asked]
-        assert [answer.result(timeout=60) for answer in answers] == expected
-        assert [answer.result(timeout=60) for answer in later] == expected
-        assert decode_workers(stack)[first]["state"] == "drained"
+        assert [answer.result(timeout=TIMEOUT_S) for answer in answers] == expected
+        assert [answer.result(timeout=TIMEOUT_S) for answer in later] == expected
+        assert is_drained(stack, first)
         assert num_retries(url) == 0
         admin(stack, "POST", f"/workers/{first}/undrain")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")

@@ -50,7 +50,7 @@ def test_a_prompt_goes_back_to_the_server_that_has_its_prefix(stacks):
         assert usage(stack, greedy_body(prefix, 2) | {"cache_salt": salt})[0] == 0
 
     def are_published() -> bool:
-        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{stack.url}/metrics", timeout=60.0).text.splitlines()
         published = [line for line in lines if line.startswith("twinfang_published_prefixes{")]
         return sum(float(line.split()[-1]) for line in published if 'role="prefill"' in line) >= 3
 

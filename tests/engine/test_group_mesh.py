@@ -69,9 +69,9 @@ def meshes(size, listeners, each=1):
             mesh.close()
 
 
-def meet(terms, secrets=("s", "s")):
+def meet(terms, secrets=("s", "s"), within_s=SOON_S):
     """Two ranks with these terms connect; what each got, or its error."""
-    found = {}
+    found, deadline_s = {}, time.monotonic() + within_s
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
 
@@ -80,7 +80,12 @@ def meet(terms, secrets=("s", "s")):
             own = listening if rank == 0 else None
             try:
                 found[rank] = connect_all(
-                    rank, own, lambda _: address, hello, names=NAMES[:2], deadline_s=time.monotonic() + 2
+                    rank,
+                    own,
+                    lambda _: address,
+                    hello,
+                    names=NAMES[:2],
+                    deadline_s=deadline_s,
                 )
             except Exception as error:
                 found[rank] = error
@@ -89,7 +94,7 @@ def meet(terms, secrets=("s", "s")):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(SOON_S)
+            thread.join(2 * SOON_S)
     return found
 
 
@@ -107,7 +112,7 @@ def test_a_term_that_differs_is_named_with_both_values():
 
 
 def test_a_caller_who_does_not_know_the_secret_is_not_let_in():
-    found = meet([{}, {}], secrets=("s", "t"))
+    found = meet([{}, {}], secrets=("s", "t"), within_s=2)
     assert isinstance(found[0], DeadlineError)
     assert "data-parallel rank 1 did not come" in found[0].message
 

@@ -26,7 +26,8 @@ import httpx
 
 from benchmarks.fleet import PROMPT_S, START_DEADLINE_S, make_processes, running, wait_until
 from benchmarks.fleet import Fleet as ServerFleet
-from tests.faults.injected import FOLDER_VARIABLE, WAITS
+from tests.faults.fault_folder import FOLDER_VARIABLE, switched_on
+from tests.faults.injected import WAITS
 from tests.faults.network import Host, Network
 from wire.generation import ServerStats
 
@@ -88,10 +89,8 @@ class Fleet(ServerFleet):
     @contextlib.contextmanager
     def fault(self, name: str) -> Iterator[None]:
         """Servers have this fault of :mod:`tests.faults.injected` inside the block."""
-        switch = self.folder / "faults" / name
-        switch.touch()
-        yield
-        switch.unlink(missing_ok=True)
+        with switched_on(self.folder / "faults", name):
+            yield
 
     @contextlib.contextmanager
     def spare(self, name: str) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """``twinfang`` with faults built in that a test switches on: ``python -m tests.faults.injected decode …``.
 
-A fault is on while a file of its name lies in the folder that the environment variable ``FAULTS`` names. With
-none there the process is what ``python -m twinfang`` would be.
+A fault is on while a file of its name lies in the folder that the environment names
+(:mod:`tests.faults.fault_folder`). With none there the process is what ``python -m twinfang`` would be.
 
 | fault | the process |
 |---|---|
@@ -9,7 +9,8 @@ none there the process is what ``python -m twinfang`` would be.
 | ``late-done`` | sends the notification that ends a lease only before the next one |
 | ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
 | ``late-start`` | waits, with everything imported, before it takes its port |
-| ``slow-steps`` | rests for 20 ms after each step of a decode server: requests wait as on a small machine |
+| ``slow-steps`` | rests for 20 ms before each step of a decode server: requests wait as on a small machine |
+| ``slower-steps`` | rests for 100 ms there: answers are under way for as long as a test looks at them |
 | ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
 """
@@ -31,11 +32,12 @@ from engine.scheduler import Scheduler
 from kv_transfer.agent import TransferAgent
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.transfer import Transfer
+from tests.faults.fault_folder import FOLDER_VARIABLE
 from twinfang.cli import main
 from wire.server import GrpcServer
 
-FOLDER_VARIABLE = "FAULTS"
 REST_S = 0.02
+LONG_REST_S = 0.1
 SMALL_CHUNK = 32
 REST_AFTER_CHUNK_S = 0.05
 WAITS = "waits for its start"
@@ -58,7 +60,8 @@ def inject(folder: Path) -> None:
     replace(Transfer, "read_part", "dies-in-read", _die_in_read)
     replace(Transfer, "late", "no-quarantine", _give_up_as_if_settled)
     replace(TransferAgent, "notify", "late-done", _late_notify())
-    replace(Engine, "step", "slow-steps", _step_slowly)
+    replace(Engine, "step", "slow-steps", _step_after(REST_S))
+    replace(Engine, "step", "slower-steps", _step_after(LONG_REST_S))
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
     replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
@@ -90,10 +93,13 @@ def _start_late(switch: Path) -> Callable[..., Any]:
     return wait
 
 
-def _step_slowly(sound: Callable[..., Any], engine: Engine) -> Any:
-    if engine.config.role == "decode":
-        time.sleep(REST_S)
-    return sound(engine)
+def _step_after(rest_s: float) -> Callable[..., Any]:
+    def rest_and_step(sound: Callable[..., Any], engine: Engine) -> Any:
+        if engine.config.role == "decode":
+            time.sleep(rest_s)
+        return sound(engine)
+
+    return rest_and_step
 
 
 def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any, start: int, end: int) -> Any:

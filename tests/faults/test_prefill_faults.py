@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import httpx
 import pytest
 
 from tests.faults.asked import EXACT, RETRIES, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
@@ -97,8 +96,7 @@ def test_restarted_under_the_same_address(fleet, ask, table):
         asked = ask()
         fleet["prefill-a"].kill()
     for router in SERVERS:
-        ready = f"{fleet[router].url}/readyz"
-        wait_until(lambda ready=ready: httpx.get(ready).status_code == 200, f"router {router} is ready")
+        wait_until(lambda router=router: fleet.serves(fleet[router]), f"router {router} is ready")
     thaw_decode(fleet)
     for router in SERVERS:
         seconds = asked.exact(router)

@@ -17,7 +17,7 @@ from wire.handoff import Done, HandshakeRequest, PartialTicket, Progress, Ticket
 
 STATELESS = PoolShape(spec_with(mamba_layers=0), num_slots=1)
 WITHOUT_KV = PoolShape(spec_with(attn_layers=0, kv_heads=0, head_dim=0), num_blocks=1)
-PROMPT_S = 5.0
+PROMPT_S = 15.0
 
 
 def begin(pair, ticket):

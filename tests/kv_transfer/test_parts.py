@@ -13,7 +13,7 @@ from tests.kv_transfer.pools import POISON, PoolShape, fill, unit_bytes_of
 from wire.errors import TransferError
 from wire.handoff import Done
 
-PROMPT_S = 5.0
+PROMPT_S = 15.0
 SLOT = 2
 LARGE = PoolShape(num_blocks=513, block_size=64)
 

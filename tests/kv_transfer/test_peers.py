@@ -11,8 +11,6 @@ from kv_transfer.peers import Peers
 from wire.errors import TransferError, UnavailableError
 from wire.handoff import Ticket
 
-TIMEOUT_S = 0.5
-
 
 @pytest.fixture
 def silent_port():
@@ -22,14 +20,14 @@ def silent_port():
 
 
 @pytest.mark.parametrize(
-    ("refuses", "expected", "cause"),
-    [(True, UnavailableError, "peer_gone"), (False, TransferError, "deadline")],
+    ("refuses", "timeout_s", "expected", "cause"),
+    [(True, 30.0, UnavailableError, "peer_gone"), (False, 0.5, TransferError, "deadline")],
 )
-async def test_a_server_out_of_reach_is_named(sink, silent_port, refuses, expected, cause):
+async def test_a_server_out_of_reach_is_named(sink, silent_port, refuses, timeout_s, expected, cause):
     address = "127.0.0.1:1" if refuses else f"127.0.0.1:{silent_port}"
     failures = FailureCounts()
     ticket = Ticket("r", 0, 1, address, "source", 16, (1,), 1, 1.0, None)
-    peers = Peers(sink, failures, timeout_s=TIMEOUT_S)
+    peers = Peers(sink, failures, timeout_s=timeout_s)
     with pytest.raises(expected, match=f"the server at {address} is out of reach: Handshake"):
         await peers.ensure(ticket)
     await peers.close()

@@ -22,8 +22,10 @@ SHAPE = PoolShape(num_blocks=65, num_slots=9)
 NUM_AT_ONCE = 8
 BLOCKS_OF_EACH = 8
 READ_WITHIN_S = 0.5e-3
-END_WITHIN_S = 3e-3
-"""Of a round's start. Its reads take as long together, so leases end before, during and after them."""
+FIRST_END_WITHIN_S = 3e-3
+"""Of a round's start. Its reads take about as long together, so leases end before, during and after them."""
+PACE = 1.05
+"""By this factor it is corrected after each round: how long reads take is up to the machine and its load."""
 NEXT = 255
 """What the next owner of leased memory writes."""
 TIMEOUT_S = 30.0
@@ -51,6 +53,7 @@ class Race:
         self.ours, self.theirs = SHAPE.caches(), SHAPE.caches()
         self._results: queue.SimpleQueue = queue.SimpleQueue()
         self._ended: queue.SimpleQueue = queue.SimpleQueue()
+        self._end_within_s = FIRST_END_WITHIN_S
         faults: list[BaseException] = []
         self.faults = faults
         common = {"fingerprint": "fp", "on_fatal": faults.append}
@@ -77,7 +80,11 @@ class Race:
         """Reads ``count`` leases, each ended at a random moment between its grant and well after its read."""
         tally = Tally()
         for first in range(0, count, NUM_AT_ONCE):
-            self._round(range(first, min(first + NUM_AT_ONCE, count)), choose, tally)
+            serials = range(first, min(first + NUM_AT_ONCE, count))
+            num_whole = tally.num_whole
+            self._round(serials, choose, tally)
+            most_were_whole = 2 * (tally.num_whole - num_whole) > len(serials)
+            self._end_within_s *= 1 / PACE if most_were_whole else PACE
         return tally
 
     def _round(self, serials: range, choose: random.Random, tally: Tally) -> None:
@@ -93,7 +100,7 @@ class Race:
             for serial in serials
         }
         moves = [(choose.uniform(0.0, READ_WITHIN_S), i, self._read) for i in serials]
-        moves += [(choose.uniform(0.0, END_WITHIN_S), i, self._end) for i in serials]
+        moves += [(choose.uniform(0.0, self._end_within_s), i, self._end) for i in serials]
         started = time.perf_counter()
         for at_s, serial, move in sorted(moves, key=lambda move: move[0]):
             time.sleep(max(0.0, started + at_s - time.perf_counter()))  # lets the other threads run

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from router import connection, server_drain
 from router.admission.gate import Gate
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
@@ -68,12 +69,21 @@ class Stack:
         return self.services.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-async def until(condition: Callable[[], Any], *, timeout_s: float = 10.0) -> None:
-    """Waits until ``condition()`` is true; fails after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+TIMEOUT_S = 60.0
+"""Of what is over in milliseconds on a machine that has time for it."""
+POLL_INTERVAL_S = 0.005
+
+
+async def until(condition: Callable[[], Any], *, timeout_s: float = TIMEOUT_S) -> None:
+    """Waits until ``condition()`` is true; fails after ``timeout_s``.
+
+    Servers, router and client share this event loop: where it stood still for long, it gets a second's turns.
+    """
+    deadline, turns_left = time.monotonic() + timeout_s, 1 / POLL_INTERVAL_S
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
+        assert time.monotonic() < deadline or turns_left > 0, "the condition did not come true in time"
+        turns_left -= 1
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: Any) -> list[dict[str, Any]]:
@@ -113,6 +123,8 @@ MakeStack = Callable[..., Awaitable[Stack]]
 async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeStack]:
     """Builds a stack: ``make_stack(num_prefill=1, num_decode=1, role="decode", ready=True, **config)``."""
     monkeypatch.setitem(POLICIES, "round_robin", lambda: RoundRobin(first_turn=0))
+    for module, name in ((connection, "DESCRIBE_TIMEOUT_S"), (server_drain, "TIMEOUT_S")):
+        monkeypatch.setattr(module, name, TIMEOUT_S)
     async with AsyncExitStack() as exits:
 
         async def make(
@@ -141,10 +153,10 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
                 "probe_interval_s": 0.1,
                 "prefill_policy": "round_robin",  # tests know whose turn it is
                 "decode_policy": "round_robin",
-                "request_timeout_s": 20.0,
+                "request_timeout_s": TIMEOUT_S,
             }
             url, app = await exits.enter_async_context(running_router(RouterConfig(**(settings | config))))
-            client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
+            client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S))
             openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             exits.push_async_callback(openai.close)
             stack = Stack(url, client, openai, app, prefill, decode)

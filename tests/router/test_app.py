@@ -1,7 +1,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -11,9 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
-from tests.router.conftest import MODEL, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import MAX_MODEL_LEN, ScriptedDecode, saying, server_info
 from tests.router.tokenizers_for_tests import write_model_dir
+from twinfang.ports import free_ports
 from wire.errors import ConfigError, ModelLoadError
 
 RUN_ROUTER = """
@@ -113,13 +113,11 @@ def test_settings_that_can_not_work_are_refused(tmp_path, changes, part):
 async def test_a_process_serves_without_torch_and_ends_cleanly_on_sigterm(tmp_path):
     decode = ScriptedDecode(server_info("both"), script=saying([300, 301]))
     await decode.start()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     arguments = [str(write_model_dir(tmp_path / "model")), decode.address, str(port)]
     process = subprocess.Popen([sys.executable, "-c", RUN_ROUTER, *arguments], env={**os.environ})
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
 
             async def ready() -> bool:
                 try:
@@ -127,7 +125,7 @@ async def test_a_process_serves_without_torch_and_ends_cleanly_on_sigterm(tmp_pa
                 except httpx.TransportError:
                     return False
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(TIMEOUT_S):
                 while not await ready():
                     await asyncio.sleep(0.05)
             answer = await client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})
@@ -138,7 +136,7 @@ async def test_a_process_serves_without_torch_and_ends_cleanly_on_sigterm(tmp_pa
             ) as stream:
                 process.send_signal(signal.SIGTERM)  # an answer under way is finished first
                 assert "data: [DONE]" in (await stream.aread()).decode()
-        assert await asyncio.to_thread(process.wait, 20) in (0, -signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, TIMEOUT_S) in (0, -signal.SIGTERM)
     finally:
         process.kill()
         process.wait()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.router.conftest import MODEL, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying
 
 INVALID = {"invalid_value", "invalid_grammar", "context_length_exceeded", "model_not_found"}
@@ -295,7 +295,7 @@ async def test_a_body_that_is_declared_too_large_is_refused_unread(make_stack):
     reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: 50000000\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), TIMEOUT_S)
     assert b"413" in answer
     writer.close()
     assert (await stack.complete()).status_code == 200

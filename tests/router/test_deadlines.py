@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import hanging, saying, silent
 
 HEADER = "X-Request-Timeout"
+LATE = "1"
+"""Seconds in which a busy machine, too, gets a request to its server."""
 
 
 async def post(stack, timeout: str | None, **body):
@@ -19,9 +22,9 @@ async def post(stack, timeout: str | None, **body):
 
 
 async def test_servers_are_told_what_time_is_left(make_stack):
-    stack = await make_stack(request_timeout_s=20.0)
+    stack = await make_stack(request_timeout_s=80.0)
     stack.decode[0].script = saying([50])
-    for given, at_most in ((None, 20.0), ("5", 5.0), ("0.75", 0.75), ("3600", 20.0)):
+    for given, at_most in ((None, 80.0), ("60", 60.0), ("30.75", 30.75), ("3600", 80.0)):
         assert (await post(stack, given)).status_code == 200
         told = stack.decode[0].submitted[-1].timeout_s
         assert 0 < told <= at_most
@@ -42,9 +45,9 @@ async def test_what_is_late_is_cancelled_everywhere_and_answered_504(make_stack,
     stack = await make_stack()
     stack.decode[0].script = script
     started = time.monotonic()
-    response = await post(stack, "0.3")
+    response = await post(stack, LATE)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < TIMEOUT_S, "the router's own limit"
     await until(lambda: len(stack.decode[0].cancelled) == 1)
 
 
@@ -52,10 +55,10 @@ async def test_a_prefill_that_is_late_is_cancelled(make_stack):
     stack = await make_stack()
 
     async def never(_request):
-        await until(lambda: False, timeout_s=20)
+        await asyncio.Event().wait()
 
     stack.prefill[0].script = never
-    assert (await post(stack, "0.3")).status_code == 504
+    assert (await post(stack, LATE)).status_code == 504
     await until(lambda: stack.prefill[0].num_cancelled == 1)
     assert not stack.decode[0].submitted
 

@@ -72,11 +72,16 @@ async def test_a_server_that_keeps_failing_is_left_alone_until_a_probe_succeeds(
     await nothing_left(stack)
 
 
+def hangs_soon(monkeypatch):
+    """Who was asked twice in vain hangs: an event loop that stood still for a moment makes nobody hang."""
+    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(assignments, "SILENT_S", 1.0)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_server_whose_engine_hangs_gets_nothing_new_until_it_answers(make_stack, monkeypatch, role):
-    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(assignments, "SILENT_S", 0.2)
-    monkeypatch.setattr(assignments, "HELD_OPEN_S", 3.0)
+    hangs_soon(monkeypatch)
+    monkeypatch.setattr(assignments, "HELD_OPEN_S", 2.0)
     stack = await make_stack(num_prefill=2, num_decode=2)
     for server in stack.decode:
         server.script = saying([50])
@@ -95,8 +100,7 @@ async def test_a_server_whose_engine_hangs_gets_nothing_new_until_it_answers(mak
 
 
 async def test_an_answer_of_a_decode_server_that_hangs_goes_on_at_another_one(make_stack, monkeypatch):
-    monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(assignments, "SILENT_S", 0.2)
+    hangs_soon(monkeypatch)
     stack = await make_stack(num_decode=2)
     hung, good = stack.decode
     hung.script, good.script = hanging, saying([51, 52])

@@ -3,7 +3,6 @@ drain."""
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 
@@ -15,10 +14,11 @@ from router.access import key_file
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
 from router.admission.room import MARGIN_A_PREFILL_SERVER
-from tests.router.conftest import MODEL, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
 from tests.router.test_metrics import samples_of
 from tests.router.tokenizers_for_tests import write_model_dir
+from twinfang.ports import free_ports
 
 ALICE, BATCH = new_key(), new_key()
 
@@ -143,7 +143,7 @@ async def test_a_router_makes_room_for_others_that_servers_tell_it_of(make_stack
 
 
 async def test_who_waits_and_goes_away_is_forgotten_and_who_waits_too_long_is_told(make_stack):
-    stack = await make_stack(max_requests_in_flight=1, request_timeout_s=1.0)
+    stack = await make_stack(max_requests_in_flight=1, request_timeout_s=2.0)
     stack.decode[0].script = hanging
     running = asyncio.create_task(stack.complete())
     await until(lambda: stack.decode[0].submitted)
@@ -179,7 +179,7 @@ async def raw(url: str, *parts: bytes) -> bytes:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), TIMEOUT_S)
     except ConnectionResetError:
         return b""
     finally:
@@ -231,9 +231,7 @@ async def test_a_browser_may_ask_what_it_may_send_without_a_key(make_stack, keys
 async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_logs_no_key(tmp_path, keys):
     decode = ScriptedDecode(server_info("both"), script=hanging)
     await decode.start()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     model = write_model_dir(tmp_path / "model")
     (model / "config.json").write_text("{}")
     flags = ["--model", str(model), "--decode", decode.address, "--port", str(port), "--log-level", "debug"]
@@ -244,7 +242,7 @@ async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_lo
     secret = "hunter2-is-no-key-of-ours"
     body = {"prompt": "hello", "max_tokens": 50, "stream": True}
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
 
             async def status(path: str, **kwargs) -> int:
                 try:
@@ -252,7 +250,7 @@ async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_lo
                 except httpx.TransportError:
                     return 0
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(TIMEOUT_S):
                 while await status("/readyz") != 200:
                     await asyncio.sleep(0.05)
             assert await status("/v1/models", headers=bearer(secret)) == 401
@@ -264,7 +262,7 @@ async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_lo
                 file.write(f"\neve {secret}\n")  # somebody's mistake; the keys stay as they were
             async with client.stream("POST", "/v1/completions", json=body, headers=bearer(ALICE)) as stream:
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(TIMEOUT_S):
                     while await status("/readyz") != 503:
                         await asyncio.sleep(0.01)
                 assert await status("/healthz") == 200
@@ -275,7 +273,7 @@ async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_lo
                 assert "about to stop" in refused.json()["error"]["message"]
                 await saying([300] * 49)(decode.submitted[0], decode.send)
                 assert "data: [DONE]" in (await stream.aread()).decode()
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, TIMEOUT_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -103,7 +103,7 @@ async def test_requests_on_a_stream_that_breaks_end_with_an_error_and_later_ones
 
 
 async def test_a_request_past_its_time_limit_ends_with_504(make_stack):
-    stack = await make_stack(request_timeout_s=0.2)
+    stack = await make_stack(request_timeout_s=1.0)
     stack.decode[0].script = silent
     answer = await stack.complete()
     assert answer.status_code == 504

@@ -133,7 +133,7 @@ async def test_a_429_is_counted_and_those_in_flight_are_not_touched(make_stack):
 
 
 async def test_no_server_and_no_answer_in_time_are_failures(make_stack):
-    stack = await make_stack(request_timeout_s=0.2)
+    stack = await make_stack(request_timeout_s=1.0)
     decode = stack.decode[0]
     decode.script = silent
     assert (await stack.complete()).status_code == 504

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from router.config import ModelAlias, ModelSource, RouterConfig
-from tests.router.conftest import running_router, until
+from tests.router.conftest import TIMEOUT_S, running_router, until
 from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, saying, server_info
 from tests.router.tokenizers_for_tests import byte_fallback, write_model_dir
 from wire.errors import ConfigError
@@ -61,7 +61,7 @@ async def fleet(tmp_path):
             conversation_return=True,
         )
         url, app = await exits.enter_async_context(running_router(config))
-        client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
+        client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S))
         services = app.state.services
         await until(lambda: services.pool.num_connected() == {"prefill": 2, "decode": 2})
         yield Fleet(client, services, prefill, decode)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.authentication import OPEN_PATHS
 from router.sibling_metrics import PATH_OF_ONE, merged
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, saying, server_info, server_stats
 from tests.router.tokenizers_for_tests import write_model_dir
 from tests.twinfang.test_stack import BY_NAME, parsed
@@ -25,7 +25,6 @@ from twinfang.router_processes import plan_processes
 from wire.errors import ConfigError
 
 NUM_PROCESSES = 2
-START_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -39,13 +38,13 @@ async def decode():
 
 async def post(url: str, **body) -> httpx.Response:
     """On a connection of its own: the kernel gives each to one of the processes."""
-    async with httpx.AsyncClient(base_url=url, timeout=20.0) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         fields = {"prompt": [5, 6, 7], "max_tokens": 2, "return_token_ids": True}
         return await client.post("/v1/completions", json=fields | body)
 
 
 async def samples(url: str) -> dict[tuple[str, ...], float]:
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         text = (await client.get("/metrics")).text
     found: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(text):
@@ -70,7 +69,7 @@ async def test_processes_share_a_port_and_outlive_one_another(tmp_path, decode):
         return 0
 
     async def until_all_answer() -> None:
-        async with asyncio.timeout(START_TIMEOUT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while await processes() < NUM_PROCESSES or (await post(url)).status_code != 200:
                 await asyncio.sleep(0.05)
 
@@ -93,7 +92,7 @@ async def test_processes_share_a_port_and_outlive_one_another(tmp_path, decode):
         await until_all_answer()
         assert (await post(url)).status_code == 200
         parent.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(parent.wait, 30) == 0
+        assert await asyncio.to_thread(parent.wait, TIMEOUT_S) == 0
         await until(lambda: not any(child.is_running() for child in children))
     finally:
         parent.kill()

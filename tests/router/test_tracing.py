@@ -73,14 +73,15 @@ async def test_a_trace_that_is_not_sampled_is_carried_on_and_not_recorded(traced
 
 async def test_a_request_that_takes_too_long_and_one_whose_client_leaves(make_stack, collector):
     collector.spans.clear()
-    stack = await make_stack(otlp_endpoint=collector.http_url, request_timeout_s=0.3)
+    stack = await make_stack(otlp_endpoint=collector.http_url)
     decode = stack.decode[0]
     decode.script = hanging
+    stack.client.headers["X-Request-Timeout"] = "1"
     assert (await ask(stack)).status_code == 504
     stream = await stack.openai.completions.create(model="tiny", prompt=[5, 6, 7], stream=True)
     await anext(aiter(stream))
     await stream.close()
-    await until(lambda: len(decode.cancelled) == 2)
+    await until(lambda: len(decode.cancelled) == 2 and not stack.gate.num_in_flight)
     stack.services.tracing.close()
     late, left = [span for span in collector.spans if span.kind == "server"]
     assert (late.is_error, late.attributes["http.response.status_code"]) == (True, 504)

@@ -17,6 +17,7 @@ from twinfang.ports import free_ports
 from twinfang.restart_policy import RestartLimits
 from twinfang.supervisor import ChildFailedError, Supervisor
 
+TIMEOUT_S = 60.0
 LIMITS = RestartLimits(max_restarts=2, first_delay_s=0.01)
 IDLE_ROUTER = ("router", "--decode", "127.0.0.1:1", "--port", "0")
 """Runs until it is stopped; the server it is told of is never there."""
@@ -52,7 +53,7 @@ def listening_router(stop_grace_s: float = 20.0) -> ChildSpec:
     return spec("frozen", *arguments, until_ready=until_listening, stop_grace_s=stop_grace_s)
 
 
-def supervisor(*groups: list[ChildSpec], start_timeout_s: float = 60.0, on_change=None) -> Supervisor:
+def supervisor(*groups: list[ChildSpec], start_timeout_s: float = TIMEOUT_S, on_change=None) -> Supervisor:
     return Supervisor(
         groups,
         environment=os.environ,
@@ -107,7 +108,7 @@ async def test_groups_start_in_order_and_stop_in_reverse():
             stack.request_stop()
 
     stack = supervisor(servers, [router], on_change=on_change)
-    await asyncio.wait_for(stack.run(), 60)
+    await asyncio.wait_for(stack.run(), TIMEOUT_S)
     assert set(events[:2]) == {"a", "b"}
     assert events[2] == "c"
 
@@ -119,8 +120,8 @@ async def test_a_second_request_to_stop_kills_what_does_not_stop():
             stack.request_stop()
             asyncio.get_running_loop().call_later(0.1, stack.request_stop)
 
-    stack = supervisor([listening_router()], on_change=on_change)
-    await asyncio.wait_for(stack.run(), 15)
+    stack = supervisor([listening_router(stop_grace_s=10 * TIMEOUT_S)], on_change=on_change)
+    await asyncio.wait_for(stack.run(), TIMEOUT_S)
 
 
 async def test_a_child_that_does_not_stop_in_time_is_killed(caplog):
@@ -130,5 +131,5 @@ async def test_a_child_that_does_not_stop_in_time_is_killed(caplog):
             stack.request_stop()
 
     stack = supervisor([listening_router(stop_grace_s=0.2)], on_change=on_change)
-    await asyncio.wait_for(stack.run(), 15)
+    await asyncio.wait_for(stack.run(), TIMEOUT_S)
     assert "frozen did not stop in time" in caplog.text

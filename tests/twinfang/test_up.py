@@ -12,9 +12,11 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.fleet import START_DEADLINE_S
 from tests.stack import Stack, Stacks, running_stack, start_stack
 from wire.errors import UnavailableError
 
+TIMEOUT_S = 60.0
 PROMPT = "def fibonacci(n):"
 SMALL = ("--cache-memory", "0.1", "--max-model-len", "512")
 
@@ -22,7 +24,7 @@ SMALL = ("--cache-memory", "0.1", "--max-model-len", "512")
 def complete(stack: Stack) -> str:
     """A greedy answer."""
     body = {"model": stack.model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-    response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
+    response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
 
@@ -58,7 +60,8 @@ def test_progress_is_a_line_for_each_process_then_a_curl_that_works(stacks: Stac
         )
     curl = re.search(r"^  curl -N .*\\\n.*$", stack.log, re.M)
     assert curl is not None
-    ran = subprocess.run(["bash", "-c", curl[0]], capture_output=True, text=True, timeout=30, check=True)
+    command = ["bash", "-c", curl[0]]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert ran.stdout.rstrip().endswith("data: [DONE]")
 
 
@@ -82,13 +85,13 @@ def test_a_killed_server_comes_back_and_nothing_outlives_a_killed_supervisor():
                 process = stack.processes().get(name)
                 return process is not None and process.pid != old_pid and stack.is_ready()
 
-            stack.wait_until(is_back, f"{name} is restarted", 60)
+            stack.wait_until(is_back, f"{name} is restarted", START_DEADLINE_S)
             assert complete(stack) == answer
         assert re.search(r"child died: name=decode-0 exit=SIGKILL restarts=1", stack.log)
 
         processes = stack.processes().values()
         stack.supervisor.kill()
-        stack.supervisor.wait(10)
+        stack.supervisor.wait(TIMEOUT_S)
         for process in processes:
             stack.wait_until(lambda pid=process.pid: is_gone(pid), f"{process.name} has ended")
             assert is_free(process.address)
@@ -105,7 +108,7 @@ def test_a_signal_stops_everything_with_exit_code_0(signum: signal.Signals):
     with running_stack("serve", *SMALL) as stack:
         processes = stack.processes().values()
         stack.supervisor.send_signal(signum)
-        assert stack.supervisor.wait(30) == 0
+        assert stack.supervisor.wait(TIMEOUT_S) == 0
         assert all(is_gone(process.pid) for process in processes)
         assert all(is_free(process.address) for process in processes)
         assert stack.status() == {}, "the status file is removed"
@@ -118,14 +121,14 @@ def test_a_signal_while_it_starts_stops_everything(tmp_path: Path):
     stack.wait_until(lambda: len(children.children()) == 2, "two servers are being started")
     pids = [child.pid for child in children.children()]
     stack.supervisor.send_signal(signal.SIGTERM)
-    assert stack.supervisor.wait(30) == 0
+    assert stack.supervisor.wait(TIMEOUT_S) == 0
     assert all(is_gone(pid) for pid in pids)
 
 
 def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Path):
     stack = start_stack(tmp_path, "up", "--cache-memory", "0.0001")
     with pytest.raises(UnavailableError):
-        stack.wait_until_ready(60)
+        stack.wait_until_ready(START_DEADLINE_S)
     assert stack.supervisor.returncode == 1
     assert re.search(r"^twinfang (prefill|decode): error: .*--cache-memory", stack.log, re.M)
     assert re.search(r"^twinfang up: error: (prefill|decode)-0 could not start", stack.log, re.M)
@@ -142,6 +145,6 @@ def test_flags_in_the_environment_are_for_the_stack_not_for_its_children():
         "TWINFANG_ADVERTISE_HOST": "203.0.113.1",
     }
     with running_stack("up", environment=environment) as stack:
-        model = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]
+        model = httpx.get(f"{stack.url}/v1/models", timeout=TIMEOUT_S).json()["data"][0]
         assert (model["id"], model["max_model_len"]) == ("from-the-environment", 256)
         assert complete(stack)

@@ -6,6 +6,7 @@ import httpx
 from fastapi.routing import APIRoute
 
 from tests.router.admin.conftest import TOKEN
+from tests.router.conftest import TIMEOUT_S
 
 WITH_BODY = {("POST", "/admin/v1/workers"), ("PATCH", "/admin/v1/config")}
 
@@ -40,7 +41,7 @@ async def test_no_admin_route_answers_without_its_token(make_admin_stack):
         {"Authorization": "Bearer"},
         {"Authorization": f"Bearer {hashlib.sha256(TOKEN.encode()).hexdigest()}"},
     ]
-    async with httpx.AsyncClient(base_url=stack.url) as stranger:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=TIMEOUT_S) as stranger:
         for method, path in [
             *found,
             ("GET", "/admin/v1"),

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.router.admin.conftest import get, patch
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import hanging, saying
 
 
 async def test_policies_and_limits_change_while_it_runs(make_admin_stack):
     stack = await make_admin_stack(num_prefill=2)
     before = await get(stack, "/config")
-    assert (before["prefill_policy"], before["request_timeout_s"]) == ("round_robin", 20.0)
+    assert (before["prefill_policy"], before["request_timeout_s"]) == ("round_robin", TIMEOUT_S)
     shown = await patch(stack, prefill_policy="prefix_affinity", max_choices=2, session_header="X-Session")
     assert shown == before | {
         "prefill_policy": "prefix_affinity",

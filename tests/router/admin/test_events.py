@@ -1,7 +1,7 @@
 import asyncio
 import json
 
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import saying
 
 
@@ -9,7 +9,7 @@ async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):
     stack = await make_admin_stack()
     stack.decode[0].script = saying([300])
     seen = []
-    async with asyncio.timeout(20), stack.client.stream("GET", "/admin/v1/events") as stream:
+    async with asyncio.timeout(TIMEOUT_S), stack.client.stream("GET", "/admin/v1/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         name, has_asked = "", False
         async for line in stream.aiter_lines():

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from tests.router.admin.conftest import get, patch, post
-from tests.router.conftest import MODEL, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import hanging, saying
 
 
@@ -104,7 +104,10 @@ async def test_a_stream_that_is_aborted_ends_with_an_error_event(make_admin_stac
     stack = await make_admin_stack()
     stack.decode[0].script = hanging
     body = {"prompt": [5, 6, 7], "stream": True}
-    async with asyncio.timeout(10), stack.client.stream("POST", "/v1/completions", json=body) as stream:
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        stack.client.stream("POST", "/v1/completions", json=body) as stream,
+    ):
         lines = stream.aiter_lines()
         async for line in lines:
             if line.startswith("data: "):

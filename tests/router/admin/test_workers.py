@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from tests.router.admin.conftest import get, ids, post
-from tests.router.conftest import MODEL, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
 
 
@@ -21,7 +21,7 @@ async def test_workers_and_pools_show_what_servers_and_the_router_know(make_admi
     async def shown():
         return {worker["address"]: worker for worker in (await get(stack, "/workers"))["workers"]}
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while (await shown())[stack.decode[0].address]["stats"] is None or not (await shown())[
             stack.decode[0].address
         ]["stats"]["num_blocks"]:
@@ -61,7 +61,7 @@ async def test_nothing_new_goes_where_it_drains_until_that_is_taken_back(make_ad
     assert (len(stack.prefill[0].requests), len(stack.decode[0].submitted)) == (0, 0)
     stack.prefill[0].stats = stack.decode[0].stats = server_stats(drain="drained")
     for worker in drained:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await get(stack, "/workers"))["workers"] and {
                 one["id"]: one["state"] for one in (await get(stack, "/workers"))["workers"]
             }[worker] != "drained":

@@ -109,19 +109,23 @@ async def test_a_half_open_connection_is_noticed(make_cloud, deadlines):
     cloud.api.is_silent = True
     cloud.api.end_pod("a")
     await until(lambda: cloud.pods.figures.relists["silent"] >= 2)
-    assert "nothing came" in cloud.pods.problem or "longer than 0.3 s" in cloud.pods.problem
+    await until(lambda: "nothing came" in cloud.pods.problem or "longer than 0.3 s" in cloud.pods.problem)
     assert cloud.in_use(), "what is known stays"
     cloud.api.is_silent = False
     await until(lambda: not cloud.workers())
 
 
 async def test_bookmarks_keep_a_quiet_watch_alive(make_cloud, deadlines, api):
-    deadlines(silent_s=0.5)
+    silent_s = 1.5
+    deadlines(silent_s=silent_s)
     api._bookmark_interval_s = 0.05
     cloud = await make_cloud(role="both")
-    await until(lambda: cloud.pods.figures.events["bookmark"] > 10, timeout_s=20)
+    await until(lambda: cloud.api.num_watches)
+    began = time.monotonic()
+    await until(lambda: time.monotonic() > began + 1.2 * silent_s)
+    assert cloud.pods.figures.events["bookmark"] > 2
     assert not cloud.pods.figures.relists.total()
-    assert await cloud.stack.metric("twinfang_discovery_contact_age_seconds") < 0.5
+    assert await cloud.stack.metric("twinfang_discovery_contact_age_seconds") < silent_s
 
 
 async def test_a_watch_ends_when_it_was_asked_to(make_cloud, deadlines):
@@ -163,7 +167,7 @@ async def test_a_storm_of_410_is_met_with_longer_and_longer_pauses(cloud):
     cloud.api.watch_answer = 410
     began, before = time.monotonic(), len(cloud.api.requests)
     cloud.api.break_watches()
-    await until(lambda: cloud.pods.figures.relists["gone"] == NUM_FAILURES, timeout_s=30)
+    await until(lambda: cloud.pods.figures.relists["gone"] == NUM_FAILURES)
     assert time.monotonic() - began > SHORTEST_S
     assert len(cloud.api.requests) - before == 2 * NUM_FAILURES, "a list and a watch each"
 
@@ -171,7 +175,7 @@ async def test_a_storm_of_410_is_met_with_longer_and_longer_pauses(cloud):
 async def test_refused_connections_are_met_with_longer_and_longer_pauses(cloud):
     began = time.monotonic()
     await cloud.api.stop()
-    await until(lambda: cloud.pods.figures.relists["unreachable"] == NUM_FAILURES, timeout_s=30)
+    await until(lambda: cloud.pods.figures.relists["unreachable"] == NUM_FAILURES)
     assert time.monotonic() - began > SHORTEST_S
 
 
@@ -243,4 +247,4 @@ async def test_through_any_history_the_router_ends_where_the_pods_are(cloud):
             if not worker.drain.is_draining and "is not ready" not in worker.problem
         }
 
-    await until(lambda: taking() == wanted(), timeout_s=20)
+    await until(lambda: taking() == wanted())

@@ -12,7 +12,7 @@ import pytest
 
 from router.kubernetes.settings import PodDiscovery
 from tests.kubernetes_api import NAMESPACE
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info
 from tests.router.tokenizers_for_tests import write_model_dir
 from tests.twinfang.test_stack import BY_NAME, parsed
@@ -345,19 +345,19 @@ async def test_each_of_several_processes_watches_on_its_own(api, tmp_path):
 
     async def missing():
         with suppress(httpx.HTTPError):
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
                 text = (await client.get(url)).text
                 return [line for line in lines if line not in text]
         return lines
 
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(TIMEOUT_S):
             while await missing():
                 await asyncio.sleep(0.05)
         assert api.num_watches == 2
     finally:
         parent.terminate()
-        assert await asyncio.wait_for(parent.wait(), 30) == 0
+        assert await asyncio.wait_for(parent.wait(), TIMEOUT_S) == 0
         await server.stop()
 
 

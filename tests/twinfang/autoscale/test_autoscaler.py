@@ -188,7 +188,7 @@ async def test_the_command_runs_until_it_is_told_to_stop(pages):
             assert await process.stdout.readline() == b"prefill stays at 1: its servers have no figures yet\n"
             assert await process.stdout.readline() == b"decode stays at 1: its servers have no figures yet\n"
             assert b"that is enough for now" in await process.stdout.readline()
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=60.0) as client:
                 text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
             assert 'twinfang_autoscale_servers{kind="planned",role="prefill"} 1.0' in text
             process.send_signal(signal.SIGTERM)
