@@ -3,6 +3,9 @@
 | `quant_method` | format | weights | a scale for a |
 |---|---|---|---|
 | `modelopt`, or `hf_quant_config.json` | `quant_algo` FP8 | float8_e4m3fn | tensor |
+| | FP8_PER_CHANNEL_PER_TOKEN | float8_e4m3fn | channel |
+| | FP8_PB_WO | float8_e4m3fn | block of 128 x 128, or of `group_size` |
+| | MIXED_PRECISION | of `quantized_layers` each as one of these | |
 | `compressed-tensors` | `float-quantized` | float8_e4m3fn | tensor, channel, block |
 | `compressed-tensors` | `int-quantized` | int8 | tensor, channel, group |
 | `compressed-tensors` | `pack-quantized`, 8 bits | four int8 in an int32 | channel, group |
@@ -30,9 +33,11 @@ from wire.errors import ModelLoadError
 
 MODELOPT_FILE = "hf_quant_config.json"
 SUPPORTED = (
-    "FP8 of modelopt (quant_algo FP8), compressed-tensors (float-quantized) and fp8, and int8 of "
+    "FP8 of modelopt (quant_algo FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, or MIXED_PRECISION of these), "
+    "compressed-tensors (float-quantized) and fp8, and int8 of "
     "compressed-tensors (int-quantized, or pack-quantized with 8 bits)"
 )
+_MODELOPT_BLOCK = 128
 _DENSE_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 Stored = Literal["fp8", "int8", "packed int8"]
@@ -116,7 +121,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
     if config is not None and not isinstance(config, dict):
         raise _Reader(fields.path, {}).error("quantization_config", config)
     # Some releases say in config.json only whose format it is.
-    is_said = config is not None and (config.get("quant_method") != "modelopt" or "quant_algo" in config)
+    is_said = config is not None and (config.get("quant_method") != "modelopt" or _says_layers(config))
     if not is_said and beside.exists():
         return _Reader(beside, ConfigFields.read(beside).raw).modelopt()
     if config is None:
@@ -149,9 +154,6 @@ class _Reader:
         inner = self.config.get("quantization", self.config)
         if not isinstance(inner, dict):
             raise self.error("quantization", inner, "an object")
-        algorithm = inner.get("quant_algo")
-        if str(algorithm).upper() != "FP8":
-            raise self.error("quant_algo", algorithm)
         excluded = self.names(inner, "exclude_modules", "ignore")
         literal, wild = _split(excluded, lambda name: not set(name) & set("*?["))
         patterns = tuple(re.compile(fnmatch.translate(pattern)) for pattern in wild)
@@ -159,10 +161,34 @@ class _Reader:
         is_fp8 = str(kv_cache).upper() == "FP8" if kv_cache else self.is_fp8_kv(inner)
         return Quantization(
             "modelopt",
-            ((None, WeightScheme("fp8", None, None)),),
+            self.modelopt_schemes(inner),
             ModuleNames(frozenset(literal), patterns, with_children=True),
             "fp8" if is_fp8 else None,
         )
+
+    def modelopt_schemes(self, config: dict[str, Any]) -> tuple[tuple[ModuleNames | None, WeightScheme], ...]:
+        """By layer, or one for all."""
+        if str(config.get("quant_algo")).upper() != "MIXED_PRECISION":
+            return ((None, self.modelopt_scheme(config)),)
+        layers = config.get("quantized_layers")
+        if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
+            raise self.error("quantized_layers", layers, "an object of layers")
+        names: dict[WeightScheme, set[str]] = {}
+        for name, layer in layers.items():
+            if layer.get("quant_algo") not in (None, "UNQUANTIZED"):
+                names.setdefault(self.modelopt_scheme(layer), set()).add(name)
+        return tuple((ModuleNames(frozenset(own), with_children=True), one) for one, own in names.items())
+
+    def modelopt_scheme(self, config: dict[str, Any]) -> WeightScheme:
+        algorithm = str(config.get("quant_algo")).upper()
+        if algorithm == "FP8":
+            return WeightScheme("fp8", None, None)
+        if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            return WeightScheme("fp8", 1, None)
+        if algorithm != "FP8_PB_WO":
+            raise self.error("quant_algo", config.get("quant_algo"))
+        size = config.get("group_size") or _MODELOPT_BLOCK
+        return WeightScheme("fp8", *self.block([size, size], "group_size"))
 
     def block_fp8(self) -> Quantization:
         if self.config.get("expert_dtype", "fp8") != "fp8":
@@ -280,6 +306,13 @@ class _Reader:
             return re.compile(expression)
         except re.error as error:
             raise self.error("pattern", expression, f"a regular expression ({error})") from error
+
+
+def _says_layers(config: dict[str, Any]) -> bool:
+    """Whether it says which layers are quantised how, and not only that some are."""
+    algorithm = config.get("quant_algo")
+    is_mixed = str(algorithm).upper() == "MIXED_PRECISION"
+    return algorithm is not None and (not is_mixed or "quantized_layers" in config)
 
 
 def _split(names: Iterable[str], is_first: Callable[[str], bool]) -> tuple[list[str], list[str]]:

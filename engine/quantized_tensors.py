@@ -7,6 +7,8 @@
 | `X.weight_shape` | `[out, in]` of that |
 | `X.weight_scale`, `X.weight_scale_inv` | what a weight is multiplied with, in both cases |
 | `X.input_scale` | of inputs where those are quantised; not used |
+
+Scales of blocks are `[rows, columns]`, or `[rows, 1, columns, 1]` as ModelOpt writes them.
 """
 
 from __future__ import annotations
@@ -106,6 +108,8 @@ def _with_scales(tensors: StoredTensors, layer: str, values: Tensor, scheme: Wei
     if scales.dtype not in _FLOATS:
         raise _misshapen(tensors, name, scales, "a floating point dtype")
     scales = scales.to(torch.float32)
+    if scales.ndim == 4 and scales.shape[1] == scales.shape[3] == 1:  # ModelOpt's blocks
+        scales = scales.view(scales.shape[0], scales.shape[2])
     if not scales.isfinite().all():
         raise ModelLoadError(f"{tensors.path_of(name)}: tensor {name} is not finite")
     if scales.numel() == 1:

@@ -107,6 +107,10 @@ def _scales(layer: str, weight: QuantizedWeight) -> Tensors:
     return {f"{layer}.weight": weight.values, f"{layer}.weight_scale": weight.scales}
 
 
+def _block_scales(layer: str, weight: QuantizedWeight) -> Tensors:
+    return {f"{layer}.weight": weight.values, f"{layer}.weight_scale": weight.scales[:, None, :, None]}
+
+
 def _inverse_scales(layer: str, weight: QuantizedWeight) -> Tensors:
     return {f"{layer}.weight": weight.values, f"{layer}.weight_scale_inv": weight.scales}
 
@@ -136,6 +140,10 @@ def _modelopt(left: list[str]) -> dict[str, object]:
         "ignore": [*left, "*.visual.*"],
         "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
     }
+
+
+def _modelopt_blocks(left: list[str]) -> dict[str, object]:
+    return {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": BLOCK, "ignore": left}
 
 
 def _fp8(left: list[str]) -> dict[str, object]:
@@ -168,6 +176,7 @@ def _compressed(form: str, **weights: object) -> Callable[[list[str]], dict[str,
 FORMATS = {
     "modelopt": Format(FP8, (None, None), _one_scale, _modelopt, has_kv_scales=True),
     "modelopt beside": Format(FP8, (None, None), _one_scale, _modelopt_beside, True, True),
+    "modelopt block": Format(FP8, (BLOCK, BLOCK), _block_scales, _modelopt_blocks),
     "compressed fp8 tensor": Format(
         FP8, (None, None), _one_scale, _compressed("float-quantized", type="float", strategy="tensor")
     ),

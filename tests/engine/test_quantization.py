@@ -38,6 +38,10 @@ def weights(**changes: object) -> dict[str, object]:
     return compressed(config_groups=groups)
 
 
+def mixed(layers: dict[str, object]) -> dict[str, object]:
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_published_formats_are_read(tmp_path, name):
     form = FORMATS[name]
@@ -60,6 +64,29 @@ def test_config_json_goes_before_the_file_beside_it_unless_it_says_nothing(tmp_p
     assert read(tmp_path, said, beside=beside).scheme_of("a") is None
     assert read(tmp_path, said, beside=beside).scheme_of("b") is not None
     assert read(tmp_path, {"quant_method": "modelopt"}, beside=beside).scheme_of("b") is None
+
+
+def test_a_scale_an_output_or_a_block_of_modelopt(tmp_path):
+    channel = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    assert read(tmp_path, channel).scheme_of("x") == WeightScheme("fp8", 1, None)
+    block = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    assert read(tmp_path, block).scheme_of("x") == WeightScheme("fp8", 128, 128)
+
+
+def test_layers_of_a_mixed_modelopt_checkpoint_have_schemes_of_their_own(tmp_path):
+    layers = {
+        "backbone.layers.0.mixer.in_proj": {"quant_algo": "FP8"},
+        "backbone.layers.1.mixer.experts": {"quant_algo": "FP8_PB_WO", "group_size": 64},
+        "backbone.layers.2.mixer.q_proj": {"quant_algo": "UNQUANTIZED"},
+    }
+    found = read(tmp_path, mixed(layers) | {"ignore": ["backbone.layers.1.mixer.experts.3*"]})
+    assert found.scheme_of("backbone.layers.0.mixer.in_proj") == WeightScheme("fp8", None, None)
+    assert found.scheme_of("backbone.layers.1.mixer.experts.0.up_proj") == WeightScheme("fp8", 64, 64)
+    for plain in ("0.mixer.out_proj", "1.mixer.experts.3.up_proj", "2.mixer.q_proj"):
+        assert found.scheme_of(f"backbone.layers.{plain}") is None
+    beside = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": {}}
+    assert read(tmp_path, said, beside=beside).scheme_of("backbone.layers.0.mixer.in_proj") is not None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +148,9 @@ def test_modules_not_to_convert_of_fp8(tmp_path):
         ({"quant_method": "gptq", "bits": 8}, "quant_method 'gptq'"),
         ({"quant_method": "awq"}, "quant_method 'awq'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo 'MIXED_PRECISION'"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None"),
+        (mixed({"x": {"quant_algo": "FP8"}, "y": {"quant_algo": "W4A16_NVFP4"}}), "quant_algo 'W4A16_NVFP4'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": "8"}, r"group_size is \['8'"),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
