@@ -91,6 +91,20 @@ def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
     return {manifest["metadata"]["name"].removeprefix(prefix): manifest for manifest in found}
 
 
+def pod_makers(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Whatever makes pods, by name, as if each were a Deployment.
+
+    A LeaderWorkerSet is two where its workers are other pods than its leaders: ``NAME`` and ``NAME-worker``.
+    """
+    found = of_kind(manifests, "Deployment")
+    for name, group in of_kind(manifests, "LeaderWorkerSet").items():
+        templates = group["spec"]["leaderWorkerTemplate"]
+        leader, worker = templates.get("leaderTemplate"), templates["workerTemplate"]
+        parts = {name: worker} if leader is None else {name: leader, f"{name}-worker": worker}
+        found |= {part: {**group, "spec": {"template": template}} for part, template in parts.items()}
+    return found
+
+
 def pod_of(deployment: Manifest) -> Manifest:
     """The specification of its pods."""
     pod: Manifest = deployment["spec"]["template"]["spec"]

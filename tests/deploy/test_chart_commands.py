@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL, label_value
-from tests.deploy.helm import CHART, EXAMPLES, NAMESPACE, container_of, of_kind, pod_of, render
-from twinfang.cli import _parser
+from tests.deploy.conftest import Parse
+from tests.deploy.helm import CHART, EXAMPLES, NAMESPACE, container_of, of_kind, pod_makers, pod_of, render
 from twinfang.commands import AUTOSCALE, DECODE, PREFILL, ROUTER, Command
-from twinfang.flags import resolve
 from wire.server import DRAIN_S, STOP_GRACE_S
 
 SET_BY_THE_CHART = {
@@ -24,47 +21,23 @@ SET_BY_THE_CHART = {
     *("shutdown-grace", "api-keys-file", "admin-token-file"),
     *("router-metrics", "prefill-metrics", "decode-metrics"),
     *("prefill-deployment", "decode-deployment", "apply"),
-    # A pod has one port that routers find, so one rank, and its group's others would be other pods.
     *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),
+    *("enable-expert-parallel", "nnodes", "node-rank", "dist-init-addr"),
     "state-file",  # its changes are one router's, and a pod's disk ends with it
 }
 
 
-@pytest.fixture
-def parse(bundled_model: Path, tmp_path: Path) -> Callable[[list[str]], argparse.Namespace]:
-    """Reads a container's arguments as the process does, with files of this machine for those of a pod."""
-    secret = tmp_path / "secret"
-    secret.touch()
-
-    def here(argument: str) -> str:
-        flag, _, value = argument.partition("=")
-        if value.startswith("/models"):
-            return f"{flag}={bundled_model}"
-        if value.startswith("/etc/twinfang/"):
-            return f"{flag}={secret}"
-        return argument.replace("$(POD_IP)", "10.0.0.1")
-
-    def parsed(arguments: list[str]) -> argparse.Namespace:
-        given, unknown = _parser().parse_known_args([here(argument) for argument in arguments])
-        assert unknown == []
-        return resolve(given.command.groups, given, {})
-
-    return parsed
-
-
 @pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")
-def test_every_container_runs_a_command_that_twinfang_takes(
-    example: Path | None, parse: Callable[[list[str]], argparse.Namespace]
-) -> None:
+def test_every_container_runs_a_command_that_twinfang_takes(example: Path | None, parse: Parse) -> None:
     manifests = render({}, *([example] if example else []))
-    for name, deployment in of_kind(manifests, "Deployment").items():
+    for name, deployment in pod_makers(manifests).items():
         container = container_of(deployment)
         assert container["args"][0] == name.partition("-")[0]
         parse(container["args"])
 
 
 def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
-    parse: Callable[[list[str]], argparse.Namespace],
+    parse: Parse,
 ) -> None:
     deployments = of_kind(render({"poolDefaults": {"drainSeconds": 77}}), "Deployment")
     for name in ("prefill-default", "decode-default"):
@@ -77,7 +50,7 @@ def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
         assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
 
 
-def test_pods_of_ipv6_listen_and_drain_there(parse: Callable[[list[str]], argparse.Namespace]) -> None:
+def test_pods_of_ipv6_listen_and_drain_there(parse: Parse) -> None:
     deployments = of_kind(render({"ipFamily": "IPv6", "autoscale": {"enabled": True}}), "Deployment")
     containers = {name: container_of(deployment) for name, deployment in deployments.items()}
     assert {parse(container["args"]).host for container in containers.values()} == {"::"}
@@ -87,9 +60,7 @@ def test_pods_of_ipv6_listen_and_drain_there(parse: Callable[[list[str]], argpar
 
 
 @pytest.mark.parametrize("flags", [{}, {"request-timeout": 900.5}])
-def test_routers_have_time_for_what_they_promise_to_wait_for(
-    flags: dict[str, Any], parse: Callable[[list[str]], argparse.Namespace]
-) -> None:
+def test_routers_have_time_for_what_they_promise_to_wait_for(flags: dict[str, Any], parse: Parse) -> None:
     gateway = {"enabled": True, "parentRefs": [{"name": "public"}]}
     manifests = render({"router": {"flags": flags}, "gateway": gateway})
     deployment = of_kind(manifests, "Deployment")["router"]
@@ -110,7 +81,7 @@ def test_no_deployment_is_given_up_while_a_model_may_still_load() -> None:
 
 
 def test_the_planner_reads_every_process_and_scales_the_two_deployments_if_told_to(
-    parse: Callable[[list[str]], argparse.Namespace],
+    parse: Parse,
 ) -> None:
     for apply in (False, True):
         manifests = render({"autoscale": {"enabled": True, "apply": apply}})
@@ -132,7 +103,7 @@ def test_the_planner_reads_every_process_and_scales_the_two_deployments_if_told_
 
 
 def test_values_of_flags_reach_the_command_line_as_they_are(
-    parse: Callable[[list[str]], argparse.Namespace],
+    parse: Parse,
 ) -> None:
     values = {
         "poolDefaults": {"flags": {"max-num-seqs": 100000, "dtype": "bfloat16", "sanitize": True}},
@@ -150,9 +121,7 @@ def test_values_of_flags_reach_the_command_line_as_they_are(
 
 
 @pytest.mark.parametrize("name", ["nemotron-h-8b", "org/Model@v2", "_x" * 40, "größe"])
-def test_routers_find_the_servers_of_their_release_and_model(
-    name: str, parse: Callable[[list[str]], argparse.Namespace]
-) -> None:
+def test_routers_find_the_servers_of_their_release_and_model(name: str, parse: Parse) -> None:
     volume = {"hostPath": {"path": "/srv/models"}}
     deployments = of_kind(render({"model": {"name": name, "directory": "m", "volume": volume}}), "Deployment")
     router = parse(container_of(deployments["router"])["args"])

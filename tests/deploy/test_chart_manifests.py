@@ -18,13 +18,14 @@ from tests.deploy.helm import (
     Manifest,
     container_of,
     of_kind,
+    pod_makers,
     pod_of,
     render,
     run_helm,
 )
 
 KUBERNETES_VERSIONS = ("1.27", "1.29", "1.31", "1.34", "1.37")
-CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
+CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "LeaderWorkerSet"}
 
 by_example = pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")
 
@@ -67,19 +68,22 @@ def test_helm_lints_it_without_a_warning(example: Path | None) -> None:
 @by_example
 def test_every_port_that_is_named_exists(example: Path | None) -> None:
     manifests = manifests_of(example)
-    deployments = of_kind(manifests, "Deployment")
+    deployments = pod_makers(manifests)
     for deployment in deployments.values():
         container = container_of(deployment)
-        names = {port["name"] for port in container["ports"]}
-        numbers = {port["containerPort"] for port in container["ports"]}
+        ports = container.get("ports", [])
+        names, numbers = {port["name"] for port in ports}, {port["containerPort"] for port in ports}
+        assert len(names) == len(numbers) == len(ports)
         probed = {port for probe in probes_of(container) for port in ports_of_probe(probe)}
         assert probed <= names | numbers
     for service in of_kind(manifests, "Service").values():
         targets = {port["targetPort"] for port in service["spec"]["ports"]}
         selected = [d for d in deployments.values() if is_selected(d, service["spec"]["selector"])]
         assert selected
-        for deployment in selected:
-            assert targets <= {port["name"] for port in container_of(deployment)["ports"]}
+        offered = [{port["name"] for port in container_of(deployment)["ports"]} for deployment in selected]
+        assert targets <= set.union(*offered), "some pod has each of its ports"
+        first = {target for target in targets if not target[-1].isdigit()}
+        assert all(first <= names for names in offered), "every pod has the first of each"
     services = of_kind(manifests, "Service")
     for monitor in of_kind(manifests, "ServiceMonitor").values():
         wanted = monitor["spec"]["selector"]["matchLabels"]
@@ -91,17 +95,18 @@ def test_every_port_that_is_named_exists(example: Path | None) -> None:
 @by_example
 def test_every_selector_selects_pods_of_the_release(example: Path | None) -> None:
     manifests = manifests_of(example)
-    deployments = list(of_kind(manifests, "Deployment").values())
+    deployments = list(pod_makers(manifests).values())
     for deployment in deployments:
-        own = deployment["spec"]["selector"]["matchLabels"]
-        assert [d for d in deployments if is_selected(d, own)] == [deployment]
+        if "selector" in deployment["spec"]:
+            own = deployment["spec"]["selector"]["matchLabels"]
+            assert [d for d in deployments if is_selected(d, own)] == [deployment]
         for spread in pod_of(deployment).get("topologySpreadConstraints", []):
             assert [d for d in deployments if is_selected(d, spread["labelSelector"]["matchLabels"])] == [
                 deployment
             ]
     for budget in of_kind(manifests, "PodDisruptionBudget").values():
         wanted = budget["spec"]["selector"]["matchLabels"]
-        assert len([d for d in deployments if is_selected(d, wanted)]) == 1
+        assert len({d["metadata"]["name"] for d in deployments if is_selected(d, wanted)}) == 1
     for policy in of_kind(manifests, "NetworkPolicy").values():
         assert [d for d in deployments if is_selected(d, policy["spec"]["podSelector"]["matchLabels"])]
 
@@ -110,7 +115,7 @@ def test_every_selector_selects_pods_of_the_release(example: Path | None) -> Non
 def test_whatever_an_object_refers_to_by_name_is_in_the_release(example: Path | None) -> None:
     manifests = manifests_of(example)
     accounts = {m["metadata"]["name"] for m in of_kind(manifests, "ServiceAccount").values()}
-    for deployment in of_kind(manifests, "Deployment").values():
+    for deployment in pod_makers(manifests).values():
         pod = pod_of(deployment)
         assert pod["serviceAccountName"] in accounts
         volumes = [volume["name"] for volume in pod["volumes"]]

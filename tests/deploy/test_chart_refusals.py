@@ -8,6 +8,7 @@ import pytest
 
 from tests.deploy.helm import Refusal, render
 
+GROUP = {"dataParallel": 4, "expertParallel": True, "leaderWorkerSet": {"size": 2}}
 DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"reference": "models/m:1"}}}
 
 
@@ -61,6 +62,47 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
             {"nixl": {"transports": "tcp"}, "poolDefaults": {"env": {"UCX_TLS": "rc"}}},
             "prefillPools.default.env.UCX_TLS: the chart sets this one itself",
         ),
+        ({"prefillPools": {"default": {"dataParallel": 2}}}, "'dataParallel' not allowed"),
+        ({"decodePools": {"default": {"flags": {"nnodes": 2}}}}, "'nnodes' not allowed"),
+        (
+            {"decodePools": {"default": {"flags": {"enable-expert-parallel": True}}}},
+            "'enable-expert-parallel' not allowed",
+        ),
+        ({"poolDefaults": {"leaderWorkerSet": {"size": 0}}}, "at '/poolDefaults/leaderWorkerSet/size'"),
+        (
+            {"prefillPools": {"default": {"tensorParallel": 6, "leaderWorkerSet": {"size": 4}}}},
+            "prefillPools.default.tensorParallel 6 can't be divided among the 4 pods of "
+            "leaderWorkerSet.size: choose a multiple of 4",
+        ),
+        (
+            {"decodePools": {"default": GROUP | {"dataParallel": 3, "tensorParallel": 2}}},
+            "decodePools.default.dataParallel 3 can't be divided among the 2 pods of leaderWorkerSet.size: "
+            "choose a multiple of 2; a data-parallel rank's tensorParallel processes are in one pod",
+        ),
+        (
+            {"decodePools": {"default": GROUP | {"expertParallel": False}}},
+            "decodePools.default.leaderWorkerSet.size 2: dataParallel ranks without expertParallel share",
+        ),
+        (
+            {"decodePools": {"default": {"expertParallel": True}}},
+            "decodePools.default.expertParallel: there is one rank, which has all experts; set dataParallel",
+        ),
+        (
+            {"decodePools": {"default": GROUP | {"dataParallel": 200}}},
+            "decodePools.default.dataParallel 200: a pod has 64 servers at most, not 100; set leaderWorker",
+        ),
+        (
+            {"decodePools": {"default": GROUP | {"strategy": {"type": "Recreate"}}}},
+            "decodePools.default.strategy.type Recreate: a LeaderWorkerSet knows RollingUpdate alone",
+        ),
+        (
+            {"fullnameOverride": "c" * 30, "decodePools": {"of-many-letters": GROUP}},
+            "-decode-of-many-letters has a name of 53 characters, and with the numbers of its pods there is",
+        ),
+        (
+            {"autoscale": {"enabled": True, "apply": True}, "decodePools": {"default": GROUP}},
+            "autoscale.apply: it scales Deployments whose pods are one server each, and decodePools.default",
+        ),
         ({"fullnameOverride": "Chat_1"}, "'Chat_1' does not match"),
         ({"poolDefaults": {"sharedMemory": None}}, "missing property 'sharedMemory'"),
         ({"router": None}, "missing property 'router'"),
@@ -84,6 +126,12 @@ def test_a_map_that_is_left_empty_is_an_empty_map(part: str) -> None:
     """As in a file of values whose lines below the name are commented out."""
     autoscale = {"enabled": True} if part == "env" else {"enabled": True, part: None}
     render({"router": {part: None}, "poolDefaults": {part: None}, "autoscale": autoscale})
+
+
+def test_pools_that_say_nothing_of_groups_are_none() -> None:
+    assert "LeaderWorkerSet" not in {
+        one["kind"] for one in render({"poolDefaults": {"leaderWorkerSet": None}})
+    }
 
 
 def test_an_image_volume_needs_a_version_of_kubernetes_that_has_them() -> None:

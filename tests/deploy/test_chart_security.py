@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.helm import EXAMPLES, Manifest, container_of, of_kind, pod_of, render
+from tests.deploy.helm import EXAMPLES, Manifest, container_of, of_kind, pod_makers, pod_of, render
 
 NOBODY = {"kubernetes.io/metadata.name": "elsewhere"}
 MONITORING = {"kubernetes.io/metadata.name": "monitoring"}
 SERVER_PORTS = {"prefill": (8100, 18100), "decode": (8200, 18200)}
 UCX_PORTS = (20000, 20999)
+MEETING_PORT, ANY_PORT = 8290, 45678
+"""Where ranks of one group meet, and one of those that they choose themselves."""
 
 by_example = pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")
 
@@ -30,7 +32,7 @@ def locks_memory(example: Path | None) -> bool:
 
 @by_example
 def test_pods_have_no_privileges_but_the_one_that_is_asked_for(example: Path | None) -> None:
-    for name, deployment in of_kind(manifests_of(example), "Deployment").items():
+    for name, deployment in pod_makers(manifests_of(example)).items():
         pod, container = pod_of(deployment), container_of(deployment)
         asked = name.startswith(("prefill", "decode")) and locks_memory(example)
         security: dict[str, Any] = pod["securityContext"] | container["securityContext"]
@@ -50,7 +52,7 @@ def test_the_router_may_watch_pods_and_nothing_else_and_servers_have_no_token(ex
     assert not {"ClusterRole", "ClusterRoleBinding"} & {manifest["kind"] for manifest in manifests}
     (binding,) = of_kind(manifests, "RoleBinding").values()
     (subject,) = binding["subjects"]
-    for name, deployment in of_kind(manifests, "Deployment").items():
+    for name, deployment in pod_makers(manifests).items():
         is_router = name == "router"
         assert pod_of(deployment)["automountServiceAccountToken"] is is_router
         assert (pod_of(deployment)["serviceAccountName"] == subject["name"]) is is_router
@@ -67,6 +69,30 @@ def test_servers_take_requests_from_routers_state_from_each_other_and_scrapes_fr
         assert reach.ports_from_namespace(NOBODY, server) == set()
         assert reach.ports_from_namespace(MONITORING, server) == {metrics_port}
         assert reach.ports(server, "router") == set(), "servers never call routers"
+
+
+def test_ranks_of_a_group_reach_each_other_everywhere_and_others_at_their_state_alone() -> None:
+    spread = {"tensorParallel": 4, "leaderWorkerSet": {"size": 2}}
+    reach = Reach(render({"decodePools": {"default": spread}, "prefillPools": {"default": spread}}))
+    for role, other in (("decode", "prefill"), ("prefill", "decode")):
+        grpc_port, _ = SERVER_PORTS[role]
+        for source, target in ((role, f"{role}-worker"), (f"{role}-worker", role)):
+            assert {MEETING_PORT, ANY_PORT, *UCX_PORTS} <= reach.ports(source, target)
+        for source in (other, f"{other}-worker"):
+            assert reach.ports(source, role) == {grpc_port, *UCX_PORTS}
+            assert set(UCX_PORTS) <= reach.ports(source, f"{role}-worker")
+            assert not {MEETING_PORT, ANY_PORT} & reach.ports(source, f"{role}-worker")
+        assert reach.ports("router", f"{role}-worker") == set()
+        assert reach.ports_from_namespace(NOBODY, f"{role}-worker") == set()
+
+
+def test_every_server_of_a_pod_is_reached_by_those_who_reach_its_first() -> None:
+    reach = Reach(render({"decodePools": {"default": {"dataParallel": 3, "expertParallel": True}}}))
+    grpc_ports, metrics_ports = {8200, 8201, 8202}, {18200, 18201, 18202}
+    tried = {*grpc_ports, 8203, *metrics_ports, 18203, MEETING_PORT}
+    assert reach.ports("router", "decode", tried) == grpc_ports
+    assert reach.ports("prefill", "decode", tried) == grpc_ports
+    assert reach.ports_from_namespace(MONITORING, "decode", tried) == metrics_ports
 
 
 def test_the_planner_may_scale_the_two_deployments_and_reads_metrics() -> None:
@@ -125,18 +151,22 @@ class Reach:
 
     def __init__(self, manifests: list[Manifest]) -> None:
         self._policies = [policy["spec"] for policy in of_kind(manifests, "NetworkPolicy").values()]
-        pods = [one["spec"]["template"] for one in of_kind(manifests, "Deployment").values()]
+        pods = [one["spec"]["template"] for one in pod_makers(manifests).values()]
         found = [pod["metadata"]["labels"] for pod in pods]
         self._labels = {labels["app.kubernetes.io/component"]: labels for labels in found}
 
-    def ports(self, source: str, target: str) -> set[int]:
-        """Of the target's own and UCX's, between two components of the release."""
+    def ports(self, source: str, target: str, tried: Iterable[int] = ()) -> set[int]:
+        """Of those ``tried``, or of the target's own and UCX's, between two components of the release."""
         out = self._allowed("egress", "to", self._labels[source], self._labels[target])
         into = self._allowed("ingress", "from", self._labels[target], self._labels[source])
-        return _open(target, out) & _open(target, into)
+        tried = tried or _usual(target)
+        return _open(tried, out) & _open(tried, into)
 
-    def ports_from_namespace(self, namespace: dict[str, str], target: str) -> set[int]:
-        return _open(target, self._allowed("ingress", "from", self._labels[target], {}, namespace))
+    def ports_from_namespace(
+        self, namespace: dict[str, str], target: str, tried: Iterable[int] = ()
+    ) -> set[int]:
+        allowed = self._allowed("ingress", "from", self._labels[target], {}, namespace)
+        return _open(tried or _usual(target), allowed)
 
     def _allowed(
         self,
@@ -154,12 +184,18 @@ class Reach:
             for policy in policies
             for rule in policy[direction]
             if other_end not in rule or any(_is_peer(peer, other, namespace) for peer in rule[other_end])
-            for port in rule["ports"]
+            for port in rule.get("ports", [{"port": 1, "endPort": 65535}])
         ]
 
 
-def _open(target: str, allowed: Iterable[Manifest]) -> set[int]:
-    tried = {*SERVER_PORTS[target], *UCX_PORTS} if target in SERVER_PORTS else {8000, 18300}
+def _usual(target: str) -> set[int]:
+    role = target.removesuffix("-worker")
+    if role in SERVER_PORTS:
+        return {*SERVER_PORTS[role], *UCX_PORTS, MEETING_PORT, ANY_PORT}
+    return {8000, 18300}
+
+
+def _open(tried: Iterable[int], allowed: list[Manifest]) -> set[int]:
     return {
         number
         for number in tried

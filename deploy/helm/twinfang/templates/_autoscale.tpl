@@ -18,7 +18,9 @@ app.kubernetes.io/component: autoscale
 - --metrics-port=18300
 - --router-metrics=http://{{ $name }}-router-metrics:8000/metrics
 {{- range $role := list "prefill" "decode" }}
-- --{{ $role }}-metrics=http://{{ $name }}-{{ $role }}:{{ include "twinfang.serverMetricsPort" $role }}/metrics
+{{- range $i := until (include "twinfang.mostServers" (dict "root" $ "role" $role) | int) }}
+- --{{ $role }}-metrics=http://{{ $name }}-{{ $role }}:{{ add (include "twinfang.serverMetricsPort" $role | int) $i }}/metrics
+{{- end }}
 {{- if $.Values.autoscale.apply }}
 - --{{ $role }}-deployment={{ include "twinfang.onlyPool" (dict "root" $ "role" $role) }}
 {{- end }}

@@ -71,6 +71,7 @@
 {{/* The same of one pool: of its dictionary. */}}
 {{- define "twinfang.poolChecks" -}}
 {{- include "twinfang.strategyChecks" (dict "where" (printf "%sPools.%s" .role .name) "strategy" .pool.strategy) -}}
+{{- include "twinfang.groupChecks" . -}}
 {{- $taken := fromYamlArray (include "twinfang.serverEnvironment" (dict "root" .root "pool" (dict "env" dict))) -}}
 {{- range $one := $taken -}}
 {{- if hasKey ($.pool.env | default dict) $one.name -}}

@@ -1,4 +1,7 @@
-{{/* How many pods of one kind may be evicted at a time: of a dictionary with root, name, selector and budget. */}}
+{{/*
+How many pods of one kind may be evicted at a time: of a dictionary with root, name, selector and budget, and isGroup of pods
+that end together: what is left of a group that is down already may go, too.
+*/}}
 {{- define "twinfang.disruptionBudget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -8,6 +11,9 @@ metadata:
   labels: {{- include "twinfang.labels" .root | nindent 4 }}
 spec:
   maxUnavailable: {{ .budget.maxUnavailable }}
+  {{- if .isGroup }}
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  {{- end }}
   selector:
     matchLabels: {{- .selector | nindent 6 }}
 {{- end -}}

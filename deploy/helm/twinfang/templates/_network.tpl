@@ -14,10 +14,29 @@ matchExpressions:
     values: [prefill, decode]
 {{- end -}}
 
+{{/* The same, and pods that have a part of a server: other servers read its state there, and it reads theirs. */}}
+{{- define "twinfang.rankPeers" -}}
+matchLabels: {{- include "twinfang.selector" . | nindent 2 }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [prefill, prefill-worker, decode, decode-worker]
+{{- end -}}
+
 {{/* By number: not every network plugin knows names of ports in egress rules. */}}
 {{- define "twinfang.grpcPorts" -}}
-- port: {{ include "twinfang.serverPort" "prefill" }}
-- port: {{ include "twinfang.serverPort" "decode" }}
+{{ include "twinfang.policyPorts" (dict "root" . "role" "prefill" "of" "twinfang.serverPort") }}
+{{ include "twinfang.policyPorts" (dict "root" . "role" "decode" "of" "twinfang.serverPort") }}
+{{- end -}}
+
+{{/* Of all servers of a pod: of a dictionary with root, role and of, which says what its first one's port is. */}}
+{{- define "twinfang.policyPorts" -}}
+{{- $first := include .of .role | int -}}
+{{- $number := include "twinfang.mostServers" . | int -}}
+- port: {{ $first }}
+{{- if gt $number 1 }}
+  endPort: {{ sub (add $first $number) 1 }}
+{{- end }}
 {{- end -}}
 
 {{/* Between servers: handshakes and leases over gRPC, and what UCX listens on. RDMA passes by all policies. */}}
@@ -29,8 +48,8 @@ matchExpressions:
 {{- end -}}
 
 {{- define "twinfang.metricsPorts" -}}
-- port: {{ include "twinfang.serverMetricsPort" "prefill" }}
-- port: {{ include "twinfang.serverMetricsPort" "decode" }}
+{{ include "twinfang.policyPorts" (dict "root" . "role" "prefill" "of" "twinfang.serverMetricsPort") }}
+{{ include "twinfang.policyPorts" (dict "root" . "role" "decode" "of" "twinfang.serverMetricsPort") }}
 {{- end -}}
 
 {{/* Who reads metrics: Prometheus, and the planner of pool sizes. */}}

@@ -45,10 +45,7 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "twinfang.labels" .root | nindent 4 }}
 spec:
-  scaleTargetRef:
-    apiVersion: apps/v1
-    kind: Deployment
-    name: {{ include "twinfang.poolName" . }}
+  scaleTargetRef: {{- include "twinfang.scaleTarget" . | nindent 4 }}
   minReplicas: {{ .pool.autoscaling.minReplicas }}
   maxReplicas: {{ .pool.autoscaling.maxReplicas }}
   metrics:
@@ -74,8 +71,7 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "twinfang.labels" .root | nindent 4 }}
 spec:
-  scaleTargetRef:
-    name: {{ include "twinfang.poolName" . }}
+  scaleTargetRef: {{- include "twinfang.scaleTarget" . | nindent 4 }}
   pollingInterval: {{ .root.Values.keda.pollingIntervalSeconds }}
   minReplicaCount: {{ .pool.autoscaling.minReplicas }}
   maxReplicaCount: {{ .pool.autoscaling.maxReplicas }}

@@ -1,6 +1,9 @@
-{{/* A pool of prefill or decode servers. All take a dictionary with root, role, name and pool. */}}
+{{/*
+A pool of prefill or decode servers. All take a dictionary with root, role, name and pool; see _group.tpl for pods that have
+several servers, or a part of one.
+*/}}
 
-{{/* gRPC port by role; metrics are 10,000 above, as the servers have it by default. */}}
+{{/* gRPC port by role, of a pod's first server; metrics are 10,000 above, as the servers have it by default. */}}
 {{- define "twinfang.serverPort" -}}
 {{- ternary 8100 8200 (eq . "prefill") -}}
 {{- end -}}
@@ -15,18 +18,23 @@
 
 {{- define "twinfang.poolSelector" -}}
 {{ include "twinfang.selector" .root }}
-app.kubernetes.io/component: {{ .role }}
+app.kubernetes.io/component: {{ include "twinfang.component" . }}
 twinfang.io/pool: {{ .name | quote }}
 {{- end -}}
 
-{{/* Of its pods: router discovery goes by them. */}}
+{{/* Of its pods: router discovery goes by role, model and port. */}}
 {{- define "twinfang.serverLabels" -}}
 {{ include "twinfang.podLabels" .root }}
-app.kubernetes.io/component: {{ .role }}
+app.kubernetes.io/component: {{ include "twinfang.component" . }}
 twinfang.io/pool: {{ .name | quote }}
+{{- if not .part }}
 twinfang.io/role: {{ .role }}
 twinfang.io/model: {{ include "twinfang.modelLabel" .root | quote }}
-twinfang.io/port: {{ include "twinfang.serverPort" .role | quote }}
+twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
+{{- end }}
+{{- if include "twinfang.isGroup" . }}
+{{ include "twinfang.groupLabel" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "twinfang.serverArguments" -}}
@@ -42,6 +50,18 @@ twinfang.io/port: {{ include "twinfang.serverPort" .role | quote }}
 - {{ printf "--served-model-name=%s" (include "twinfang.model" .root) | quote }}
 - --device={{ .pool.device }}
 - --tensor-parallel={{ .pool.tensorParallel }}
+{{- if include "twinfang.spansPods" . }}
+- --nnodes={{ include "twinfang.groupSize" . }}
+{{- end }}
+{{- if gt (include "twinfang.dataParallel" . | int) 1 }}
+- --data-parallel-size={{ include "twinfang.dataParallel" . }}
+{{- end }}
+{{- if .pool.expertParallel }}
+- --enable-expert-parallel
+{{- end }}
+{{- if gt (include "twinfang.serversPerPod" . | int) 1 }}
+- --probe-port={{ include "twinfang.probePort" . }}
+{{- end }}
 {{- with $values.speculative }}
 {{- if .tokens }}
 - --speculative={{ .tokens }}
@@ -89,7 +109,7 @@ compares types, and has refused numbers.
 {{- $resources := .pool.resources | default dict | deepCopy -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- if eq .pool.device "cuda" -}}
-{{- $_ := set $limits .pool.gpuResource (toString .pool.tensorParallel) -}}
+{{- $_ := set $limits .pool.gpuResource (include "twinfang.gpusPerPod" .) -}}
 {{- end -}}
 {{- with .root.Values.nixl -}}
 {{- if .rdmaResource -}}
@@ -115,28 +135,59 @@ capabilities:
 
 {{/*
 gRPC's health service says NOT_SERVING while a server drains and stops, which must not restart it: liveness asks
-the HTTP port, whose own thread answers from the start on.
+the HTTP port, whose own thread answers from the start on. A kubelet looks at one port: of several servers, whoever
+started them tells whether all are ready, and starts anew what ends. A part of a server has nothing to ask: it ends
+when its server does.
 */}}
 {{- define "twinfang.serverProbes" -}}
-startupProbe:
-  grpc:
-    port: {{ include "twinfang.serverPort" .role }}
+{{- $alone := eq (include "twinfang.serversPerPod" . | int) 1 -}}
+startupProbe: {{- include "twinfang.serverReadiness" . | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: {{ div (add .pool.startTimeoutSeconds 4) 5 }}
-readinessProbe:
-  grpc:
-    port: {{ include "twinfang.serverPort" .role }}
+readinessProbe: {{- include "twinfang.serverReadiness" . | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
 livenessProbe:
   httpGet:
     path: /healthz
-    port: metrics
+    port: {{ ternary "metrics" "probes" $alone }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
+{{- end -}}
+
+{{- define "twinfang.serverReadiness" -}}
+{{- if eq (include "twinfang.serversPerPod" . | int) 1 -}}
+grpc:
+  port: {{ include "twinfang.serverPort" .role }}
+{{- else -}}
+httpGet:
+  path: /readyz
+  port: probes
+{{- end -}}
+{{- end -}}
+
+{{- define "twinfang.containerPorts" -}}
+- name: grpc
+  containerPort: {{ include "twinfang.serverPort" .role }}
+- name: metrics
+  containerPort: {{ include "twinfang.serverMetricsPort" .role }}
+{{- range $i := untilStep 1 (include "twinfang.serversPerPod" . | int) 1 }}
+- name: grpc-{{ $i }}
+  containerPort: {{ add (include "twinfang.serverPort" $.role | int) $i }}
+- name: metrics-{{ $i }}
+  containerPort: {{ add (include "twinfang.serverMetricsPort" $.role | int) $i }}
+{{- end }}
+{{- if gt (include "twinfang.serversPerPod" . | int) 1 }}
+- name: probes
+  containerPort: {{ include "twinfang.probePort" . }}
+{{- end }}
+{{- if include "twinfang.isGroup" . }}
+- name: meeting
+  containerPort: {{ include "twinfang.meetingPort" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "twinfang.serverPod" -}}
@@ -160,22 +211,16 @@ containers:
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     args: {{- include "twinfang.serverArguments" . | nindent 6 }}
     env: {{- include "twinfang.serverEnvironment" . | nindent 6 }}
-    ports:
-      - name: grpc
-        containerPort: {{ include "twinfang.serverPort" .role }}
-      - name: metrics
-        containerPort: {{ include "twinfang.serverMetricsPort" .role }}
+    {{- if not .part }}
+    ports: {{- include "twinfang.containerPorts" . | nindent 6 }}
     {{- include "twinfang.serverProbes" . | nindent 4 }}
+    {{- end }}
     # Routers that see the pod being deleted have its requests move; this waits until nothing is left, or its time
     # is over. Then comes SIGTERM.
     lifecycle:
       preStop:
         exec:
-          command:
-            - twinfang
-            - drain
-            - {{ printf "--server=%s:%s" (ternary "[::1]" "127.0.0.1" (eq .root.Values.ipFamily "IPv6")) (include "twinfang.serverPort" .role) | quote }}
-            - --timeout={{ .pool.drainSeconds }}
+          command: {{- include "twinfang.drainCommand" . | nindent 12 }}
     resources: {{- include "twinfang.serverResources" . | nindent 6 }}
     securityContext: {{- include "twinfang.serverSecurity" . | nindent 6 }}
     volumeMounts:
@@ -202,6 +247,16 @@ volumes:
   {{- end }}
 {{- end -}}
 
+{{/* What pods are made from, in Deployments and LeaderWorkerSets. */}}
+{{- define "twinfang.serverTemplate" -}}
+metadata:
+  labels: {{- include "twinfang.serverLabels" . | nindent 4 }}
+  {{- with .pool.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec: {{- include "twinfang.serverPod" . | nindent 2 }}
+{{- end -}}
+
 {{- define "twinfang.serverDeployment" -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -221,11 +276,5 @@ spec:
   progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds 600 }}
   selector:
     matchLabels: {{- include "twinfang.poolSelector" . | nindent 6 }}
-  template:
-    metadata:
-      labels: {{- include "twinfang.serverLabels" . | nindent 8 }}
-      {{- with .pool.podAnnotations }}
-      annotations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-    spec: {{- include "twinfang.serverPod" . | nindent 6 }}
+  template: {{- include "twinfang.serverTemplate" . | nindent 4 }}
 {{- end -}}
