@@ -133,9 +133,12 @@ class DecodeService:
         self._is_draining = message.is_draining
         log.info("draining" if message.is_draining else "serving again: draining was taken back")
         for stream in self._open_streams:
-            stream.tell(DrainNews(message.is_draining))
+            stream.tell(self._drain_news())
         if message.is_draining and message.lets_go:
             await self._let_go()
+
+    def _drain_news(self) -> DrainNews:
+        return DrainNews(self._is_draining, self._incarnation)
 
     async def _let_go(self) -> bool:
         """Whether there was anything to let go. A server of both roles has nobody who could read from it."""
@@ -156,7 +159,7 @@ class DecodeService:
     async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         """Serves one router until it goes away; then all its requests are cancelled."""
         stream = RouterStream()
-        stream.tell(DrainNews(self._is_draining))  # it may have changed since the router asked
+        stream.tell(self._drain_news())  # it may have changed since the router asked
         self._open_streams.add(stream)
         reader = asyncio.create_task(self._read(requests, stream))
         try:

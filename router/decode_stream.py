@@ -140,13 +140,7 @@ class DecodeStream:
         self.connect_peers(self._prefill_addresses(info))
         writer = asyncio.create_task(self._write(stream))
         try:
-            while (data := await stream.read()) is not grpc.aio.EOF:
-                news = decode_stream_reply(data)
-                if isinstance(news, DrainNews):
-                    self.drain.heard(news.is_draining)
-                    continue
-                self._deliver(news)
-            self._connection.failed("it ended the stream")
+            self._connection.failed(await self._read(stream, info))
         except grpc.aio.AioRpcError as error:
             self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
         except TwinfangError as error:
@@ -159,6 +153,18 @@ class DecodeStream:
                 f"the connection to the decode server at {self.address} was lost while it answered; "
                 "send the request again"
             )
+
+    async def _read(self, stream: Any, info: ServerInfo) -> str:
+        """Until the stream is of no more use; says why."""
+        while (data := await stream.read()) is not grpc.aio.EOF:
+            news = decode_stream_reply(data)
+            if not isinstance(news, DrainNews):
+                self._deliver(news)
+            elif news.incarnation == info.incarnation:
+                self.drain.heard(news.is_draining)
+            else:  # a call that no server had taken yet goes to the next process by itself
+                return "it was restarted while this router connected to it"
+        return "it ended the stream"
 
     async def _write(self, stream: Any) -> None:
         try:

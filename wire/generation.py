@@ -187,9 +187,11 @@ class SetDraining:
 
 @message
 class DrainNews:
-    """Tells each router on its stream, at once, that a decode server drains, or does so no longer."""
+    """Tells each router on its stream, first and whenever it changes, whether a decode server drains."""
 
     is_draining: bool
+    incarnation: str
+    """Of the process that has the stream: maybe not the one that was asked who it is just before."""
 
 
 @message

@@ -19,6 +19,7 @@ from wire.errors import TwinfangError
 from wire.generation import (
     Cancel,
     ConnectPeers,
+    DrainNews,
     Empty,
     ErrorReply,
     PrefillReply,
@@ -226,6 +227,7 @@ class ScriptedDecode(Scripted):
             outgoing.put_nowait(encode(Outbox(outputs).take()))
 
         self.send = send
+        outgoing.put_nowait(encode(DrainNews(self.info.is_draining, self.info.incarnation)))
 
         async def read() -> None:
             async for data in requests:

@@ -95,6 +95,32 @@ async def test_it_connects_again_to_a_server_that_comes_back_as_another_one():
     await server.stop()
 
 
+async def test_a_stream_that_another_process_took_than_said_who_it_is_is_opened_anew():
+    """A server that restarts in between: gRPC sends a call that nobody had taken to the next process."""
+    server = ScriptedDecode(server_info("decode", incarnation="first"), script=saying([5]))
+    await server.start()
+    opened = []
+    takes = server.stream
+
+    async def restarts(requests, context):
+        opened.append(server.info.incarnation)
+        server.info = server_info("decode", incarnation="second")
+        async for data in takes(requests, context):
+            yield data
+
+    server.stream = restarts
+    await server.stop()
+    await server.start()
+    stream = await connected(server)
+    await until(lambda: stream.info is not None and stream.info.incarnation == "second")
+    assert opened == ["first", "second"]
+    outputs = Received("a")
+    stream.submit(submit("a"), outputs)
+    await until(lambda: outputs and outputs[-1].token_ids == (5,))
+    await stream.close()
+    await server.stop()
+
+
 async def test_a_server_that_answers_nonsense_is_left_and_tried_again():
     server = ScriptedDecode(server_info("decode"))
     await server.start()
