@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.weights import WHOLE, Part
+from engine.weights import WHOLE, OneOf, Part
 from kernels.quantized_weight import QuantizedWeight
 
 CHUNK = 1 << 20
@@ -105,10 +105,10 @@ class DummyWeights:
         return tensor
 
     def take_weight(
-        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
         """A new weight; quantised ones have a power of two as the scale of all, so that dividing is exact."""
-        name = f"{layer}.weight"
+        name = f"{layer}.weight" if of is None else f"{layer}.{of.index}.weight"
         scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
         if scheme is None:
             return self.take(name, shape, part=part)
@@ -123,6 +123,9 @@ class DummyWeights:
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def is_quantized(self, layer: str) -> bool:
+        return self.quantization is not None and self.quantization.scheme_of(layer) is not None
 
     def number(self, *names: str, default: float) -> float:
         return default

@@ -44,6 +44,31 @@ class StoredTensors(Protocol):
     def path_of(self, name: str) -> Path: ...
 
 
+class OneOfStack:
+    """One layer of several whose tensors are stacked ``[layers, ...]``, as if it stood alone.
+
+    Scales may be of each layer, or one of all.
+    """
+
+    def __init__(self, stacked: StoredTensors, index: int, size: int) -> None:
+        self._stacked = stacked
+        self._index = index
+        self._size = size
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stacked and not name.endswith(".weight_shape")  # of the stack
+
+    def stored_dtype(self, name: str) -> str | None:
+        return self._stacked.stored_dtype(name)
+
+    def stored(self, name: str) -> Tensor:
+        tensor = self._stacked.stored(name)
+        return tensor[self._index] if tensor.ndim > 0 and len(tensor) == self._size else tensor
+
+    def path_of(self, name: str) -> Path:
+        return self._stacked.path_of(name)
+
+
 def is_quantized(tensors: StoredTensors, layer: str) -> bool:
     """Whether the weight of a linear layer is stored in bytes, whatever the configuration says."""
     return f"{layer}.weight_packed" in tensors or tensors.stored_dtype(f"{layer}.weight") in _STORED

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.model_config import ModelConfig
 from engine.models import build_model
 from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import WHOLE, Part
+from engine.weights import WHOLE, OneOf, Part
 from kernels.quantized_weight import QuantizedWeight
 
 
@@ -58,7 +58,7 @@ class CountedWeights:
         return tensor
 
     def take_weight(
-        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
         scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
         if scheme is None:
@@ -68,6 +68,9 @@ class CountedWeights:
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def is_quantized(self, layer: str) -> bool:
+        return self.quantization is not None and self.quantization.scheme_of(layer) is not None
 
     def number(self, *names: str, default: float) -> float:
         return default

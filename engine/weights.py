@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.quantization import Quantization
-from engine.quantized_tensors import UNUSED_SUFFIXES, is_quantized, quantized_weight
+from engine.quantized_tensors import UNUSED_SUFFIXES, OneOfStack, is_quantized, quantized_weight
 from kernels.quantized_weight import QuantizedWeight
 from wire.errors import ModelLoadError
 from wire.layout import Ranges
@@ -110,6 +110,14 @@ def of_inputs(*ranges: tuple[int, int]) -> Part:
     return Part(1, ranges)
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """One of several layers whose weights are one tensor."""
+
+    index: int
+    size: int
+
+
 class Weights(Protocol):
     """Where a model takes its tensors from, by their published names."""
 
@@ -134,11 +142,15 @@ class Weights(Protocol):
         ...
 
     def take_weight(
-        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
         """The weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it: in the model's dtype, or
-        quantised where it is stored so.
+        quantised where it is stored so. ``of``: the layer's tensors are those of several, all quantised.
         """
+        ...
+
+    def is_quantized(self, layer: str) -> bool:
+        """Whether :meth:`take_weight` of it is."""
         ...
 
     def number(self, *names: str, default: float) -> float:
@@ -210,18 +222,23 @@ class WeightFiles:
         return tensor.to(self.device, dtype or self.dtype)
 
     def take_weight(
-        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
         """See :meth:`Weights.take_weight`; raises :class:`ModelLoadError` as :meth:`take`."""
-        is_stored_so = is_quantized(self, layer)
+        is_stored_so = self.is_quantized(layer)
         self._warn_if_unexpected(layer, is_stored_so)
         if not is_stored_so:
             return self.take(f"{layer}.weight", shape, part=part)
-        weight = quantized_weight(self, layer, shape, self.quantization)
+        source = self if of is None else OneOfStack(self, of.index, of.size)
+        weight = quantized_weight(source, layer, shape, self.quantization)
         if not part.is_all_of(shape):
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight.to(self.device)
+
+    def is_quantized(self, layer: str) -> bool:
+        """See :meth:`Weights.is_quantized`."""
+        return is_quantized(self, layer)
 
     def _warn_if_unexpected(self, layer: str, is_stored_so: bool) -> None:
         """Once: ``twinfang plan`` knows nothing but the configuration."""

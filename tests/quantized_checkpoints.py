@@ -67,13 +67,19 @@ def write_quantized(source: Path, directory: Path, name: str, *, excluded: tuple
     quantized, unquantized, left = dict(tensors), dict(tensors), []
     for key, tensor in tensors.items():
         layer, _, kind = key.rpartition(".")
-        if kind != "weight" or tensor.ndim != 2:
+        if kind != "weight" or tensor.ndim not in (2, 3) or "conv1d" in layer:
             continue
         if any(part in f"{layer}." for part in (*NEVER_QUANTIZED, *excluded)):
             left.append(layer)
             continue
-        weight = quantize(tensor, form.stored, form.block)
         del quantized[key]
+        if tensor.ndim == 3:  # of all experts
+            weights = [quantize(one, form.stored, form.block) for one in tensor]
+            written = [form.write(layer, weight) for weight in weights]
+            quantized |= {name: torch.stack([one[name] for one in written]) for name in written[0]}
+            unquantized[key] = torch.stack([weight.dequantized() for weight in weights])
+            continue
+        weight = quantize(tensor, form.stored, form.block)
         quantized |= form.write(layer, weight)
         unquantized[key] = weight.dequantized()
         if form.has_kv_scales and layer.endswith(".k_proj"):

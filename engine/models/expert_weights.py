@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.mixer_config import MoeConfig
 from engine.models.linear import StoredWeights, joined, stored_alike
 from engine.tensor_parallel import TensorParallel
-from engine.weights import Part, Weights, of_inputs, of_outputs
+from engine.weights import OneOf, Part, Weights, of_inputs, of_outputs
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ExpertNames:
 
     stacked: tuple[str, str]
     """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; of gated experts the ups are
-    ``[E, 2 I, size]``, gates before ups."""
+    ``[E, 2 I, size]``, gates before ups. Those called ``….weight`` may be quantised."""
     inputs: tuple[str, ...] = ()
     """One by one, ``experts.{e}.{input}.weight``: up, or gate and up. Empty: all are always stacked."""
     output: str = "down_proj"
@@ -41,6 +41,8 @@ def load_experts(
     held, is_whole = tp.experts.share(config.num_experts), tp.experts.size > 1
     share = range(config.intermediate_size) if is_whole else tp.share(config.intermediate_size)
     part = share.start, share.stop
+    if _are_quantized(weights, prefix, names.stacked):
+        return _quantized_stacks(config, size, weights, prefix, held, part, names.stacked)
     if not names.inputs or prefix + names.stacked[0] in weights:
         return _stacked(config, size, weights, prefix, held if is_whole else None, part, names.stacked)
     up_shape, down_shape = (config.intermediate_size, size), (size, config.intermediate_size)
@@ -50,6 +52,31 @@ def load_experts(
         up = [weights.take_weight(one + name, up_shape, part=of_outputs(part)) for name in names.inputs]
         ups.append(joined(up, weights.dtype))
         downs.append(weights.take_weight(one + names.output, down_shape, part=of_inputs(part)))
+    return stored_alike(ups, weights.dtype), stored_alike(downs, weights.dtype)
+
+
+def _are_quantized(weights: Weights, prefix: str, names: tuple[str, str]) -> bool:
+    layers = [prefix + name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    return bool(layers) and any(map(weights.is_quantized, layers))
+
+
+def _quantized_stacks(
+    config: MoeConfig,
+    size: int,
+    weights: Weights,
+    prefix: str,
+    held: range,
+    part: tuple[int, int],
+    names: tuple[str, str],
+) -> tuple[StoredWeights, StoredWeights]:
+    """``part`` of the inner channels of the experts ``held``."""
+    inner, (start, stop) = config.intermediate_size, part
+    up, down = (prefix + name.removesuffix(".weight") for name in names)
+    num_inputs = 2 if config.activation == "silu_gated" else 1
+    up_part = of_outputs(*((i * inner + start, i * inner + stop) for i in range(num_inputs)))
+    places = [OneOf(expert, config.num_experts) for expert in held]
+    ups = [weights.take_weight(up, (num_inputs * inner, size), part=up_part, of=one) for one in places]
+    downs = [weights.take_weight(down, (size, inner), part=of_inputs(part), of=one) for one in places]
     return stored_alike(ups, weights.dtype), stored_alike(downs, weights.dtype)
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.expert_parallel import ExpertParallel
 from engine.models import load_model, read_config
+from engine.models.expert_weights import load_experts
+from engine.models.families.granite_moe_hybrid import MOE_NAMES
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weight_size import weight_bytes
+from engine.weights import WeightFiles
 from kernels.quantized_linear import QuantizedLinear
+from kernels.quantized_weight import QuantizedWeight
 from tests.engine.model_layers import linears
 from tests.engine.sequences import Driver, Sequence
 from tests.families import CASES, family_logits, make_family_checkpoint
@@ -47,3 +52,25 @@ def test_logits_are_those_of_transformers_on_the_dequantised_checkpoint(checkpoi
 def test_the_size_by_configuration_counts_bytes(checkpoint):
     quantised, plain = (read_config(path) for path in (checkpoint, dequantized(checkpoint)))
     assert weight_bytes(quantised) < 0.75 * weight_bytes(plain)
+
+
+@pytest.mark.parametrize("name", ["compressed fp8 channel", "modelopt", "packed int8 group", "block fp8"])
+@pytest.mark.parametrize(
+    "ranks",
+    [ALONE, TensorParallel(1, 2), TensorParallel(1, 2, experts=ExpertParallel(1, 2, tp_rank=1, tp_size=2))],
+    ids=["alone", "second of two", "half of the experts"],
+)
+def test_experts_in_one_tensor_stay_quantised_each_with_its_scales(tmp_path, name, ranks):
+    source = make_family_checkpoint(tmp_path / "source", "granite-4", seed=2)
+    directory = write_quantized(source, tmp_path / "model", name)
+    found = []
+    for path in (directory, dequantized(directory)):
+        config = read_config(path)
+        weights = WeightFiles(path, quantization=config.quantization)
+        prefix = "model.layers.0.block_sparse_moe."
+        found.append(load_experts(config.moe, config.hidden_size, weights, prefix, ranks, MOE_NAMES.experts))
+    for ours, expected in zip(*found, strict=True):
+        assert len(ours) == len(expected)
+        for one, plain in zip(ours, expected, strict=True):
+            assert isinstance(one, QuantizedWeight)
+            assert torch.equal(one.dequantized(), plain)
