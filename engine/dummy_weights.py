@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.made_weights import MadeWeights
 from engine.model_config import ModelConfig
-from engine.weights import WHOLE, OneOf, Part
 from kernels.quantized_weight import QuantizedWeight
 
 CHUNK = 1 << 20
@@ -72,66 +72,32 @@ class Spread:
         return cls.deviating(gain / math.sqrt(shape[-1]))
 
 
-class DummyWeights:
-    """Makes whatever tensor the model takes; see :class:`engine.weights.Weights`."""
+def dummy_weights(
+    directory: str | Path, config: ModelConfig, *, device: torch.device | str = "cpu"
+) -> MadeWeights:
+    """Random tensors of whatever the model takes."""
+    return MadeWeights(directory, config, device, DummyValues(device))
 
-    def __init__(
-        self, directory: str | Path, config: ModelConfig, *, device: torch.device | str = "cpu"
-    ) -> None:
-        self.directory = Path(directory)
-        self.dtype = config.dtype
-        self.quantization = config.quantization
-        self.device = torch.device(device)
-        self.bytes_taken = 0
-        self._places = torch.arange(CHUNK, dtype=torch.int32, device=self.device)
 
-    def __contains__(self, name: str) -> bool:
-        """A checkpoint as published has none of the tensors that one may have or lack."""
-        return False
+class DummyValues:
+    """Fills new tensors; see :class:`engine.made_weights.Values`."""
 
-    def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        part: Part = WHOLE,
-    ) -> Tensor:
-        """A new tensor. Of a part the whole is made first: a rank may need memory for one tensor more."""
-        whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
-        self._fill(whole.view(-1), name, shape, Spread.of(name, shape))
-        tensor = whole if part.is_all_of(shape) else part.of(whole)
-        self.bytes_taken += tensor.nbytes
-        return tensor
+    def __init__(self, device: torch.device | str) -> None:
+        self._places = torch.arange(CHUNK, dtype=torch.int32, device=device)
 
-    def take_weight(
-        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
-    ) -> Tensor | QuantizedWeight:
-        """A new weight; quantised ones have a power of two as the scale of all, so that dividing is exact."""
-        name = f"{layer}.weight" if of is None else f"{layer}.{of.index}.weight"
-        scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
-        if scheme is None:
-            return self.take(name, shape, part=part)
-        weight = scheme.empty_weight(shape, self.device)
+    def fill(self, tensor: Tensor, name: str) -> None:
+        shape = tuple(tensor.shape)
+        self._fill(tensor.view(-1), name, shape, Spread.of(name, shape))
+
+    def fill_quantized(self, weight: QuantizedWeight, name: str) -> None:
+        """With a power of two as the scale of all, so that dividing is exact."""
+        shape = weight.shape
         spread = Spread.of(name, shape)
         largest = LARGEST_FP8 if weight.is_fp8 else LARGEST_INT8
         scale = 2.0 ** math.ceil(math.log2(spread.half_width / largest))
         weight.scales.fill_(scale)
         units = Spread(spread.half_width / scale, spread.middle / scale)
         self._fill(weight.values.view(-1), name, shape, units, rounded=not weight.is_fp8)
-        if not part.is_all_of(shape):
-            weight = part.of_quantized(weight)
-        self.bytes_taken += weight.nbytes
-        return weight
-
-    def is_quantized(self, layer: str) -> bool:
-        return self.quantization is not None and self.quantization.scheme_of(layer) is not None
-
-    def number(self, *names: str, default: float) -> float:
-        return default
-
-    def unused(self) -> list[str]:
-        return []
 
     def _fill(
         self, out: Tensor, name: str, shape: Sequence[int], spread: Spread, *, rounded: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint_fields import CheckpointFields
-from engine.dummy_weights import DummyWeights
+from engine.dummy_weights import dummy_weights
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
 from engine.models.causal_lm import CausalLM
@@ -89,5 +89,5 @@ def _weights(
     model_dir: str | Path, config: ModelConfig, device: torch.device | str, load_format: LoadFormat
 ) -> Weights:
     if load_format == "dummy":
-        return DummyWeights(model_dir, config, device=device)
+        return dummy_weights(model_dir, config, device=device)
     return WeightFiles(model_dir, dtype=config.dtype, device=device, quantization=config.quantization)

@@ -56,34 +56,19 @@ class Builder:
         return make[layer_type](name)
 
     def mamba(self, name: str) -> MambaMixer:
-        config = self.config
-        assert config.mamba is not None
-        mixer = MambaMixer(
-            config.mamba,
-            config.hidden_size,
-            config.norm_eps,
-            self.weights,
-            self.prefix + name,
-            self.tp,
-            self._num_recurrent,
-        )
-        self._num_recurrent += 1
-        return mixer
+        assert self.config.mamba is not None
+        return MambaMixer(self.config.mamba, *self._next_recurrent(name))
 
     def gated_delta(self, name: str) -> GatedDeltaNet:
-        config = self.config
-        assert config.gated_delta is not None
-        mixer = GatedDeltaNet(
-            config.gated_delta,
-            config.hidden_size,
-            config.norm_eps,
-            self.weights,
-            self.prefix + name,
-            self.tp,
-            self._num_recurrent,
-        )
+        assert self.config.gated_delta is not None
+        return GatedDeltaNet(self.config.gated_delta, *self._next_recurrent(name))
+
+    def _next_recurrent(self, name: str) -> tuple[int, float, Weights, str, TensorParallel, int]:
+        """What a recurrent layer's mixer is made of, behind its own configuration."""
+        index = self._num_recurrent
         self._num_recurrent += 1
-        return mixer
+        config = self.config
+        return config.hidden_size, config.norm_eps, self.weights, self.prefix + name, self.tp, index
 
     def attention(self, name: str) -> Attention:
         config = self.config

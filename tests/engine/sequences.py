@@ -5,18 +5,21 @@ Written from the contract of ``engine/batch.py`` alone, so that a test of the mo
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch, DecodeRows, PrefillRows
-from engine.caches import Caches
+from engine.caches import Caches, CacheSpec
 from engine.models.causal_lm import CausalLM
 
 BLOCK_SIZE = 8
 BLOCKS_EACH = 12
 SLOTS_EACH = 4
+PIECES = (1, 1, 2, 3, 7, 16, 33, 64)
+"""Tokens of a sequence in one step."""
 
 
 class Sequence:
@@ -35,21 +38,35 @@ class Sequence:
         return [self.blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(begin, end)]
 
 
+def random_sequences(vocab_size: int, lengths: Items[int], seed: int = 0) -> list[Sequence]:
+    choose = random.Random(seed)
+    return [
+        Sequence(index, [choose.randrange(vocab_size) for _ in range(length)])
+        for index, length in enumerate(lengths)
+    ]
+
+
+def empty_caches(spec: CacheSpec, num_sequences: int) -> Caches:
+    """Pools for as many sequences. All memory is NaN: reading what nobody wrote shows."""
+    caches = Caches(
+        spec,
+        num_blocks=1 + num_sequences * BLOCKS_EACH,
+        num_slots=1 + num_sequences * SLOTS_EACH,
+        block_size=BLOCK_SIZE,
+        device="cpu",
+    )
+    caches.kv.fill_(torch.nan)
+    for state in [*caches.layers.conv, *caches.layers.ssm]:
+        state.fill_(torch.nan)
+    return caches
+
+
 class Driver:
-    """A model with caches for a few sequences. All memory starts as NaN: reading what nobody wrote shows."""
+    """A model with caches for a few sequences."""
 
     def __init__(self, model: CausalLM, num_sequences: int) -> None:
         self.model = model
-        self.caches = Caches(
-            model.config.cache_spec(mtp=model.mtp is not None),
-            num_blocks=1 + num_sequences * BLOCKS_EACH,
-            num_slots=1 + num_sequences * SLOTS_EACH,
-            block_size=BLOCK_SIZE,
-            device="cpu",
-        )
-        self.caches.kv.fill_(float("nan"))
-        for state in [*self.caches.layers.conv, *self.caches.layers.ssm]:
-            state.fill_(float("nan"))
+        self.caches = empty_caches(model.config.cache_spec(mtp=model.mtp is not None), num_sequences)
 
     def step(self, pieces: Items[tuple[Sequence, int]], *, num_padding_rows: int = 0) -> list[Tensor]:
         """Runs the next ``n`` tokens of each sequence. Returns their logits ``[n, vocab]``, piece by piece.
@@ -67,6 +84,22 @@ class Driver:
         for seq, n in pieces:
             seq.num_computed += n
         return [logits[id(seq)] for seq, _ in pieces]
+
+    def run_in_random_pieces(self, sequences: Items[Sequence], choose: random.Random) -> list[Tensor]:
+        """Runs all tokens: chunks of one become decode rows beside the chunks of others; rows come and go.
+
+        Returns what :meth:`step` does, for each sequence.
+        """
+        collected: dict[int, list[Tensor]] = {id(seq): [] for seq in sequences}
+        while unfinished := [seq for seq in sequences if seq.num_computed < len(seq.token_ids)]:
+            chosen = choose.sample(unfinished, choose.randint(1, len(unfinished)))
+            pieces = [
+                (seq, min(choose.choice(PIECES), len(seq.token_ids) - seq.num_computed)) for seq in chosen
+            ]
+            steps = self.step(pieces, num_padding_rows=choose.choice([0, 0, 2]))
+            for seq, rows in zip(chosen, steps, strict=True):
+                collected[id(seq)].append(rows)
+        return [torch.cat(collected[id(seq)]) for seq in sequences]
 
     def step_speculative(self, sequences: Items[Sequence], num_positions: int) -> list[Tensor]:
         """Runs ``num_positions`` tokens of each as decode rows; the state after the i-th goes to slot i.

@@ -12,17 +12,15 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
 
-from engine.caches import Caches, CacheSpec
+from engine.caches import CacheSpec
 from engine.config_fields import ConfigFields
 from engine.mixer_config import AttentionConfig, HeadNormConfig
 from engine.models.attention import Attention
 from engine.rotary_config import RotaryConfig
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WeightFiles
-from kernels.cpu_graph import CpuGraph
-from tests.engine.sequences import BLOCK_SIZE, BLOCKS_EACH, Driver, Sequence
+from tests.engine.layer_driver import HIDDEN, LayerDriver, chunks_and_decoded_tokens, layer_sequences
 
-HIDDEN, VOCABULARY = 48, 64
 SIZES = {
     "hidden_size": HIDDEN,
     "num_attention_heads": 4,
@@ -96,36 +94,19 @@ def layer(request, tmp_path_factory):
     )
 
 
-class LayerDriver(Driver):
-    """One layer, whose inputs are rows of a table by token id."""
-
-    def __init__(self, mixer, kv_heads, head_dim, num_sequences):
-        self.mixer = mixer
-        self.table = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
-        nothing = {
-            "conv_channels": 0,
-            "conv_width": 1,
-            "mamba_heads": 0,
-            "mamba_head_dim": 0,
-            "state_size": 0,
-        }
-        spec = CacheSpec(
-            attn_layers=1,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            kv_dtype=torch.float32,
-            mamba_layers=0,
-            conv_dtype=torch.float32,
-            ssm_dtype=torch.float32,
-            **nothing,
-        )
-        self.caches = Caches(
-            spec, num_blocks=1 + num_sequences * BLOCKS_EACH, num_slots=2, block_size=BLOCK_SIZE, device="cpu"
-        )
-        self.caches.kv.fill_(torch.nan)
-
-    def compute(self, batch, next_ids):
-        return self.mixer.forward(self.table[batch.input_ids], batch, self.caches.layers)
+def driver_of(layer, mixer, num_sequences, kv_heads=2):
+    nothing = ("conv_channels", "mamba_layers", "mamba_heads", "mamba_head_dim", "state_size")
+    spec = CacheSpec(
+        attn_layers=1,
+        kv_heads=kv_heads,
+        head_dim=layer.config.head_dim,
+        kv_dtype=torch.float32,
+        conv_width=1,
+        conv_dtype=torch.float32,
+        ssm_dtype=torch.float32,
+        **dict.fromkeys(nothing, 0),
+    )
+    return LayerDriver(mixer, spec, num_sequences)
 
 
 def load(layer, tp=ALONE):
@@ -142,64 +123,38 @@ def expected(layer, table, sequence):
     return layer.theirs(x, position_embeddings=cos_sin, attention_mask=mask)[0][0]
 
 
-def make_sequences(*lengths):
-    generator = torch.Generator().manual_seed(2)
-    return [
-        Sequence(i, torch.randint(VOCABULARY, (length,), generator=generator).tolist())
-        for i, length in enumerate(lengths)
-    ]
-
-
 def assert_as_transformers(layer, driver, sequence, found):
     wanted = expected(layer, driver.table, sequence)
     torch.testing.assert_close(found, wanted[-len(found) :], rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
 def test_chunks_and_decoded_tokens_together_are_transformers_layer(layer):
-    driver = LayerDriver(load(layer), 2, layer.config.head_dim, 3)
-    a, b, c = make_sequences(40, 1, 70)
-    outputs = {id(seq): [] for seq in (a, b, c)}
-    for pieces in ([(a, 39), (c, 33)], [(a, 1), (b, 1), (c, 36)], [(c, 1)]):
-        for (seq, _), rows in zip(pieces, driver.step(pieces, num_padding_rows=1), strict=True):
-            outputs[id(seq)].append(rows)
-    for seq in (a, b, c):
-        assert_as_transformers(layer, driver, seq, torch.cat(outputs[id(seq)]))
+    driver = driver_of(layer, load(layer), 3)
+    for sequence, outputs in chunks_and_decoded_tokens(driver):
+        assert_as_transformers(layer, driver, sequence, outputs)
 
 
 def test_summands_of_two_ranks_add_up_to_the_layer(layer):
-    (sequence,) = make_sequences(30)
+    (sequence,) = layer_sequences(30)
     total = 0
     for rank in range(2):
-        mixer = load(layer, TensorParallel(rank, 2))
-        driver = LayerDriver(mixer, 1, layer.config.head_dim, 1)
+        driver = driver_of(layer, load(layer, TensorParallel(rank, 2)), 1, kv_heads=1)
         sequence.num_computed = 0
         total = total + driver.step([(sequence, 30)])[0]
     assert_as_transformers(layer, driver, sequence, total)
 
 
 def test_a_recorded_step_follows_positions_and_inputs(layer):
-    mixer = load(layer)
-    driver = LayerDriver(mixer, 2, layer.config.head_dim, 2)
-    sequences = make_sequences(20, 30)
+    driver = driver_of(layer, load(layer), 2)
+    sequences = layer_sequences(20, 30)
     driver.step([(seq, len(seq.token_ids) - 4) for seq in sequences])
-    seen = []
-    original = driver.compute
-
-    def record(batch, next_ids):
-        seen.append(batch)
-        return original(batch, next_ids)
-
-    driver.compute = record
     driver.step_speculative(sequences, 2)
-    (first,) = seen
-    x = driver.table[first.input_ids]
-    graph = CpuGraph()
-    with torch.inference_mode(), graph.record():
-        y = mixer.forward(x, first, driver.caches.layers)
+    first = driver.batches[-1]
+    graph, x, y = driver.record(first)
     for seq in sequences:
         seq.num_computed += 2
     plain = torch.cat(driver.step_speculative(sequences, 2))
-    second = seen[1]
+    second = driver.batches[-1]
     with torch.inference_mode():
         x.copy_(driver.table[second.input_ids])
         first.positions.copy_(second.positions)

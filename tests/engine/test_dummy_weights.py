@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.dummy_weights import CHUNK, DummyWeights
+from engine.dummy_weights import CHUNK, dummy_weights
 from engine.engine import Engine
 from engine.fingerprint import fingerprint
 from engine.models import load_model, read_config
@@ -36,7 +36,7 @@ def configuration(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def weights(configuration):
-    return DummyWeights(configuration, read_config(configuration))
+    return dummy_weights(configuration, read_config(configuration))
 
 
 def test_values_are_what_they_have_always_been(weights):
@@ -53,7 +53,7 @@ def test_values_are_what_they_have_always_been(weights):
 def test_a_tensor_is_its_name_and_shape_whatever_was_taken_before(configuration, weights):
     first = weights.take(PROJECTION, (5, 7))
     weights.take("lm_head.weight", (5, 7))
-    again = DummyWeights(configuration, read_config(configuration, "bfloat16"))
+    again = dummy_weights(configuration, read_config(configuration, "bfloat16"))
     assert torch.equal(weights.take(PROJECTION, (5, 7)), first)
     assert torch.equal(again.take(PROJECTION, (5, 7), dtype=torch.float32), first)
     assert torch.equal(again.take(PROJECTION, (5, 7)), first.to(torch.bfloat16))

@@ -13,7 +13,7 @@ from engine.models import build_model, load_model, read_config
 from engine.weight_size import weight_bytes
 from engine.weights import WeightFiles
 from tests.engine.leading import lead_engine
-from tests.engine.sequences import Driver, Sequence
+from tests.engine.sequences import Driver, random_sequences
 from tests.engine.speculating import Ask, assert_nothing_is_owned, serve
 from tests.engine.test_mtp import MtpDriver
 from tests.families import (
@@ -32,6 +32,7 @@ from wire.sampling_params import SamplingParams
 TOLERANCE = 1e-4
 """Largest difference of two logits, relative to the largest logit."""
 NUM_TOKENS = 64
+VOCAB_SIZE = 160
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,6 @@ def checkpoints(tmp_path_factory):
         return make_family_checkpoint(tmp_path_factory.mktemp(name), name, seed=3)
 
     return make
-
-
-def sequences_of(lengths, seed=0):
-    choose = random.Random(seed)
-    return [Sequence(i, [choose.randrange(160) for _ in range(length)]) for i, length in enumerate(lengths)]
 
 
 def assert_as_transformers(model_dir, sequence, logits):
@@ -59,26 +55,16 @@ def test_random_pieces_of_several_rows_in_mixed_batches(checkpoints, record_prop
     """Whole prompts, chunks, single tokens as decode rows; rows come and go."""
     Feature.LOGITS.record(record_property, name)
     model_dir, choose = checkpoints(name), random.Random(1)
-    sequences = sequences_of([1, 37, 64, 17, 90])
+    sequences = random_sequences(VOCAB_SIZE, [1, 37, 64, 17, 90])
     driver = Driver(load_model(model_dir), len(sequences))
-    collected = {id(sequence): [] for sequence in sequences}
-    while unfinished := [one for one in sequences if one.num_computed < len(one.token_ids)]:
-        chosen = choose.sample(unfinished, choose.randint(1, len(unfinished)))
-        pieces = [
-            (one, min(choose.choice([1, 1, 2, 3, 7, 16, 64]), len(one.token_ids) - one.num_computed))
-            for one in chosen
-        ]
-        steps = driver.step(pieces, num_padding_rows=choose.choice([0, 0, 2]))
-        for one, logits in zip(chosen, steps, strict=True):
-            collected[id(one)].append(logits)
-    for sequence in sequences:
-        assert_as_transformers(model_dir, sequence, torch.cat(collected[id(sequence)]))
+    for sequence, logits in zip(sequences, driver.run_in_random_pieces(sequences, choose), strict=True):
+        assert_as_transformers(model_dir, sequence, logits)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3") and CASES[name].has_mtp])
 def test_the_mtp_layer_of_qwen_yields_what_its_formula_does(checkpoints, name):
     model_dir = checkpoints(name)
-    sequences = sequences_of([2, 37, 64])
+    sequences = random_sequences(VOCAB_SIZE, [2, 37, 64])
     driver = MtpDriver(load_model(model_dir, mtp=True), len(sequences))
     first = driver.step([(one, len(one.token_ids) // 2) for one in sequences])
     second = driver.step([(one, len(one.token_ids) - one.num_computed) for one in sequences])

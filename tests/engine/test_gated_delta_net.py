@@ -11,18 +11,17 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from engine.caches import Caches, CacheSpec
+from engine.caches import CacheSpec
 from engine.config_fields import ConfigFields
 from engine.mixer_config import GatedDeltaNetConfig
 from engine.model_shard import GatedDeltaShard
 from engine.models.gated_delta_net import GatedDeltaNet
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import WeightFiles
-from kernels.cpu_graph import CpuGraph
-from tests.engine.sequences import BLOCK_SIZE, SLOTS_EACH, Driver, Sequence
+from tests.engine.layer_driver import HIDDEN, LayerDriver, chunks_and_decoded_tokens, layer_sequences
 from wire.errors import ModelLoadError
 
-HIDDEN, VOCABULARY, EPS = 48, 64, 1e-6
+EPS = 1e-6
 SIZES = {
     "hidden_size": HIDDEN,
     "num_hidden_layers": 1,
@@ -56,46 +55,27 @@ def layer(request, tmp_path_factory):
     return SimpleNamespace(config=ours, directory=directory, theirs=theirs)
 
 
-class LayerDriver(Driver):
-    """One layer, whose inputs are rows of a table by token id."""
-
-    def __init__(self, mixer, num_sequences):
-        self.mixer = mixer
-        self.table = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
-        heads, head_dim, state_size = mixer.config.state_shape
-        spec = CacheSpec(
-            attn_layers=1,
-            kv_heads=1,
-            head_dim=1,
-            kv_dtype=torch.float32,
-            mamba_layers=1,
-            conv_channels=mixer.config.conv_channels,
-            conv_width=mixer.config.conv_width,
-            mamba_heads=heads,
-            mamba_head_dim=head_dim,
-            state_size=state_size,
-            conv_dtype=torch.float32,
-            ssm_dtype=torch.float32,
-        )
-        num_slots = 1 + num_sequences * SLOTS_EACH
-        self.caches = Caches(spec, num_blocks=1, num_slots=num_slots, block_size=BLOCK_SIZE, device="cpu")
-        for state in [*self.caches.layers.conv, *self.caches.layers.ssm]:
-            state.fill_(torch.nan)
-
-    def compute(self, batch, next_ids):
-        return self.mixer.forward(self.table[batch.input_ids], batch, self.caches.layers)
+def driver_of(mixer, num_sequences):
+    heads, head_dim, state_size = mixer.config.state_shape
+    spec = CacheSpec(
+        attn_layers=0,
+        kv_heads=1,
+        head_dim=1,
+        kv_dtype=torch.float32,
+        mamba_layers=1,
+        conv_channels=mixer.config.conv_channels,
+        conv_width=mixer.config.conv_width,
+        mamba_heads=heads,
+        mamba_head_dim=head_dim,
+        state_size=state_size,
+        conv_dtype=torch.float32,
+        ssm_dtype=torch.float32,
+    )
+    return LayerDriver(mixer, spec, num_sequences)
 
 
 def load(layer, tp=ALONE):
     return GatedDeltaNet(layer.config, HIDDEN, EPS, WeightFiles(layer.directory), "", tp, 0)
-
-
-def make_sequences(*lengths):
-    generator = torch.Generator().manual_seed(2)
-    return [
-        Sequence(i, torch.randint(VOCABULARY, (length,), generator=generator).tolist())
-        for i, length in enumerate(lengths)
-    ]
 
 
 @torch.inference_mode()
@@ -105,19 +85,14 @@ def assert_as_transformers(layer, driver, sequence, found):
 
 
 def test_chunks_and_decoded_tokens_together_are_transformers_layer(layer):
-    driver = LayerDriver(load(layer), 3)
-    a, b, c = make_sequences(40, 1, 70)
-    outputs = {id(seq): [] for seq in (a, b, c)}
-    for pieces in ([(a, 39), (c, 33)], [(a, 1), (b, 1), (c, 36)], [(c, 1)]):
-        for (seq, _), rows in zip(pieces, driver.step(pieces, num_padding_rows=1), strict=True):
-            outputs[id(seq)].append(rows)
-    for seq in (a, b, c):
-        assert_as_transformers(layer, driver, seq, torch.cat(outputs[id(seq)]))
+    driver = driver_of(load(layer), 3)
+    for sequence, outputs in chunks_and_decoded_tokens(driver):
+        assert_as_transformers(layer, driver, sequence, outputs)
 
 
 def test_a_step_of_several_positions_goes_on_from_any_of_them(layer):
-    driver = LayerDriver(load(layer), 1)
-    (sequence,) = make_sequences(20)
+    driver = driver_of(load(layer), 1)
+    (sequence,) = layer_sequences(20)
     outputs = driver.step([(sequence, 12)])
     for accepted in (2, 1, 3):
         (rows,) = driver.step_speculative([sequence], 3)
@@ -132,10 +107,10 @@ def test_a_step_of_several_positions_goes_on_from_any_of_them(layer):
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_summands_of_ranks_add_up_to_the_layer(layer, num_ranks):
     """Of four ranks two have a copy of each key head."""
-    (sequence,) = make_sequences(30)
+    (sequence,) = layer_sequences(30)
     total = 0
     for rank in range(num_ranks):
-        driver = LayerDriver(load(layer, TensorParallel(rank, num_ranks)), 1)
+        driver = driver_of(load(layer, TensorParallel(rank, num_ranks)), 1)
         sequence.num_computed = 0
         total = total + torch.cat([*driver.step([(sequence, 29)]), *driver.step([(sequence, 1)])])
     assert_as_transformers(layer, driver, sequence, total)
@@ -156,25 +131,12 @@ def test_shares_of_the_convolution_cover_its_channels(layer, num_ranks):
 
 
 def test_a_recorded_step_follows_inputs_and_states(layer):
-    mixer = load(layer)
-    driver = LayerDriver(mixer, 2)
-    sequences = make_sequences(20, 30)
+    driver = driver_of(load(layer), 2)
+    sequences = layer_sequences(20, 30)
     driver.step([(seq, len(seq.token_ids) - 4) for seq in sequences])
-    seen = []
-    original = driver.compute
-
-    def record(batch, next_ids):
-        seen.append(batch)
-        return original(batch, next_ids)
-
-    driver.compute = record
     before = driver.caches.state.clone()
     driver.step_speculative(sequences, 2)
-    (first,) = seen
-    x = driver.table[first.input_ids]
-    graph = CpuGraph()
-    with torch.inference_mode(), graph.record():
-        y = mixer.forward(x, first, driver.caches.layers)
+    graph, x, y = driver.record(driver.batches[-1])
     for seq in sequences:
         seq.num_computed += 2
     driver.caches.state.copy_(before)
@@ -182,7 +144,7 @@ def test_a_recorded_step_follows_inputs_and_states(layer):
     after = driver.caches.state.clone()
     driver.caches.state.copy_(before)
     with torch.inference_mode():
-        x.copy_(driver.table[seen[1].input_ids])
+        x.copy_(driver.table[driver.batches[-1].input_ids])
     graph.replay()
     assert torch.equal(y, plain)
     assert torch.equal(driver.caches.state[1:], after[1:])

@@ -19,7 +19,7 @@ from engine.batch import Batch
 from engine.models import load_model
 from tests.checkpoints import DENSE, DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from tests.engine.mtp_oracle import MtpOracle
-from tests.engine.sequences import Driver, Sequence, decode_rows
+from tests.engine.sequences import Driver, Sequence, decode_rows, random_sequences
 from wire.errors import ModelLoadError
 
 TOLERANCE = 1e-4
@@ -80,14 +80,6 @@ def dense_checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("dense"), DENSE_WITH_MTP)
 
 
-def make_sequences(vocab_size: int, lengths: list[int], seed: int = 0) -> list[Sequence]:
-    rng = random.Random(seed)
-    return [
-        Sequence(index, [rng.randrange(vocab_size) for _ in range(length)])
-        for index, length in enumerate(lengths)
-    ]
-
-
 def assert_close(outputs: Tensor, expected: Tensor) -> None:
     error = (outputs - expected).abs().max() / expected.abs().max()
     assert error < TOLERANCE, f"relative difference {error:.2e}"
@@ -100,7 +92,7 @@ def assert_as_oracle(oracle: MtpOracle, sequence: Sequence, outputs: Tensor) -> 
 
 def test_ragged_prompts_in_one_prefill(checkpoint):
     model = load_model(checkpoint, mtp=True)
-    sequences = make_sequences(model.config.vocab_size, [2, 37, 3, 64, 17])
+    sequences = random_sequences(model.config.vocab_size, [2, 37, 3, 64, 17])
     outputs = MtpDriver(model, 5).step([(seq, len(seq.token_ids)) for seq in sequences])
     for seq, rows in zip(sequences, outputs, strict=True):
         assert_as_oracle(MtpOracle(checkpoint), seq, rows)
@@ -110,26 +102,16 @@ def test_ragged_prompts_in_one_prefill(checkpoint):
 def test_random_pieces_of_several_rows_in_mixed_batches(checkpoint, seed):
     rng = random.Random(seed)
     model = load_model(checkpoint, mtp=True)
-    sequences = make_sequences(model.config.vocab_size, [rng.randint(20, 90) for _ in range(4)], seed)
-    driver = MtpDriver(model, 4)
-    collected = {id(seq): [] for seq in sequences}
-    while unfinished := [seq for seq in sequences if seq.num_computed < len(seq.token_ids)]:
-        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
-        pieces = [
-            (seq, min(rng.choice([1, 1, 2, 3, 7, 16, 33]), len(seq.token_ids) - seq.num_computed))
-            for seq in chosen
-        ]
-        outputs = driver.step(pieces, num_padding_rows=rng.choice([0, 0, 2]))
-        for seq, rows in zip(chosen, outputs, strict=True):
-            collected[id(seq)].append(rows)
-    for seq in sequences:
-        assert_as_oracle(MtpOracle(checkpoint), seq, torch.cat(collected[id(seq)]))
+    sequences = random_sequences(model.config.vocab_size, [rng.randint(20, 90) for _ in range(4)], seed)
+    outputs = MtpDriver(model, 4).run_in_random_pieces(sequences, rng)
+    for seq, rows in zip(sequences, outputs, strict=True):
+        assert_as_oracle(MtpOracle(checkpoint), seq, rows)
 
 
 def test_rejected_positions_leave_no_trace(checkpoint):
     """Three positions a row, wrong tokens where they are rejected: the next step writes their KV anew."""
     model = load_model(checkpoint, mtp=True)
-    sequences = make_sequences(model.config.vocab_size, [50, 44, 61])
+    sequences = random_sequences(model.config.vocab_size, [50, 44, 61])
     driver = MtpDriver(model, 3)
     collected = [[rows] for rows in driver.step([(seq, 20) for seq in sequences])]
     rng = random.Random(0)
@@ -156,7 +138,7 @@ def test_rejected_positions_leave_no_trace(checkpoint):
 def test_looped_drafts(checkpoint, num_drafts):
     """Drafts after every few tokens; what the loop wrote on guessed states is written anew."""
     model, oracle = load_model(checkpoint, mtp=True), MtpOracle(checkpoint)
-    sequences = make_sequences(model.config.vocab_size, [40, 33])
+    sequences = random_sequences(model.config.vocab_size, [40, 33])
     driver = MtpDriver(model, 2)
     for num_tokens in (13, 1, 1, 6, 1):
         outputs = driver.step([(seq, num_tokens) for seq in sequences])
@@ -172,7 +154,7 @@ def test_target_and_mtp_layer_leave_each_others_kv_alone(dense_checkpoint):
     """The target's layers come first in the pool, and its logits are those of a pool without MTP."""
     plain, with_mtp = load_model(dense_checkpoint), load_model(dense_checkpoint, mtp=True)
     assert plain.mtp is None
-    (sequence,) = make_sequences(plain.config.vocab_size, [40])
+    (sequence,) = random_sequences(plain.config.vocab_size, [40])
     expected = Driver(plain, 1)
     expected_logits = expected.step([(sequence, 30)])[0]
     sequence.num_computed = 0
@@ -194,7 +176,7 @@ def test_padding_rows_change_no_row_and_write_nothing(dense_checkpoint):
     results = []
     for num_padding_rows in (0, 3):
         driver = MtpDriver(model, 2)
-        sequences = make_sequences(model.config.vocab_size, [30, 30])
+        sequences = random_sequences(model.config.vocab_size, [30, 30])
         driver.step([(seq, 28) for seq in sequences])
         results.append(driver.step([(seq, 1) for seq in sequences], num_padding_rows=num_padding_rows))
         assert torch.isnan(driver.caches.kv[0]).all()
@@ -207,7 +189,7 @@ def test_bfloat16_stays_near_float32(tmp_path):
     results = []
     for dtype in ("float32", "bfloat16"):
         model = load_model(path, dtype=dtype, mtp=True)
-        (sequence,) = make_sequences(model.config.vocab_size, [40])
+        (sequence,) = random_sequences(model.config.vocab_size, [40])
         results.append(MtpDriver(model, 1).step([(sequence, 40)])[0])
     assert results[1].dtype == torch.bfloat16
     assert (results[0] - results[1]).abs().mean() < 0.05 * results[0].abs().mean()

@@ -23,7 +23,7 @@ from tests.checkpoints import (
     make_checkpoint,
     transformers_logits,
 )
-from tests.engine.sequences import Driver, Sequence
+from tests.engine.sequences import Driver, Sequence, random_sequences
 
 TOLERANCE = 1e-4
 """Largest difference of two logits, relative to the largest logit."""
@@ -59,14 +59,6 @@ def moe_checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("moe"), LATENT_MOE)
 
 
-def make_sequences(vocab_size: int, lengths: list[int], seed: int = 0) -> list[Sequence]:
-    rng = random.Random(seed)
-    return [
-        Sequence(index, [rng.randrange(vocab_size) for _ in range(length)])
-        for index, length in enumerate(lengths)
-    ]
-
-
 def assert_as_transformers(model_dir, sequence: Sequence, logits: torch.Tensor) -> None:
     expected = transformers_logits(model_dir, sequence.token_ids)
     error = (logits - expected).abs().max() / expected.abs().max()
@@ -75,7 +67,7 @@ def assert_as_transformers(model_dir, sequence: Sequence, logits: torch.Tensor) 
 
 def test_ragged_prompts_in_one_prefill(checkpoint):
     model = load_model(checkpoint)
-    sequences = make_sequences(model.config.vocab_size, [1, 37, 2, 64, 17])
+    sequences = random_sequences(model.config.vocab_size, [1, 37, 2, 64, 17])
     logits = Driver(model, 5).step([(seq, len(seq.token_ids)) for seq in sequences])
     for seq, rows in zip(sequences, logits, strict=True):
         assert_as_transformers(checkpoint, seq, rows)
@@ -83,7 +75,7 @@ def test_ragged_prompts_in_one_prefill(checkpoint):
 
 def test_token_by_token(checkpoint):
     model = load_model(checkpoint)
-    sequences = make_sequences(model.config.vocab_size, [40, 40, 40])
+    sequences = random_sequences(model.config.vocab_size, [40, 40, 40])
     driver = Driver(model, 3)
     steps = [driver.step([(seq, 1) for seq in sequences]) for _ in range(40)]
     for index, seq in enumerate(sequences):
@@ -95,21 +87,10 @@ def test_random_pieces_of_several_rows_in_mixed_batches(checkpoint, seed):
     """Chunks of one token become decode rows beside the chunks of others; rows come and go."""
     rng = random.Random(seed)
     model = load_model(checkpoint)
-    sequences = make_sequences(model.config.vocab_size, [rng.randint(20, 90) for _ in range(4)], seed)
-    driver = Driver(model, 4)
-    collected = {id(seq): [] for seq in sequences}
-    while unfinished := [seq for seq in sequences if seq.num_computed < len(seq.token_ids)]:
-        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
-        pieces = [
-            (seq, min(rng.choice([1, 1, 2, 3, 7, 16, 33]), len(seq.token_ids) - seq.num_computed))
-            for seq in chosen
-        ]
-        for seq, logits in zip(
-            chosen, driver.step(pieces, num_padding_rows=rng.choice([0, 0, 2])), strict=True
-        ):
-            collected[id(seq)].append(logits)
-    for seq in sequences:
-        assert_as_transformers(checkpoint, seq, torch.cat(collected[id(seq)]))
+    sequences = random_sequences(model.config.vocab_size, [rng.randint(20, 90) for _ in range(4)], seed)
+    outputs = Driver(model, 4).run_in_random_pieces(sequences, rng)
+    for seq, rows in zip(sequences, outputs, strict=True):
+        assert_as_transformers(checkpoint, seq, rows)
 
 
 @pytest.mark.parametrize("shape", ["dense_checkpoint", "moe_checkpoint"])
@@ -117,7 +98,7 @@ def test_rejected_positions_leave_no_trace(shape, request):
     """Three positions a row; the next step starts from the slot of the last accepted one."""
     model_dir = request.getfixturevalue(shape)
     model = load_model(model_dir)
-    sequences = make_sequences(model.config.vocab_size, [50, 44, 61])
+    sequences = random_sequences(model.config.vocab_size, [50, 44, 61])
     driver = Driver(model, 3)
     collected = [[rows] for rows in driver.step([(seq, 20) for seq in sequences])]
     rng = random.Random(0)
@@ -143,7 +124,7 @@ def test_padding_rows_change_no_row_and_write_nothing(moe_checkpoint):
     results = []
     for num_padding_rows in (0, 3):
         driver = Driver(model, 2)
-        sequences = make_sequences(model.config.vocab_size, [30, 30])
+        sequences = random_sequences(model.config.vocab_size, [30, 30])
         driver.step([(seq, 29) for seq in sequences])
         before = driver.caches.state[0].clone()
         results.append(driver.step([(seq, 1) for seq in sequences], num_padding_rows=num_padding_rows))
@@ -168,7 +149,7 @@ def test_names_and_sharding_of_the_checkpoint_change_nothing(shape, tmp_path):
         )
         assert (path / "model.safetensors").exists() == (shard_size == "5GB")
         model = load_model(path)
-        sequence = make_sequences(model.config.vocab_size, [33])[0]
+        sequence = random_sequences(model.config.vocab_size, [33])[0]
         results.append(Driver(model, 1).step([(sequence, 33)])[0])
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
@@ -200,7 +181,7 @@ def test_bfloat16_stays_near_float32(tmp_path):
     results = []
     for model in (exact, rounded):
         driver = Driver(model, 1)
-        sequence = make_sequences(model.config.vocab_size, [40])[0]
+        sequence = random_sequences(model.config.vocab_size, [40])[0]
         results.append(torch.cat([driver.step([(sequence, n)])[0] for n in (20, 1, 1, 18)]))
     assert results[1].dtype == torch.float32
     assert (results[0] - results[1]).abs().max() < 0.1 * results[0].abs().max()
@@ -212,7 +193,7 @@ def test_residual_in_fp32_loses_less(tmp_path):
     for residual_in_fp32 in (False, True):
         shape = CheckpointShape(pattern="M-M-*-" * 4, extra_config={"residual_in_fp32": residual_in_fp32})
         path = make_checkpoint(tmp_path / str(residual_in_fp32), shape, dtype=torch.bfloat16)
-        sequence = make_sequences(shape.vocab_size, [64])[0]
+        sequence = random_sequences(shape.vocab_size, [64])[0]
         logits = Driver(load_model(path, dtype="bfloat16"), 1).step([(sequence, 64)])[0]
         errors.append((logits - transformers_logits(path, sequence.token_ids)).pow(2).mean().sqrt())
     assert errors[1] < errors[0]
