@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +22,11 @@ from torch import Tensor
 from kernels.cpu_jit import as_array
 
 
-@dataclass(frozen=True)
-class Segments:
-    """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32."""
+class Segments(NamedTuple):
+    """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32.
+
+    A named tuple: every prefill of every layer makes one, and a frozen dataclass takes 2 µs.
+    """
 
     cu_seqlens: Tensor
     """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""

@@ -37,6 +37,7 @@ from kernels.stochastic_round import (
     round_state,
     rounding_key,
 )
+from kernels.strides import adjacent
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -251,7 +252,7 @@ def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape)
-    rows = (_adjacent(t.float()) for t in (q, k, v, a, b))
+    rows = (adjacent(t.float()) for t in (q, k, v, a, b))
     update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * value_dim * key_dim)),
@@ -268,11 +269,6 @@ def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_
         as_array(o).ravel(),
     )
     return o.to(v.dtype)
-
-
-def _adjacent(t: torch.Tensor) -> torch.Tensor:
-    """Elements of the last axis side by side; copied only where they are not."""
-    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 _GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache

@@ -27,11 +27,12 @@ import torch
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.host_memory import host_empty
 from kernels.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
+from kernels.strides import adjacent
 
 _ROW_BLOCK_ELEMENTS = 2**17
 """Inputs that are worked on while all panels pass by: half a megabyte."""
-GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
-_ROWS_A_READ = 7  # a panel comes out of memory in the time that so many rows take to compute
+_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_ROWS_A_READ = 7
 
 
 def linear_reference(
@@ -42,9 +43,21 @@ def linear_reference(
     return y.relu().square() if relu_squared else y
 
 
-def rows_a_block(num_inputs: int) -> int:
-    """Rows that all panels pass by together."""
-    return max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
+    """``[out]`` to ``[size]`` with zeros behind it, or instead."""
+    padded = torch.zeros(size)
+    if bias is not None:
+        padded[: len(bias)] = bias
+    return padded
+
+
+def share_panels(panels: torch.Tensor, num_rows: int, rows_a_read: int) -> tuple[int, int, int]:
+    """Items of a call with ``panels`` ``[panels, in, PANEL]``, how many are a thread's least share, and rows
+    that all panels pass by together. A panel comes out of memory while ``rows_a_read`` rows are computed."""
+    num_panels, num_inputs, width = panels.shape
+    block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+    products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * width
+    return -(-num_rows // block_rows) * num_panels, 1 + _GRAIN_PRODUCTS // products, block_rows
 
 
 @cpu_jit
@@ -108,10 +121,7 @@ class PackedLinear:
         if whole < num_panels:
             panels[whole] = 0
             panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
-        padded = torch.zeros(num_panels * width)
-        if bias is not None:
-            padded[:num_outputs] = bias
-        return cls(panels, padded, num_outputs)
+        return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
@@ -119,14 +129,11 @@ class PackedLinear:
         y = torch.empty(num_rows, self.num_outputs)
         if num_rows == 0:
             return y
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        block_rows = rows_a_block(num_inputs)
-        num_panels = len(self.panels)
-        products = max(min(block_rows, num_rows), _ROWS_A_READ) * num_inputs * self.panels.shape[2]
+        x = adjacent(x)
+        num_items, grain, block_rows = share_panels(self.panels, num_rows, _ROWS_A_READ)
         _linear.parallel_for(
-            -(-num_rows // block_rows) * num_panels,
-            1 + GRAIN_PRODUCTS // products,
+            num_items,
+            grain,
             as_flat_array(x),
             x.stride(0),
             self._panels,

@@ -220,8 +220,6 @@ def _launch(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    block_m = max(16, triton.next_power_of_2(num_positions * heads_per_kv))
-    block_d = max(16, triton.next_power_of_2(head_dim))
     tiles = dict(choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size, num_positions), q.device))
     programs_per_sm, min_split = tiles.pop("PROGRAMS_PER_SM"), 4 * tiles["BLOCK_N"]
     if num_splits is None:
@@ -254,26 +252,34 @@ def _launch(
         BLOCK_SIZE=block_size,
         IS_SPLIT=num_splits > 1,
         MIN_SPLIT=min_split,
-        BLOCK_M=block_m,
-        BLOCK_D=block_d,
+        BLOCK_M=max(16, triton.next_power_of_2(num_positions * heads_per_kv)),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         PRECISION=dot_precision(q.dtype),
         **tiles,
     )
     if num_splits > 1:
-        _merge_splits_kernel[(num_rows * num_positions * num_heads,)](
-            partial,
-            lse,
-            seq_lens,
-            out,
-            num_positions * num_heads,
-            num_splits,
-            HEAD_DIM=head_dim,
-            MIN_SPLIT=min_split,
-            BLOCK_SPLITS=triton.next_power_of_2(num_splits),
-            BLOCK_D=block_d,
-            num_warps=4,
-        )
+        _launch_merge(partial, lse, seq_lens, out, min_split)
     return out
+
+
+def _launch_merge(
+    partial: torch.Tensor, lse: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor, min_split: int
+) -> None:
+    """Outputs ``[R, T, QH, splits, D]`` of splits and their log-sums to out ``[R, T, QH, D]``."""
+    num_rows, num_positions, num_heads, num_splits, head_dim = partial.shape
+    _merge_splits_kernel[(num_rows * num_positions * num_heads,)](
+        partial,
+        lse,
+        seq_lens,
+        out,
+        num_positions * num_heads,
+        num_splits,
+        HEAD_DIM=head_dim,
+        MIN_SPLIT=min_split,
+        BLOCK_SPLITS=triton.next_power_of_2(num_splits),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=4,
+    )
 
 
 def paged_attention_decode(

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.float8 import readable
 from kernels.quantized_linear import multiply_tile, scales_and_step
 from kernels.quantized_weight import QuantizedWeight
+from kernels.strides import adjacent
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -140,8 +141,7 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
 
 def quantized_experts(x: Tensor, experts: QuantizedExperts, ends: Tensor) -> Tensor:
     """``[n, in]``, rows at any stride, and ends ``[experts]`` int32 to ``[n, out]`` in x's dtype."""
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_experts, num_outputs, _ = experts.values.shape
     y = x.new_empty(num_rows, num_outputs)

@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.float8 import readable
 from kernels.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.quantized_weight import QuantizedWeight
+from kernels.strides import adjacent
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -182,8 +183,7 @@ def quantized_linear_triton(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, relu_squared: bool = False
 ) -> Tensor:
     """``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype."""
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
     y = x.new_empty(num_rows, num_outputs)

@@ -19,7 +19,7 @@ import torch
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.cpu_vector import aligned
 from kernels.host_memory import host_empty
-from kernels.packed_linear import GRAIN_PRODUCTS, multiply_panel, rows_a_block
+from kernels.packed_linear import multiply_panel, padded_bias, share_panels
 from kernels.panel_tile import (
     FP8_SCALE_FACTOR,
     panel_width,
@@ -30,9 +30,10 @@ from kernels.panel_tile import (
     widen_int8,
 )
 from kernels.quantized_weight import QuantizedWeight
+from kernels.strides import adjacent
 
 ROWS_IN_REGISTERS = 12
-_ROWS_A_READ = 3  # a panel comes out of memory in the time that so many rows take to compute
+_ROWS_A_READ = 3
 
 
 @cpu_jit
@@ -129,9 +130,7 @@ class PackedQuantizedLinear:
             rows * (FP8_SCALE_FACTOR if weight.is_fp8 else 1.0), (0, 0, 0, missing)
         )
         scales = rows.view(num_panels, width, -1).transpose(1, 2).contiguous()
-        padded = torch.zeros(num_panels * width)
-        if bias is not None:
-            padded[:num_outputs] = bias
+        padded = padded_bias(bias, num_panels * width)
         return cls(panels, scales, padded, num_outputs, weight.block_columns, weight.is_fp8)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
@@ -140,14 +139,11 @@ class PackedQuantizedLinear:
         y = torch.empty(num_rows, self.num_outputs)
         if num_rows == 0:
             return y
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        block_rows = rows_a_block(num_inputs)
-        num_panels = len(self.panels)
-        products = max(min(block_rows, num_rows), _ROWS_A_READ) * num_inputs * self.panels.shape[2]
+        x = adjacent(x)
+        num_items, grain, block_rows = share_panels(self.panels, num_rows, _ROWS_A_READ)
         _quantized_linear.parallel_for(
-            -(-num_rows // block_rows) * num_panels,
-            1 + GRAIN_PRODUCTS // products,
+            num_items,
+            grain,
             as_flat_array(x),
             x.stride(0),
             self._panels,

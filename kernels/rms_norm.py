@@ -18,6 +18,7 @@ import torch
 
 from kernels.cpu_jit import as_array, cpu_jit
 from kernels.cpu_vector import lanes, load, multiply, multiply_add, splat, store, sum_of
+from kernels.strides import adjacent
 from kernels.triton_jit import tl, triton, triton_jit
 
 
@@ -106,29 +107,34 @@ def _launch(
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
     """``[..., H]`` as ``[rows, H]``: elements adjacent, rows at any stride; copied only where need be."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+    return adjacent(x.reshape(-1, x.shape[-1]))
+
+
+@cpu_jit
+def norm_row(x, o, weight, eps, y):
+    """``y[o:] = rms_norm(x[o:])`` of as many elements as the weight has; x and y may be the same."""
+    w, size = lanes(), weight.shape[0]
+    whole = size - size % w
+    sums = splat(_ZERO)
+    for j in range(0, whole, w):
+        element = load(x, o + j)
+        sums = multiply_add(element, element, sums)
+    squares = sum_of(sums)
+    for j in range(whole, size):
+        squares += x[o + j] * x[o + j]
+    inverse = np.float32(1 / np.sqrt(squares / size + eps))
+    scale = splat(inverse)
+    for j in range(0, whole, w):
+        store(y, o + j, multiply(multiply(load(x, o + j), scale), load(weight, j)))
+    for j in range(whole, size):
+        y[o + j] = x[o + j] * inverse * weight[j]
 
 
 # Flat arrays, so that one compiled version serves every number of axes.
 @cpu_jit
 def _rms_norm_cpu(x, weight, eps, y, begin, end):
-    w, hidden_size = lanes(), weight.shape[0]
-    whole = hidden_size - hidden_size % w
-    for o in range(begin * hidden_size, end * hidden_size, hidden_size):
-        sums = splat(_ZERO)
-        for j in range(0, whole, w):
-            element = load(x, o + j)
-            sums = multiply_add(element, element, sums)
-        squares = sum_of(sums)
-        for j in range(whole, hidden_size):
-            squares += x[o + j] * x[o + j]
-        inverse = np.float32(1 / np.sqrt(squares / hidden_size + eps))
-        scale = splat(inverse)
-        for j in range(0, whole, w):
-            store(y, o + j, multiply(multiply(load(x, o + j), scale), load(weight, j)))
-        for j in range(whole, hidden_size):
-            y[o + j] = x[o + j] * inverse * weight[j]
+    for i in range(begin, end):
+        norm_row(x, i * weight.shape[0], weight, eps, y)
 
 
 @cpu_jit
@@ -142,7 +148,7 @@ def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
             store(total, o + j, multiply_add(load(x, o + j), factor, load(residual, o + j)))
         for j in range(whole, hidden_size):
             total[o + j] = residual[o + j] + x[o + j] * scale
-        _rms_norm_cpu(total, weight, eps, y, i, i + 1)
+        norm_row(total, o, weight, eps, y)
 
 
 _ZERO = np.float32(0)

@@ -16,18 +16,16 @@ from kernels.cpu_vector import (
     lanes,
     load,
     multiply,
-    multiply_add,
-    splat,
     store,
     subtract,
-    sum_of,
 )
+from kernels.rms_norm import norm_row
 
 _QUARTERS_A_RADIAN, _QUARTER = np.float64(0.63661977236758134), np.float64(1.57079632679489662)
 _S3, _S2, _S1 = np.float32(-1.9515295891e-4), np.float32(8.3321608736e-3), np.float32(-1.6666654611e-1)
 _C3, _C2 = np.float32(2.443315711809948e-5), np.float32(-1.388731625493765e-3)
 _C1 = np.float32(4.166664568298827e-2)
-_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_HALF, _ONE = np.float32(0.5), np.float32(1)
 
 
 @cpu_jit
@@ -63,25 +61,6 @@ def _turn(x, o, half, cos, sin):
 
 
 @cpu_jit
-def _norm(x, o, weight, eps):
-    w, head_dim = lanes(), weight.shape[0]
-    whole = head_dim - head_dim % w
-    sums = splat(_ZERO)
-    for d in range(0, whole, w):
-        element = load(x, o + d)
-        sums = multiply_add(element, element, sums)
-    squares = sum_of(sums)
-    for d in range(whole, head_dim):
-        squares += x[o + d] * x[o + d]
-    inverse = np.float32(1 / np.sqrt(squares / head_dim + eps))
-    scale = splat(inverse)
-    for d in range(0, whole, w):
-        store(x, o + d, multiply(multiply(load(x, o + d), scale), load(weight, d)))
-    for d in range(whole, head_dim):
-        x[o + d] = x[o + d] * inverse * weight[d]
-
-
-@cpu_jit
 def _rotary_cpu(q, q_shape, k, k_shape, positions, inv_freq, scaling, begin, end):
     """Shapes are token stride, head stride and heads."""
     half = inv_freq.shape[0]
@@ -104,11 +83,11 @@ def _norm_rotary_cpu(
         _cos_sin_cpu(positions[i], inv_freq, scaling, cos, sin)
         for head in range(q_shape[2]):
             o = i * q_shape[0] + head * q_shape[1]
-            _norm(q, o, q_weight, eps)
+            norm_row(q, o, q_weight, eps, q)
             _turn(q, o, half, cos, sin)
         for head in range(k_shape[2]):
             o = i * k_shape[0] + head * k_shape[1]
-            _norm(k, o, k_weight, eps)
+            norm_row(k, o, k_weight, eps, k)
             _turn(k, o, half, cos, sin)
 
 

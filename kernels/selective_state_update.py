@@ -33,6 +33,7 @@ from kernels.stochastic_round import (
     round_state,
     rounding_key,
 )
+from kernels.strides import adjacent
 from kernels.tiles import TileRequest, choose
 from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
@@ -234,7 +235,7 @@ def _selective_state_update_cpu(
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, width = B.shape[2:]
     y = torch.empty(x.shape)
-    rows = (_adjacent(t.float()) for t in (x, dt, B, C))
+    rows = (adjacent(t.float()) for t in (x, dt, B, C))
     update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
@@ -251,11 +252,6 @@ def _selective_state_update_cpu(
         as_array(y).ravel(),
     )
     return y.to(x.dtype)
-
-
-def _adjacent(t: torch.Tensor) -> torch.Tensor:
-    """Elements of the last axis side by side; copied only where they are not."""
-    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 _GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import torch
 
 from benchmarks.kernels import eager, peers, work
-from benchmarks.kernels.case import Bind, Call, Case, case_name, int32, random
+from benchmarks.kernels.case import Call, Case, case_name, random
 from benchmarks.kernels.models import Model
+from benchmarks.kernels.state_slots import one_prompt, own_slots, peers_on
 from kernels.gated_delta_chunk import gated_delta_chunk
 from kernels.gated_delta_update import gated_delta_update
 from kernels.gated_rms_norm import group_rms_norm_then_gate
@@ -21,12 +21,11 @@ def state_update(model: Model, rows: int, positions: int) -> Case:
     """Rows with a slot of their own; a speculating row has one for every position."""
 
     def operands(device: torch.device) -> SimpleNamespace:
-        write_slots = torch.arange(1, rows * positions + 1, dtype=torch.int32, device=device)
-        write_slots = write_slots.view(rows, positions)
-        o = _tokens(model, device, rows, positions)
-        o.pool = random(device, torch.float32, rows * positions + 1, *model.delta.state_shape)
-        o.read_slots, o.write_slots = write_slots[:, 0].contiguous(), write_slots
-        return o
+        return SimpleNamespace(
+            **_tokens(model, device, rows, positions),
+            pool=random(device, torch.float32, rows * positions + 1, *model.delta.state_shape),
+            **own_slots(device, rows, positions),
+        )
 
     def ours(o: SimpleNamespace) -> Call:
         args = *_arguments(o), o.read_slots, o.write_slots
@@ -43,7 +42,7 @@ def state_update(model: Model, rows: int, positions: int) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"fla": peers.fla_delta_update}),
+        peers_on(model, torch_eager, {"fla": peers.fla_delta_update}),
     )
 
 
@@ -51,14 +50,11 @@ def scan(model: Model, tokens: int) -> Case:
     """One prompt from its beginning."""
 
     def operands(device: torch.device) -> SimpleNamespace:
-        o = _tokens(model, device, tokens)
-        o.pool = random(device, torch.float32, 2, *model.delta.state_shape)
-        return o
+        pool = random(device, torch.float32, 2, *model.delta.state_shape)
+        return SimpleNamespace(**_tokens(model, device, tokens), pool=pool)
 
     def ours(o: SimpleNamespace) -> Call:
-        slot = int32(o.q.device, 1)
-        row = int32(o.q.device, 0, tokens), slot, slot, torch.tensor([False], device=o.q.device)
-        args = *_arguments(o), *row
+        args = *_arguments(o), *one_prompt(o.q)
         return lambda: gated_delta_chunk(*args, max_seq_len=tokens)
 
     def torch_eager(o: SimpleNamespace) -> Call:
@@ -72,7 +68,7 @@ def scan(model: Model, tokens: int) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"fla": peers.fla_delta_chunk}),
+        peers_on(model, torch_eager, {"fla": peers.fla_delta_chunk}),
     )
 
 
@@ -103,7 +99,7 @@ def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"fla": peers.fla_gated_norm, "eager": torch_eager}),
+        peers_on(model, torch_eager, {"fla": peers.fla_gated_norm, "eager": torch_eager}),
         compiled="eager" if compiled else None,
     )
 
@@ -113,22 +109,18 @@ def _sizes(model: Model) -> tuple[int, int, int, int]:
     return delta.num_key_heads, delta.key_head_dim, delta.num_value_heads, delta.value_head_dim
 
 
-def _tokens(model: Model, device: torch.device, *shape: int) -> SimpleNamespace:
+def _tokens(model: Model, device: torch.device, *shape: int) -> dict[str, torch.Tensor]:
     key_heads, key_dim, heads, value_dim = _sizes(model)
-    return SimpleNamespace(
-        q=random(device, model.dtype, *shape, key_heads, key_dim),
-        k=random(device, model.dtype, *shape, key_heads, key_dim),
-        v=random(device, model.dtype, *shape, heads, value_dim),
-        a=random(device, model.dtype, *shape, heads),
-        b=random(device, model.dtype, *shape, heads),
-        A=-torch.rand(heads, device=device),
-        dt_bias=random(device, torch.float32, heads),
-    )
+    return {
+        "q": random(device, model.dtype, *shape, key_heads, key_dim),
+        "k": random(device, model.dtype, *shape, key_heads, key_dim),
+        "v": random(device, model.dtype, *shape, heads, value_dim),
+        "a": random(device, model.dtype, *shape, heads),
+        "b": random(device, model.dtype, *shape, heads),
+        "A": -torch.rand(heads, device=device),
+        "dt_bias": random(device, torch.float32, heads),
+    }
 
 
 def _arguments(o: SimpleNamespace) -> tuple[torch.Tensor, ...]:
     return o.q, o.k, o.v, o.a, o.b, o.A, o.dt_bias, o.pool
-
-
-def _peers(model: Model, torch_eager: Bind, gpu: Mapping[str, Bind]) -> Mapping[str, Bind]:
-    return gpu if model.device == "cuda" else {"eager": torch_eager}

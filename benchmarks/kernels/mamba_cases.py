@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import torch
 
 from benchmarks.kernels import eager, peers, work
-from benchmarks.kernels.case import Bind, Call, Case, case_name, int32, random
+from benchmarks.kernels.case import Call, Case, case_name, random
 from benchmarks.kernels.models import Model
+from benchmarks.kernels.state_slots import one_prompt, own_slots, peers_on
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.gated_rms_norm import gated_group_rms_norm
 from kernels.selective_state_update import selective_state_update
@@ -25,8 +25,6 @@ def state_update(model: Model, rows: int, positions: int, *, compiled: bool = Fa
     H, P, N, G = mamba.num_heads, mamba.head_dim, mamba.state_size, mamba.num_groups
 
     def operands(device: torch.device) -> SimpleNamespace:
-        write_slots = torch.arange(1, rows * positions + 1, dtype=torch.int32, device=device)
-        write_slots = write_slots.view(rows, positions)
         return SimpleNamespace(
             x=random(device, model.dtype, rows, positions, H, P),
             dt=random(device, model.dtype, rows, positions, H),
@@ -36,8 +34,7 @@ def state_update(model: Model, rows: int, positions: int, *, compiled: bool = Fa
             D=random(device, torch.float32, H),
             dt_bias=random(device, torch.float32, H),
             pool=random(device, torch.float32, rows * positions + 1, H, P, N),
-            read_slots=write_slots[:, 0].contiguous(),
-            write_slots=write_slots,
+            **own_slots(device, rows, positions),
         )
 
     def arguments(o: SimpleNamespace) -> tuple[torch.Tensor, ...]:
@@ -59,7 +56,7 @@ def state_update(model: Model, rows: int, positions: int, *, compiled: bool = Fa
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {f"mamba-ssm{calls}": peers.mamba_state_update}),
+        peers_on(model, torch_eager, {f"mamba-ssm{calls}": peers.mamba_state_update}),
         compiled="eager" if compiled else None,
     )
 
@@ -68,15 +65,12 @@ def conv_update(model: Model, rows: int, positions: int, *, compiled: bool = Fal
     channels, width = model.mamba.conv_channels, model.mamba.conv_width
 
     def operands(device: torch.device) -> SimpleNamespace:
-        write_slots = torch.arange(1, rows * positions + 1, dtype=torch.int32, device=device)
-        write_slots = write_slots.view(rows, positions)
         return SimpleNamespace(
             x=random(device, model.dtype, rows, positions, channels),
             weight=random(device, model.dtype, channels, width),
             bias=random(device, model.dtype, channels),
             pool=random(device, model.dtype, rows * positions + 1, channels, width - 1),
-            read_slots=write_slots[:, 0].contiguous(),
-            write_slots=write_slots,
+            **own_slots(device, rows, positions),
         )
 
     def ours(o: SimpleNamespace) -> Call:
@@ -94,7 +88,7 @@ def conv_update(model: Model, rows: int, positions: int, *, compiled: bool = Fal
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"causal-conv1d": peers.causal_conv1d_update}),
+        peers_on(model, torch_eager, {"causal-conv1d": peers.causal_conv1d_update}),
         compiled="eager" if compiled else None,
     )
 
@@ -112,7 +106,7 @@ def conv(model: Model, tokens: int, *, compiled: bool = False) -> Case:
         )
 
     def ours(o: SimpleNamespace) -> Call:
-        args = o.x, o.weight, o.bias, o.pool, *_one_prompt(o.x)
+        args = o.x, o.weight, o.bias, o.pool, *one_prompt(o.x)
         return lambda: causal_conv1d(*args, max_seq_len=tokens)
 
     def torch_eager(o: SimpleNamespace) -> Call:
@@ -125,7 +119,7 @@ def conv(model: Model, tokens: int, *, compiled: bool = False) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"causal-conv1d": peers.causal_conv1d, "eager": torch_eager}),
+        peers_on(model, torch_eager, {"causal-conv1d": peers.causal_conv1d, "eager": torch_eager}),
         compiled="eager" if compiled else None,
     )
 
@@ -149,7 +143,7 @@ def scan(model: Model, tokens: int) -> Case:
         )
 
     def ours(o: SimpleNamespace) -> Call:
-        args = o.x, o.dt, o.A, o.B, o.C, o.D, o.dt_bias, o.pool, *_one_prompt(o.x)
+        args = o.x, o.dt, o.A, o.B, o.C, o.D, o.dt_bias, o.pool, *one_prompt(o.x)
         return lambda: ssd_chunk_scan(
             *args, chunk_size=model.mamba.chunk_size, dt_limit=NO_LIMIT, max_seq_len=tokens
         )
@@ -164,7 +158,7 @@ def scan(model: Model, tokens: int) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"mamba-ssm": peers.mamba_chunk_scan}),
+        peers_on(model, torch_eager, {"mamba-ssm": peers.mamba_chunk_scan}),
     )
 
 
@@ -194,16 +188,6 @@ def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        _peers(model, torch_eager, {"mamba-ssm": peers.mamba_gated_norm, "eager": torch_eager}),
+        peers_on(model, torch_eager, {"mamba-ssm": peers.mamba_gated_norm, "eager": torch_eager}),
         compiled="eager" if compiled else None,
     )
-
-
-def _one_prompt(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """cu_seqlens, slots read and written, and that there is no state before."""
-    slot = int32(x.device, 1)
-    return int32(x.device, 0, len(x)), slot, slot, torch.tensor([False], device=x.device)
-
-
-def _peers(model: Model, torch_eager: Bind, gpu: Mapping[str, Bind]) -> Mapping[str, Bind]:
-    return gpu if model.device == "cuda" else {"eager": torch_eager}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-
-from tests.kernels.conftest import Target
 
 STALE = (2**30, -1, 0)  # what a block table may hold beyond a row's length
 
@@ -86,11 +83,6 @@ TOLERANCE = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2},
     torch.float16: {"rtol": 2e-3, "atol": 2e-3},
 }
-
-
-def skip_bfloat16_in_the_interpreter(target: Target, dtype: torch.dtype) -> None:
-    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as integers in tl.dot")
 
 
 def assert_attends(out: torch.Tensor, expected: torch.Tensor) -> None:

@@ -90,7 +90,7 @@ def test_map_moves_every_tensor():
     after = before.map(lambda tensor: tensor.clone())
     for name in ("rows", "offsets", "slots"):
         assert getattr(after, name).data_ptr() != getattr(before, name).data_ptr()
-    for name, value in vars(before.segments).items():
+    for name, value in before.segments._asdict().items():
         if isinstance(value, torch.Tensor):
             assert getattr(after.segments, name).data_ptr() != value.data_ptr()
             assert getattr(after.segments, name).tolist() == value.tolist()

@@ -11,7 +11,9 @@ from kernels.gated_delta_chunk import gated_delta_chunk, gated_delta_chunk_refer
 from kernels.gated_delta_update import gated_delta_update
 from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
 from tests.kernels.delta_operands import HEADS, double, operands, state_shape, transformers_operands
-from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row, random_rows
+from tests.kernels.interpreted import skip_bfloat16_in_the_interpreter
+from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row
+from tests.kernels.rows_to_scan import BOUNDARY_ROWS, NARROW_ROWS, ROWS, further
 
 TOLERANCE = {
     torch.float32: {"rtol": 5e-5, "atol": 5e-5},
@@ -36,12 +38,6 @@ def close(found, expected, *dtypes):
     torch.testing.assert_close(found.double(), expected.double(), equal_nan=True, **tolerance)
 
 
-ROWS = [  # (length, read slot, write slot, has_initial) of each row; chunks hold 16 tokens
-    [(16, 3, 3, True)],
-    [(15, 1, 1, False), (17, 2, 2, True)],
-    [(1, 2, 2, True), (3, 4, 5, True), (48, 0, 1, False), (2, 4, 3, True)],
-    [(5, 1, 4, True), (0, 3, 3, True), (6, 5, 0, True), (2, 0, 0, False), (33, 5, 2, False)],
-]
 KINDS = [  # heads, dtype, state's dtype
     *((heads, torch.float32, torch.float32) for heads in HEADS),
     (HEADS[0], torch.float32, torch.bfloat16),
@@ -62,8 +58,7 @@ KINDS = [  # heads, dtype, state's dtype
 def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     target, rows, heads, dtype, state_dtype, poisoned_pool
 ):
-    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
+    skip_bfloat16_in_the_interpreter(target, dtype)
     lengths, read, write, initial = (list(column) for column in zip(*rows, strict=True))
     tensors = operands((sum(lengths),), heads, dtype, target.device)
     pool = poisoned_pool(6, state_shape(heads), state_dtype, target.device)
@@ -81,15 +76,6 @@ def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
 
 
-BOUNDARY_ROWS = [  # chunks hold 16 tokens
-    [Row(20, 3, 3, True, {1: 7, 15: 8, 16: 9, 17: 10, 19: 11})],
-    [Row(48, 0, 1, False, {32: 7}), Row(2, 2, 4, True, {1: 8}), Row(17, 5, 6, True, {16: 9})],
-    [Row(6, 5, 0, True), Row(0, 3, 3, True), Row(3, 4, 1, True, {2: 7}), Row(5, 4, 2, True)],
-    random_rows(0, 40),
-    *(pytest.param(random_rows(seed, 40), marks=pytest.mark.exhaustive) for seed in (1, 2, 3)),
-]
-
-
 @pytest.mark.parametrize("rows", BOUNDARY_ROWS)
 @pytest.mark.parametrize(
     ("heads", "dtype", "state_dtype"),
@@ -100,8 +86,7 @@ BOUNDARY_ROWS = [  # chunks hold 16 tokens
     ],
 )
 def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, state_dtype, poisoned_pool):
-    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
+    skip_bfloat16_in_the_interpreter(target, dtype)
     batch = RaggedRows(rows, target.device)
     tensors = operands((batch.num_tokens,), heads, dtype, target.device)
     pool = poisoned_pool(NUM_SLOTS, state_shape(heads), state_dtype, target.device)
@@ -119,13 +104,6 @@ def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, st
     close(o, plain, dtype, state_dtype)
     last = [row.write_slot for row in rows]
     close(pool.view[last], plain_state[last], dtype, state_dtype)
-
-
-NARROW_ROWS = {  # rows that start anywhere in their sequences
-    "new": [Row(150, 0, 1, False)],
-    "off the grid": [Row(100, 2, 2, True, num_before=37), Row(5, 3, 3, True, num_before=62)],
-    "boundaries": [Row(90, 2, 2, True, {28: 7, 60: 8}, num_before=100), Row(20, 0, 3, False, {16: 9})],
-}
 
 
 @pytest.mark.parametrize(
@@ -174,11 +152,6 @@ def test_a_row_that_is_cut_on_the_grid_leaves_the_bits_of_the_uncut_row(target, 
         found = scan(target, *tokens, pool.view, *piece.index, num_before=piece.num_before, rounding=rounding)
         assert torch.equal(found, o[begin:end])
     assert torch.equal(pool.view[1], pool.view[2])
-
-
-def further(*values):
-    """Of a sweep, what only ``make test-all`` tries."""
-    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
 
 
 @pytest.mark.parametrize("boundary", [1, 16, 17, *further(15, 31, 39)])

@@ -11,7 +11,8 @@ from kernels.paged_attention_decode import (
     paged_attention_decode,
     paged_attention_decode_reference,
 )
-from tests.kernels.paged_cache import PagedCache, assert_attends, skip_bfloat16_in_the_interpreter
+from tests.kernels.interpreted import skip_bfloat16_in_the_interpreter
+from tests.kernels.paged_cache import PagedCache, assert_attends
 
 
 def decode(target, q, cache, scale, num_splits=1, **scales):

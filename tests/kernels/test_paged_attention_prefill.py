@@ -5,7 +5,8 @@ import torch
 
 from kernels import paged_attention_prefill as module
 from kernels.paged_attention_prefill import paged_attention_prefill, paged_attention_prefill_reference
-from tests.kernels.paged_cache import PagedCache, assert_attends, skip_bfloat16_in_the_interpreter
+from tests.kernels.interpreted import skip_bfloat16_in_the_interpreter
+from tests.kernels.paged_cache import PagedCache, assert_attends
 
 
 def prefill(target, q, cache, query_lens, scale, seq_lens=None, **scales):

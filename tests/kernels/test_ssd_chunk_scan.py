@@ -10,7 +10,9 @@ from kernels.boundaries import segments_of
 from kernels.selective_state_update import selective_state_update
 from kernels.ssd_chunk_scan import ssd_chunk_scan, ssd_chunk_scan_reference
 from kernels.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
-from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row, random_rows
+from tests.kernels.interpreted import skip_bfloat16_in_the_interpreter
+from tests.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row
+from tests.kernels.rows_to_scan import BOUNDARY_ROWS, NARROW_ROWS, ROWS, further
 
 NO_LIMIT = (0.0, float("inf"))
 TOLERANCE = {
@@ -54,12 +56,6 @@ def double(tensors):
     return [t.double() for t in tensors]
 
 
-ROWS = [  # (length, read slot, write slot, has_initial) of each row; chunks hold 16 tokens
-    [(16, 3, 3, True)],
-    [(15, 1, 1, False), (17, 2, 2, True)],
-    [(1, 2, 2, True), (3, 4, 5, True), (48, 0, 1, False), (2, 4, 3, True)],
-    [(5, 1, 4, True), (0, 3, 3, True), (6, 5, 0, True), (2, 0, 0, False), (33, 5, 2, False)],
-]
 HEADS = [  # heads, head dim, groups, state dim
     (4, 32, 1, 64),
     (4, 16, 2, 16),
@@ -91,8 +87,7 @@ KINDS = [  # heads, dtype, state's dtype, dt's limits
 def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     target, rows, heads, dtype, state_dtype, dt_limit, poisoned_pool
 ):
-    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
+    skip_bfloat16_in_the_interpreter(target, dtype)
     lengths, read, write, initial = (list(column) for column in zip(*rows, strict=True))
     num_heads, head_dim, _, state_dim = heads
     tensors = operands(sum(lengths), heads, dtype, target.device)
@@ -112,15 +107,6 @@ def test_scan_equals_the_recurrence_and_writes_only_its_slots(
     pool.assert_same_outside(before, [s for s, n in zip(write, lengths, strict=True) if s and n])
 
 
-BOUNDARY_ROWS = [  # chunks hold 16 tokens
-    [Row(20, 3, 3, True, {1: 7, 15: 8, 16: 9, 17: 10, 19: 11})],
-    [Row(48, 0, 1, False, {32: 7}), Row(2, 2, 4, True, {1: 8}), Row(17, 5, 6, True, {16: 9})],
-    [Row(6, 5, 0, True), Row(0, 3, 3, True), Row(3, 4, 1, True, {2: 7}), Row(5, 4, 2, True)],
-    *(random_rows(seed, 40) for seed in range(2)),
-    *(pytest.param(random_rows(seed, 40), marks=pytest.mark.exhaustive) for seed in (2, 3)),
-]
-
-
 @pytest.mark.parametrize("rows", BOUNDARY_ROWS)
 @pytest.mark.parametrize(
     ("heads", "dtype", "state_dtype"),
@@ -132,8 +118,7 @@ BOUNDARY_ROWS = [  # chunks hold 16 tokens
     ],
 )
 def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, state_dtype, poisoned_pool):
-    if target.name == "triton" and target.device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bfloat16 matrices as integers")
+    skip_bfloat16_in_the_interpreter(target, dtype)
     batch = RaggedRows(rows, target.device)
     num_heads, head_dim, _, state_dim = heads
     tensors = operands(batch.num_tokens, heads, dtype, target.device)
@@ -156,11 +141,6 @@ def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, st
     torch.testing.assert_close(pool.view[last], plain_state[last], equal_nan=True, **tolerance)
 
 
-def further(*values):
-    """Of a sweep, what only ``make test-all`` tries."""
-    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
-
-
 @pytest.mark.parametrize("boundary", [1, 15, 16, 17, *further(31, 39)])
 def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary, poisoned_pool):
     x, dt, A, B, C, D, dt_bias = operands(40, (4, 16, 2, 32), device=target.device)
@@ -174,18 +154,6 @@ def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary
     y = scan(target, x, dt, A, B, C, D, dt_bias, pool.view, *rest.index)
     torch.testing.assert_close(y, whole[boundary:], **TOLERANCE[torch.float32])
     torch.testing.assert_close(pool.view[4], pool.view[2], **TOLERANCE[torch.float32])
-
-
-NARROW_ROWS = {  # rows that start anywhere in their sequences
-    "new": [Row(150, 0, 1, False)],
-    "on the grid": [Row(64, 2, 2, True, num_before=128), Row(70, 3, 4, True, num_before=640)],
-    "off it": [
-        Row(100, 2, 2, True, num_before=37),
-        Row(5, 3, 3, True, num_before=62),
-        Row(1, 4, 4, True, num_before=63),
-    ],
-    "boundaries": [Row(90, 2, 2, True, {28: 7, 60: 8}, num_before=100), Row(20, 0, 3, False, {16: 9})],
-}
 
 
 @pytest.mark.parametrize(
