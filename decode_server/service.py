@@ -98,9 +98,8 @@ class DecodeService:
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._open_streams: set[RouterStream] = set()
-        self._preparations: dict[
-            str, asyncio.Task[None]
-        ] = {}  # requests that wait for a handshake or a grammar
+        self._preparations: dict[str, asyncio.Task[None]] = {}
+        """Of requests that wait for a handshake or a grammar."""
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
         server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
 

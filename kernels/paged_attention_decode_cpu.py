@@ -38,9 +38,8 @@ from kernels.cpu_vector import (
 )
 
 _STEP_TOKENS = 64
-_GRAIN_HEADS = (
-    16  # rows times KV heads, about 100 µs at some hundred tokens; lengths aren't known on the host
-)
+_GRAIN_HEADS = 16
+"""Rows times KV heads, about 100 µs at some hundred tokens; lengths aren't known on the host."""
 
 _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.inf)
 
