@@ -1,4 +1,5 @@
-"""Pods of rendered Deployments as processes of this machine, started and stopped as a kubelet does it.
+"""Pods of rendered Deployments and LeaderWorkerSets as processes of this machine, started and stopped as a
+kubelet does it.
 
 What a container runs, what its probes ask and what comes before its end are the manifest's own. Two things
 are not as in a cluster: a pod's network is a loopback address of its own, which stands for all that its
@@ -20,6 +21,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.deploy.helm import Manifest, container_of, pod_of
+from tests.deploy.leader_worker_sets import pods_of
 from tests.kubernetes_api import KubernetesApi
 
 PROBE_INTERVAL_S = 0.2
@@ -38,6 +40,8 @@ class Pod:
     deployment: Manifest
     process: asyncio.subprocess.Process
     log: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """What LeaderWorkerSet adds to the manifest's own."""
     is_ready: bool = False
     terminating_since_s: float | None = None
     """None: nobody has deleted it."""
@@ -64,6 +68,8 @@ class Node:
     api: KubernetesApi
     folder: Path
     kubeconfig: Path
+    volumes: dict[str, Path] = field(default_factory=dict)
+    """What stands for mounted volumes here, by where they are mounted."""
     pods: list[Pod] = field(default_factory=list)
     num_started: int = 0
 
@@ -72,31 +78,59 @@ class Node:
 
     async def start(self, deployment: Manifest) -> Pod:
         """A new pod, once it is ready."""
+        name = f"{deployment['metadata']['name']}-{self.num_started + 1}"
+        pod = await self._launch(name, deployment, {})
+        await self._until_ready(pod)
+        return pod
+
+    async def start_group(self, group: Manifest) -> list[Pod]:
+        """The first group of a LeaderWorkerSet, leader first, once all are ready. They are told their leader's
+        IP: there are no names here."""
+        leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
+        for name, template, variables in pods_of(group):
+            maker = {**group, "spec": {"template": template}}
+            pods.append(await self._launch(name, maker, variables | {"LWS_LEADER_ADDRESS": leader_ip}))
+        for pod in pods:
+            await self._until_ready(pod)
+        return pods
+
+    async def _launch(self, name: str, deployment: Manifest, variables: dict[str, str]) -> Pod:
         self.num_started += 1
-        ip, name = f"127.0.1.{self.num_started}", f"{deployment['metadata']['name']}-{self.num_started}"
+        ip = f"127.0.1.{self.num_started}"
         log = self.folder / f"{name}.log"
         container = container_of(deployment)
-        arguments = [_in_pod(argument, ip) for argument in container["args"]]
+        arguments = [self._mounted(_in_pod(argument, ip)) for argument in container["args"]]
         if arguments[0] == "router":
             arguments += ["--kubeconfig", str(self.kubeconfig)]  # instead of a mounted token
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "twinfang", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                env=os.environ | _environment(container, ip),
+                env=os.environ | _environment(container, ip) | variables,
             )
-        pod = Pod(name, ip, deployment, process, log)
+        pod = Pod(name, ip, deployment, process, log, variables)
         self.pods.append(pod)
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         role, port = labels.get("twinfang.io/role", ""), labels.get("twinfang.io/port", "")
         self.api.create_pod(name, role=role, port=port, ip=ip, ready=False, labels=labels)
         for label in {"twinfang.io/role", "twinfang.io/port"} - set(labels):
             self.api.set_label(name, label, None)
-        await self._until_ready(pod)
-        pod.probing = asyncio.create_task(self._keep_probing(pod))
         return pod
+
+    def _mounted(self, argument: str) -> str:
+        for path, folder in self.volumes.items():
+            argument = argument.replace(f"={path}/", f"={folder}/")
+        return argument
+
+    async def gone(self, pod: Pod) -> None:
+        """Once it has ended by itself, in order."""
+        code = await asyncio.wait_for(
+            pod.process.wait(), float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
+        )
+        assert code == 0, f"{pod.name} ended with {code}: {_tail(pod)}"
+        await self._forget(pod)
 
     async def stop(self, pod: Pod) -> None:
         """Announced, preStop, SIGTERM; one that is not gone when its grace is over has failed."""
@@ -140,8 +174,12 @@ class Node:
         command = [_in_pod(word, pod.ip) for word in pod.container["lifecycle"]["preStop"]["exec"]["command"]]
         if command[0] == "twinfang":
             command[:1] = [sys.executable, "-m", "twinfang"]
+        elif command[0] == "sh":
+            command[-1] = command[-1].replace("exec twinfang", f"exec {sys.executable} -m twinfang")
         with pod.log.open("ab") as output:
-            hook = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
+            hook = await asyncio.create_subprocess_exec(
+                *command, stdout=output, stderr=output, env=os.environ | pod.variables
+            )
         code = await asyncio.wait_for(hook.wait(), grace_s)
         assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
 
@@ -152,6 +190,7 @@ class Node:
             assert time.monotonic() < deadline_s, f"{pod.name} did not become ready: {_tail(pod)}"
             await asyncio.sleep(PROBE_INTERVAL_S)
         self._set_ready(pod, True)
+        pod.probing = asyncio.create_task(self._keep_probing(pod))
 
     async def _keep_probing(self, pod: Pod) -> None:
         while True:
@@ -175,8 +214,10 @@ def _environment(container: Manifest, ip: str) -> dict[str, str]:
 
 
 async def _answers(pod: Pod) -> bool:
-    """The readiness probe."""
-    probe: dict[str, Any] = pod.container["readinessProbe"]
+    """The readiness probe; without one, that it runs."""
+    probe: dict[str, Any] | None = pod.container.get("readinessProbe")
+    if probe is None:
+        return pod.process.returncode is None
     if "grpc" in probe:
         return await _serves(f"{pod.ip}:{probe['grpc']['port']}")
     request = probe["httpGet"]
