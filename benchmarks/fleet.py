@@ -22,7 +22,7 @@ import grpc
 import httpx
 import psutil
 
-from twinfang.ports import LOOPBACK, free_ports
+from twinfang.ports import LOOPBACK, free_ports, ports_held
 from wire.codec import decode, encode
 from wire.generation import GetStats, ServerStats
 from wire.rpc import CLIENT_OPTIONS, GET_STATS
@@ -272,8 +272,9 @@ def make_processes(
 def running(fleet: Fleet) -> Iterator[None]:
     """Starts all; after the block each process must stop cleanly. None is left, whatever happens."""
     try:
-        fleet.start()
-        yield
+        with ports_held(process.address for process in fleet.processes):
+            fleet.start()
+            yield
         for process in fleet.processes:
             if process.is_alive:
                 assert process.stop() == 0, f"{process.name} did not stop cleanly\n{process.log[-2000:]}"

@@ -89,10 +89,14 @@ class Stack(LaunchedStack):
             for s in self.stats().values()
         )
 
+    def fault(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Servers have this fault of :mod:`tests.faults.injected` inside the block; as :meth:`slow_steps`."""
+        return switched_on(self.folder / FAULTS_FOLDER, name)
+
     def slow_steps(self) -> contextlib.AbstractContextManager[None]:
         """Inside the block decode servers rest for 100 ms before each step: what is answered there stays
         under way, however fast the machine is. Of a stack that :func:`slowed_stack` started."""
-        return switched_on(self.folder / FAULTS_FOLDER, "slower-steps")
+        return self.fault("slower-steps")
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to one child; returns the pid it had."""
@@ -207,19 +211,23 @@ class Stacks:
         self._exits = exits
         self._running: dict[tuple[str, ...], Stack] = {}
 
-    def __call__(self, command: str, *flags: str) -> Stack:
+    def __call__(self, command: str, *flags: str, module: str = "twinfang") -> Stack:
         """The running stack of these flags; started when first asked for."""
-        key = (command, *flags)
+        key = (module, command, *flags)
         if key not in self._running:
-            self._running[key] = self._exits.enter_context(running_stack(command, *flags))
+            self._running[key] = self._exits.enter_context(running_stack(command, *flags, module=module))
         stack = self._running[key]
         stack.used_by.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
         return stack
 
+    def slowed(self, command: str, *flags: str) -> Stack:
+        """One whose servers can be slowed down (:meth:`Stack.slow_steps`)."""
+        return self(command, *flags, module=slowed.MODULE)
+
     def logs_for(self, test_id: str) -> list[tuple[str, str]]:
         """Title and end of the log of each stack that a test used."""
         return [
-            (f"log of twinfang {' '.join(key)}", stack.log_tail)
+            (f"log of {' '.join(key)}", stack.log_tail)
             for key, stack in self._running.items()
             if test_id in stack.used_by and stack.folder.exists()
         ]

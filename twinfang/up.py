@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from twinfang.child import Child
+from twinfang.ports import ports_held
 from twinfang.stack import Stack, child_environment, plan_stack
 from twinfang.supervisor import Supervisor
 
@@ -46,7 +48,15 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, supervisor.request_stop)
-    await supervisor.run()
+    with ports_held(_addresses(stack)):
+        await supervisor.run()
+
+
+def _addresses(stack: Stack) -> list[str]:
+    """All on which a process of the stack listens."""
+    children = (*stack.servers, stack.router)
+    pages = [urlsplit(child.metrics_url).netloc for child in stack.servers if child.metrics_url]
+    return [child.address for child in children] + pages
 
 
 class Progress:

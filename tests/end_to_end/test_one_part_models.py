@@ -10,9 +10,18 @@ import httpx
 import pytest
 
 from tests.end_to_end.clients import greedy_body
-from tests.end_to_end.test_moving import TOKEN, admin, decode_workers, num_retries, stream
+from tests.end_to_end.test_moving import (
+    TOKEN,
+    admin,
+    decode_workers,
+    is_drained,
+    num_retries,
+    stream,
+    until_begun,
+    until_both_serve,
+)
 from tests.families import make_family_checkpoint
-from tests.stack import running_stack
+from tests.stack import slowed_stack
 
 NUM_REQUESTS = 8
 NUM_TURNS = 4
@@ -29,7 +38,7 @@ def stack(request, tmp_path_factory):
     token_file = tmp_path_factory.mktemp("admin") / "token"
     token_file.write_text(TOKEN)
     flags = ("--model", str(model_dir), "--admin-token-file", str(token_file), *FLAGS)
-    with running_stack("up", *flags) as running:
+    with slowed_stack("up", *flags) as running:
         yield running
 
 
@@ -66,21 +75,25 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained(stack):
         }
         for _ in range(NUM_REQUESTS)
     ]
-    stack.wait_until(stack.is_ready, "all servers are connected")
+    until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]
     begun, retries = threading.Semaphore(0), num_retries(stack.url)
     first, _ = decode_workers(stack)
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
-        for _ in range(NUM_REQUESTS):
-            assert begun.acquire(timeout=60)
-        admin(stack, "POST", f"/workers/{first}/drain")
+        with stack.slow_steps():
+            answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+            until_begun(begun, NUM_REQUESTS)
+            admin(stack, "POST", f"/workers/{first}/drain")
+            stack.wait_until(lambda: is_drained(stack, first), "it has let go of all")
         assert [answer.result(timeout=60) for answer in answers] == expected
     assert num_retries(stack.url) == retries, "states or blocks were handed over; nothing was computed twice"
     requests = admin(stack, "GET", f"/requests?limit={NUM_REQUESTS}")["requests"]
     timelines = [admin(stack, "GET", f"/requests/{one['id']}")["timeline"] for one in requests]
     assert any(event["name"] == "moved" for timeline in timelines for event in timeline)
     admin(stack, "POST", f"/workers/{first}/undrain")
-    for stats in stack.stats().values():
-        assert (stats.num_running, stats.num_waiting, stats.transfers_in_flight) == (0, 0, 0)
-        assert not any(stats.transfer_failures.values())
+    stack.wait_until(lambda: all(map(has_nothing_to_do, stack.stats().values())), "nothing is under way")
+    assert not any(any(stats.transfer_failures.values()) for stats in stack.stats().values())
+
+
+def has_nothing_to_do(stats):
+    return (stats.num_running, stats.num_waiting, stats.transfers_in_flight) == (0, 0, 0)

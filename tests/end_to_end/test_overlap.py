@@ -33,7 +33,7 @@ def plain(module_stacks):
 @pytest.fixture(scope="module")
 def overlapped(module_stacks):
     """Its prefill server computes 16 tokens a step. Its servers have met: nothing is early before that."""
-    stack = module_stacks("up", *FLAGS, "--max-batch-tokens", str(CHUNK))
+    stack = module_stacks.slowed("up", *FLAGS, "--max-batch-tokens", str(CHUNK))
     run_async(lambda: all_at_once(stack, [greedy_body(prompt, 1) for prompt in prompts(0, 1, 5)]))
     return stack
 
@@ -89,7 +89,7 @@ async def test_blocks_that_either_side_has_cached_are_not_moved_again(plain, ove
     longer = prompt + prompts(103, 1)[0]
     with Figures(overlapped) as first:
         assert await exact(overlapped, plain, [greedy_body(prompt, 4)])
-    with Figures(overlapped) as second:
+    with Figures(overlapped) as second, overlapped.fault("small-chunks"):  # time to read in between
         assert await exact(overlapped, plain, [greedy_body(longer, 4)])
     # The prefill server goes on from its cached state; the decode server has that prompt's blocks.
     assert first.computed == 299
@@ -115,12 +115,14 @@ async def test_a_conversation_s_next_turn_starts_from_its_kept_state_and_overlap
 
 
 async def test_a_client_that_goes_away_while_its_prompt_is_computed_leaves_nothing(overlapped):
+    parts = overlapped.stats("decode-0")["decode-0"].transfer_parts
     async with http_client(overlapped) as client:
         requests = [
             asyncio.ensure_future(complete(client, greedy_body(prompt, 4))) for prompt in prompts(6, 4, 1000)
         ]
-        while not any(stats.transfer_parts for stats in [overlapped.stats("decode-0")["decode-0"]]):
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(60):
+            while overlapped.stats("decode-0")["decode-0"].transfer_parts == parts:
+                await asyncio.sleep(0.005)
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)

@@ -123,7 +123,7 @@ def gained(before, after):
 
 def exported(stack):
     """The decode server's samples of speculation: value by name and position."""
-    text = httpx.get(stack.processes()["decode-0"].metrics_url, timeout=10.0).text
+    text = httpx.get(stack.processes()["decode-0"].metrics_url, timeout=60.0).text
     return {
         (sample.name.removeprefix("twinfang_spec_decode_"), sample.labels.get("position")): sample.value
         for family in text_string_to_metric_families(text)
@@ -148,7 +148,7 @@ def check_metrics(stack, k):
         shown["num_accepted_tokens_per_pos_total", str(position)] = accepted[position]
     if drafted[0]:
         shown["mean_accepted_length", None] = pytest.approx(1 + sum(accepted) / drafted[0])
-    assert exported(stack) == shown
+    stack.wait_until(lambda: exported(stack) == shown, "its page shows that, too")
     return accepted
 
 
@@ -197,6 +197,7 @@ async def test_drafts_are_as_good_behind_a_handoff_as_without_one(expected, modu
 
 
 async def test_a_request_that_asks_for_no_drafts_gets_none(expected, drafting):
+    drafting.wait_until(drafting.is_idle, "no step of an earlier test is under way")
     before = figures(drafting)
     answers = await all_at_once(drafting, [body | {"speculate": False} for body in bodies()])
     assert figures(drafting) == before
@@ -315,13 +316,13 @@ async def test_a_decode_server_with_mtp_refuses_a_prefill_server_without(module_
     addresses = ("--prefill", without.processes()["prefill-0"].address)
     addresses += ("--decode", drafting.processes()["decode-0"].address)
     with running_router(*addresses) as url:
-        reply = httpx.post(f"{url}/v1/completions", json=greedy_body([17, 23, 42], 4), timeout=30.0)
+        reply = httpx.post(f"{url}/v1/completions", json=greedy_body([17, 23, 42], 4), timeout=60.0)
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (502, "handshake_refused"), reply.text
         assert "attn_layers 3" in error["message"]
         assert "attn_layers 2" in error["message"]
         assert "start the prefill server with the same --speculative and --drafter" in error["message"]
-        async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
             alone = await complete(client, greedy_body([17], 4))  # nothing is handed over
             assert len(alone.token_ids) == 4
     for stack in (without, drafting):

@@ -49,10 +49,11 @@ def check_after_a_kill(asked, fault, table):
 def test_killed_after_the_read(fleet, ask, table):
     retries = [fleet.retries(router) for router in SERVERS]
     asked = ask(max_tokens=300)
-    thaw_decode(fleet)
-    wait_until(lambda: fleet.stats("decode").num_running == 3, "decode has read")
-    wait_until(lambda: fleet.stats("decode-local").num_running == 1, "decode-local has read")
-    fleet["prefill-a"].kill()
+    with fleet.fault("slow-steps"):  # the answers are under way until all have begun
+        thaw_decode(fleet)
+        wait_until(lambda: fleet.stats("decode").num_running == 3, "decode has read")
+        wait_until(lambda: fleet.stats("decode-local").num_running == 1, "decode-local has read")
+        fleet["prefill-a"].kill()
     seconds = max(asked.exact(router) for router in SERVERS)
     assert [fleet.retries(router) for router in SERVERS] == retries, (
         "an answer under way needs no prefill server"

@@ -22,7 +22,8 @@ from tests.kv_transfer.pools import PoolShape
 from wire.handoff import EndLease
 from wire.rpc import TRANSFER_SERVICE, service
 
-TTL_S = 0.4
+TTL_S = 0.7
+"""A machine that stands still for two thirds of it loses leases, as it should."""
 NOBODY = "127.0.0.1:1"
 BLOCKS, SLOT = [3, 4, 5], 2
 
@@ -104,13 +105,13 @@ async def test_a_held_lease_outlives_its_time_to_live_and_ends_soon_after_it_is_
     held, forgotten = world.grant("held"), world.grant("forgotten")
     world.keeper.hold(held)
     assert (await world.next_ended()).request_id == "forgotten"
-    await lifetimes(3)
+    await lifetimes(2)
     assert (world.source.num_leases, world.ended.empty()) == (1, True)
     world.keeper.let_go(held)
     let_go = time.monotonic()
     ended = await world.next_ended()
     assert (ended.request_id, ended.reason) == ("held", "expired")
-    assert time.monotonic() - let_go < 3 * TTL_S
+    assert time.monotonic() - let_go < 6 * TTL_S
     assert forgotten.lease_id != held.lease_id
 
 
@@ -129,17 +130,17 @@ async def test_all_leases_of_a_server_are_renewed_in_one_call(world):
     tickets = [world.grant(str(i)) for i in range(8)]
     for ticket in tickets:
         world.keeper.hold(ticket)
-    await lifetimes(3)
+    await lifetimes(2)
     assert world.source.num_leases == 8
     assert {count for _, count in world.peers.calls} == {8}
-    assert len(world.peers.calls) <= 3 * RENEWALS_PER_LIFETIME
+    assert len(world.peers.calls) <= 2 * RENEWALS_PER_LIFETIME
 
 
 async def test_one_that_joins_others_is_renewed_in_time(world):
     world.keeper.hold(world.grant("first"))
     await lifetimes(0.25)
     world.keeper.hold(world.grant("second"))
-    await lifetimes(3)
+    await lifetimes(2)
     assert world.source.num_leases == 2
 
 
@@ -157,7 +158,7 @@ async def test_a_server_that_is_gone_does_not_cost_another_its_leases(world):
     world.keeper.hold(dataclasses.replace(world.grant("lost"), address=NOBODY))
     world.keeper.hold(world.grant("kept"))
     assert (await world.next_ended()).request_id == "lost"
-    await lifetimes(3)
+    await lifetimes(2)
     assert world.source.num_leases == 1
 
 
@@ -169,7 +170,7 @@ async def test_a_frozen_server_whose_leases_live_long_does_not_cost_another_its_
         next(iter(held.values())).due = 0.0  # it is asked first
         world.keeper.hold(world.grant("kept"))
         assert (await world.next_ended()).request_id == "lost"
-        await lifetimes(3)
+        await lifetimes(2)
         assert world.source.num_leases == 1
         assert sum(address == frozen for address, _ in world.peers.calls) == 1
         await world.keeper.close()
@@ -185,7 +186,7 @@ async def test_a_lease_that_has_ended_is_not_asked_for_again(world, caplog):
         while len(world.keeper) == 2:
             await asyncio.sleep(0.01)
     num_calls = len(world.peers.calls)
-    await lifetimes(3)
+    await lifetimes(2)
     later = [count for _, count in world.peers.calls[num_calls:]]
     assert later
     assert set(later) == {1}, "one is asked for, the other is not"
@@ -197,7 +198,8 @@ async def test_a_lease_that_has_ended_is_not_asked_for_again(world, caplog):
 async def test_closing_lets_go_of_all_at_once(world):
     async with server_that_says_nothing() as frozen:
         world.keeper.hold(dataclasses.replace(world.grant("a"), address=frozen))
-        await lifetimes(0.5)
-        assert len(world.peers.calls) == 1, "a call is under way"
+        async with asyncio.timeout(10 * TTL_S):
+            while not world.peers.calls:  # then one is under way
+                await asyncio.sleep(0.01)
         await asyncio.wait_for(world.keeper.close(), TTL_S)
     assert len(world.keeper) == 0

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from twinfang.ports import EPHEMERAL_RANGE, free_ports, require_free
+from twinfang import ports as ports_module
+from twinfang.ports import EPHEMERAL_RANGE, free_ports, ports_held, require_free
 from wire.errors import ConfigError
 
 
@@ -17,6 +18,27 @@ def test_free_ports_are_different_and_can_be_listened_on():
         with socket.socket() as server:
             server.bind(("127.0.0.1", port))
             server.listen()
+
+
+def test_no_port_is_given_twice_and_none_that_is_held(monkeypatch):
+    first_ephemeral = int(EPHEMERAL_RANGE.read_text().split()[0])
+    monkeypatch.setattr(ports_module, "FIRST_PORT", first_ephemeral - 40)
+    monkeypatch.setattr(ports_module, "MAX_TRIES", 40)
+    first = free_ports(3)
+    assert not set(first) & set(free_ports(3))
+    monkeypatch.setattr(ports_module, "_given", set())  # another process knows nothing of this one's
+    with ports_held([f"127.0.0.1:{port}" for port in first]):
+        assert not set(first) & set(free_ports(15))
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", first[0]))
+            server.listen()
+            socket.create_connection(("127.0.0.1", first[0]), timeout=10).close()
+            with (
+                pytest.raises(ConfigError, match=f"can't have 127.0.0.1:{first[0]}"),
+                ports_held([f"127.0.0.1:{first[0]}"]),
+            ):
+                pass
 
 
 def test_no_outgoing_connection_can_take_them():
