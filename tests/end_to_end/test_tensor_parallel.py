@@ -6,6 +6,7 @@ than four ranks, so there they hold copies.
 
 import asyncio
 import random
+from functools import cache
 
 import pytest
 
@@ -33,16 +34,17 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def model_dirs(bundled_model, tmp_path_factory):
-    def folder():
-        return tmp_path_factory.mktemp("checkpoint")
+def model_dir(bundled_model, tmp_path_factory):
+    @cache
+    def make(name):
+        folder = tmp_path_factory.mktemp(name)
+        if name == "bundled":
+            return bundled_model
+        if name == "moe":
+            return make_checkpoint(folder, MOE_WITH_MTP, seed=5)
+        return make_family_checkpoint(folder, name, seed=5)
 
-    return {
-        "bundled": bundled_model,
-        "moe": make_checkpoint(folder(), MOE_WITH_MTP, seed=5),
-        "llama": make_family_checkpoint(folder(), "llama", seed=5),
-        "mamba-2": make_family_checkpoint(folder(), "mamba-2", seed=5),
-    }
+    return make
 
 
 def bodies():
@@ -53,14 +55,16 @@ def bodies():
 
 
 @pytest.fixture(scope="module")
-def expected(model_dirs):
-    """Tokens of one engine with one rank, by checkpoint."""
+def expected(model_dir):
+    """Tokens of one engine with one rank, of a checkpoint."""
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
     asks = [Ask(tuple(body["prompt"]), params) for body in bodies()]
-    return {
-        name: [answer.tokens for answer in serve(make_engine(path, "none", 0, None, 0), asks)]
-        for name, path in model_dirs.items()
-    }
+
+    @cache
+    def tokens(name):
+        return [answer.tokens for answer in serve(make_engine(model_dir(name), "none", 0, None, 0), asks)]
+
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -68,14 +72,14 @@ def expected(model_dirs):
     [*PAIRS[:2], *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in PAIRS[2:])],
 )
 def test_greedy_answers_do_not_depend_on_the_numbers_of_ranks(
-    model_dirs, expected, prefill, decode, model, flags
+    model_dir, expected, prefill, decode, model, flags
 ):
     ranks = ("--prefill-tensor-parallel", str(prefill), "--tensor-parallel", str(decode))
-    with running_stack("up", *FLAGS, *ranks, *flags, "--model", str(model_dirs[model])) as stack:
+    with running_stack("up", *FLAGS, *ranks, *flags, "--model", str(model_dir(model))) as stack:
         together = asyncio.run(all_at_once(stack, bodies()))
-        assert [answer.token_ids for answer in together] == expected[model]
+        assert [answer.token_ids for answer in together] == expected(model)
         alone = asyncio.run(one_at_a_time(stack, bodies()[-2:]))
-        assert [answer.token_ids for answer in alone] == expected[model][-2:]
+        assert [answer.token_ids for answer in alone] == expected(model)[-2:]
         stack.wait_until(stack.is_idle, "all blocks, slots and leases are free")
         stats = stack.stats("decode-0")["decode-0"]
         assert stats.transfer_bytes > 0

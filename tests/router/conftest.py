@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,17 @@ class Stack:
 
     url: str
     client: httpx.AsyncClient
-    openai: AsyncOpenAI
     app: Any
     prefill: list[ScriptedPrefill]
     decode: list[ScriptedDecode]
+    exits: AsyncExitStack
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        """Not for every test: it reads all of the machine's certificates."""
+        made = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.exits.push_async_callback(made.close)
+        return made
 
     @property
     def services(self) -> Services:
@@ -72,6 +81,8 @@ class Stack:
 TIMEOUT_S = 60.0
 """Of what is over in milliseconds on a machine that has time for it."""
 POLL_INTERVAL_S = 0.005
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Of clients of a router that has none: else each would read all of the machine's certificates."""
 
 
 async def until(condition: Callable[[], Any], *, timeout_s: float = TIMEOUT_S) -> None:
@@ -100,11 +111,19 @@ async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: 
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+class PromptServer(HttpServer):
+    """Looks more often than ten times a second whether it is to stop: hundreds of tests wait for that."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(counter=0):
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
 @asynccontextmanager
 async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]:
     """Serves an app from this event loop; yields its URL and the app."""
     app = create_app(config)
-    server = HttpServer(app, replace(config, port=0), app.state.drain)
+    server = PromptServer(app, replace(config, port=0), app.state.drain)
     server.config.timeout_graceful_shutdown = 1
     serving = asyncio.create_task(server.serve())
     try:
@@ -156,10 +175,10 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
                 "request_timeout_s": TIMEOUT_S,
             }
             url, app = await exits.enter_async_context(running_router(RouterConfig(**(settings | config))))
-            client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S))
-            openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-            exits.push_async_callback(openai.close)
-            stack = Stack(url, client, openai, app, prefill, decode)
+            client = await exits.enter_async_context(
+                httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=NO_TLS)
+            )
+            stack = Stack(url, client, app, prefill, decode, exits)
             if ready:
                 pool = stack.services.pool
                 await until(lambda: pool.num_connected() == pool.num_configured())
