@@ -113,7 +113,7 @@ async def test_a_stream_that_another_process_took_than_said_who_it_is_is_opened_
     await server.start()
     stream = await connected(server)
     await until(lambda: stream.info is not None and stream.info.incarnation == "second")
-    assert opened == ["first", "second"]
+    await until(lambda: opened == ["first", "second"])
     outputs = Received("a")
     stream.submit(submit("a"), outputs)
     await until(lambda: outputs and outputs[-1].token_ids == (5,))
