@@ -84,8 +84,8 @@ class Node:
         return pod
 
     async def start_group(self, group: Manifest) -> list[Pod]:
-        """The first group of a LeaderWorkerSet, leader first, once all are ready. They are told their leader's
-        IP: there are no names here."""
+        """The first group of a LeaderWorkerSet, leader first, once all are ready. They are told their
+        leader's IP: there are no names here."""
         leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
         for name, template, variables in pods_of(group):
             maker = {**group, "spec": {"template": template}}
