@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 CALL_TIMEOUT_S = 20.0
+MENDED = "+reflect2"
 MERGE = "application/strategic-merge-patch+json"
 
 Manifest = dict[str, Any]
@@ -54,6 +55,11 @@ class Api:
     def version(self) -> tuple[int, int]:
         said = self.get("/version")
         return int(said["major"]), int(said["minor"].rstrip("+"))
+
+    def has_custom_resources(self) -> bool:
+        """Whether it survives them: the reflect2 of versions before 1.24 ends it there, if it is built with
+        Go 1.18 or newer and that was not mended (README.md)."""
+        return self.version() >= (1, 24) or MENDED in self.get("/version")["gitVersion"]
 
     def get(self, path: str, **query: str) -> Manifest:
         return self.call("GET", path, query=query)

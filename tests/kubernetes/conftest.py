@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.deploy.helm import EXAMPLES
+from tests.deploy.leader_worker_sets import CRD
 from tests.kubernetes.api import Api, Manifest
 from tests.kubernetes.control_plane import ControlPlane, running_control_plane
 from tests.kubernetes.node import Node
 from tests.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
 from tests.kubernetes.release import Release
 from tests.kubernetes.router_pod import RouterPod
+from tests.kubernetes.schemas import Schemas
 from tests.router.conftest import until
 from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
 
@@ -26,6 +30,7 @@ ADMIN_TOKEN = "an-administrator-of-the-router"
 DIGEST = hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()
 VALUES: Manifest = {"auth": {"adminToken": {"digest": f"sha256:{DIGEST}"}}}
 ROUTER_START_DEADLINE_S = 60.0
+DEFINED_S = 60.0
 
 _numbers = itertools.count(1)
 
@@ -57,7 +62,21 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with running_control_plane(tmp_path_factory.mktemp("control-plane")) as running:
+        with running.first.as_admin() as api:
+            if api.has_custom_resources():
+                define(api, yaml.safe_load(CRD.read_text(encoding="utf-8")))
         yield running
+
+
+def define(api: Api, definition: Manifest) -> None:
+    """Once it is, its kind is in the API's document of all schemas."""
+    api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    spec = definition["spec"]
+    known = spec["group"], spec["versions"][0]["name"], spec["names"]["kind"]
+    deadline_s = time.monotonic() + DEFINED_S
+    while "/".join(known[:2]) + f" {known[2]}" not in Schemas(api).kinds:
+        assert time.monotonic() < deadline_s, f"{known} is not defined after {DEFINED_S:g} s"
+        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -40,6 +40,11 @@ class Schemas:
             for kind in schema.get("x-kubernetes-group-version-kind", [])
         }
 
+    @property
+    def kinds(self) -> set[str]:
+        """``group/version kind``."""
+        return {f"{version} {kind}" for version, kind in self._by_kind}
+
     def fitted(self, manifests: list[Manifest]) -> tuple[list[Manifest], KeptBack]:
         """Objects without what the API server does not know."""
         kept_back, fitted = KeptBack(), []
