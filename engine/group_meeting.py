@@ -14,7 +14,7 @@ from engine.group_connections import connect_all
 from engine.group_mesh import GroupMesh
 from engine.group_store import GroupStore, first_line, publish, published
 from engine.tensor_parallel import START_TIMEOUT_S, make_process_group
-from wire.errors import DeadlineError
+from wire.errors import DeadlineError, WireError
 from wire.lockstep import Hello
 
 
@@ -39,7 +39,7 @@ def meet(
     try:
         if rank == 0:
             store.set("secret", secrets.token_hex(16))
-        hello = Hello(store.get("secret").decode(), rank, terms)
+        hello = Hello(store.get("secret").decode(), rank, terms, names[rank])
         with place.listen(len(names)) as listening:
             publish(store, f"address/{rank}", listening)
             connections = connect_all(
@@ -51,7 +51,7 @@ def meet(
                 deadline_s=deadline_s,
             )
         make_process_group(PrefixStore("torch", store), rank, len(names), device)
-    except (dist.DistStoreError, OSError, EOFError) as error:
+    except (dist.DistError, OSError, EOFError, WireError) as error:
         raise DeadlineError(
             f"the ranks of the group at {place.address} did not meet: {first_line(error)}"
         ) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,6 +12,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+OWN_NAME_TIMEOUT_S = 60.0
+"""How long a host waits until the name it listens at is known; in a cluster that follows its start."""
+NAME_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,11 @@ class GroupStore:
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
         """``timeout_s`` is how long it is waited for, and then for each of its entries.
 
-        Raises :class:`ConfigError` for an address where nobody can listen, or nobody answers.
+        Raises :class:`ConfigError` for an address that is none, where nobody can listen, or nobody answers.
         """
         host, _, port = self.address.rpartition(":")
         opens, timeout = is_first and self.is_own, timedelta(seconds=timeout_s)
+        self._await_name(min(timeout_s, OWN_NAME_TIMEOUT_S) if opens else timeout_s)
         try:
             store = TCPStore(
                 host.strip("[]"), int(port), is_master=opens, timeout=timeout, wait_for_workers=False
@@ -43,6 +52,22 @@ class GroupStore:
                 "a port that is free and that all ranks reach"
             ) from error
         return PrefixStore(f"twinfang/{self.life}", store)
+
+    def _await_name(self, timeout_s: float) -> None:
+        host, _, port = self.address.rpartition(":")
+        deadline_s, has_told = time.monotonic() + timeout_s, False
+        while True:
+            try:
+                socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                return
+            except OSError as error:
+                what = f"{self.flag} {self.address} can't be resolved: {error.strerror}"
+                if time.monotonic() > deadline_s:
+                    raise ConfigError(f"{what}; give the address of the group's first host") from error
+                if not has_told:
+                    log.warning("%s; trying again for %g s", what, timeout_s)
+                    has_told = True
+            time.sleep(NAME_POLL_S)
 
     def listen(self, backlog: int) -> socket.socket:
         """A socket on a port that is free, at the address by which this host reaches the store's.

@@ -15,9 +15,7 @@ from engine.lead_engine import LeadEngine
 from engine.lockstep import GroupLockstep, LeadLockstep
 from engine.loop import EngineLoop
 from engine.mailbox import Mailbox
-from engine.membership import Membership
-from engine.model_shard import check_divides
-from engine.models import read_config
+from engine.membership import Membership, check_model
 from engine.rank_process import RankMain, work
 from engine.rank_processes import RankProcesses
 from engine.step_result import StepResult
@@ -53,9 +51,7 @@ class EngineHost:
         """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
         self._membership = Membership()
         if config.num_expert_ranks > 1:
-            model_config = read_config(config.model_dir, config.dtype)
-            config.check_experts(model_config)
-            check_divides(model_config, config.tensor_parallel, shares_experts=config.expert_parallel)
+            check_model(config)
         if config.tensor_parallel > 1:
             self.ranks = RankProcesses(
                 config,

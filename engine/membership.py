@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.data_parallel import join_group
 from engine.fingerprint import fingerprint
 from engine.group_mesh import GroupMesh
+from engine.model_shard import check_divides
 from engine.models import read_config
 from engine.nodes import join_ranks
 from engine.tensor_parallel import ALONE, TensorParallel, join, leave
@@ -77,6 +78,13 @@ class Membership:
             log.warning("not all ranks have said goodbye within %g s", GOODBYE_TIMEOUT_S)
         leave()
         mesh.close()
+
+
+def check_model(config: EngineConfig) -> None:
+    """Raises :class:`ConfigError` for a model that can't be divided among so many ranks."""
+    model = read_config(config.model_dir, config.dtype)
+    config.check_experts(model)
+    check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
 
 
 def _lockstep_terms(config: EngineConfig) -> dict[str, str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from engine.group_connections import answer, call
+from engine.group_connections import Reception, call
 from engine.group_store import first_line, publish, published
 from engine.nodes import MEETING_TIMEOUT_S, Nodes, rank_names
 from engine.rank_link import RankLink
-from wire.errors import DeadlineError, WireError
+from wire.errors import ConfigError, DeadlineError, WireError
 from wire.lockstep import Hello
 
 log = logging.getLogger(__name__)
@@ -25,47 +26,59 @@ class NodeLinks:
     """Rank 0's side. Opens the store."""
 
     def __init__(self, nodes: Nodes, tp_size: int) -> None:
-        """Raises :class:`ConfigError` where nobody can listen at the store's address."""
+        """Raises :class:`ConfigError` where nobody can listen at the store's address, and where another
+        host 0 has."""
         self._nodes = nodes
         self._names = rank_names(nodes, tp_size)
         self._store = nodes.store.open(is_first=True, timeout_s=MEETING_TIMEOUT_S)
-        self._hello = Hello(secrets.token_hex(16), 0, {})
+        self._hello = _hello(secrets.token_hex(16), nodes, 0, tp_size)
+        secret = self._store.compare_set(_SECRET, "", self._hello.secret).decode()
+        if secret != self._hello.secret:
+            raise ConfigError(
+                f"another host 0 is at {nodes.store.flag} {nodes.store.address}: give this one another "
+                "--node-rank, or another address if it belongs to another server"
+            )
         self._listening = nodes.store.listen(tp_size)
-        self._store.set(_SECRET, self._hello.secret)
         publish(self._store, _ADDRESS, self._listening)
 
-    def accept(self) -> dict[int, RankLink]:
-        """A line to each rank of another host, by its number, once all have called.
+    def accept(self) -> Iterator[tuple[int, RankLink]]:
+        """Each rank of another host and a line to it, as they call.
 
-        Raises :class:`DeadlineError` for ranks that have not after :data:`MEETING_TIMEOUT_S`.
+        Raises :class:`DeadlineError` for ranks that have not after :data:`MEETING_TIMEOUT_S`, and
+        :class:`ConfigError` for one that was told another number of ranks or hosts.
         """
         tp_size = len(self._names)
-        missing = list(range(self._nodes.ranks(tp_size).stop, tp_size))
+        missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
         deadline_s = time.monotonic() + MEETING_TIMEOUT_S
-        links: dict[int, RankLink] = {}
         log.info("waiting for %d other hosts at %s", self._nodes.size - 1, self._nodes.store.address)
-        while missing:
-            connection, theirs = answer(
-                self._listening, self._hello, missing, names=self._names, deadline_s=deadline_s
-            )
-            missing.remove(theirs.rank)
-            links[theirs.rank] = RankLink.over(connection)
-            host = self._nodes.host_of(theirs.rank, tp_size)
-            if not any(self._nodes.host_of(rank, tp_size) == host for rank in missing):
-                log.info("all ranks of host %d are there", host)
-        self._listening.close()
-        return links
+        with self._listening, Reception(self._listening, self._hello) as reception:
+            while missing:
+                caller, connection = reception.next(missing, deadline_s=deadline_s)
+                del missing[caller]
+                yield caller, RankLink.over(connection)
+                host = self._nodes.host_of(caller, tp_size)
+                if not any(self._nodes.host_of(rank, tp_size) == host for rank in missing):
+                    log.info("all ranks of host %d are there", host)
 
 
-def call_rank_0(nodes: Nodes, rank: int) -> RankLink:
-    """Waits for rank 0 and calls it. Raises :class:`DeadlineError` if it does not come."""
+def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
+    """Waits for rank 0 and calls it.
+
+    Raises :class:`DeadlineError` if it does not come, or ends; :class:`ConfigError` where it refuses this
+    rank.
+    """
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:
-        hello = Hello(store.get(_SECRET).decode(), rank, {})
-        connection, _ = call(published(store, _ADDRESS), hello)
-    except (dist.DistStoreError, OSError, EOFError, WireError) as error:
+        hello = _hello(store.get(_SECRET).decode(), nodes, rank, tp_size)
+        connection = call(published(store, _ADDRESS), hello)
+    except (dist.DistError, OSError, EOFError, WireError) as error:
         raise DeadlineError(
-            f"rank 0 was met at {nodes.store.flag} {nodes.store.address} and then not reached: "
-            f"{first_line(error)}"
+            f"host 0 was met at {nodes.store.flag} {nodes.store.address} and then not reached: "
+            f"{first_line(error)}; it has ended, or its hosts are complete, this --node-rank among them"
         ) from error
     return RankLink.over(connection)
+
+
+def _hello(secret: str, nodes: Nodes, rank: int, tp_size: int) -> Hello:
+    terms = {"--tensor-parallel": str(tp_size), "--nnodes": str(nodes.size)}
+    return Hello(secret, rank, terms, rank_names(nodes, tp_size)[rank])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -60,4 +61,4 @@ class RankLogHandler(logging.Handler):
         try:
             self._link.send(RankLog(record.levelno, record.name, self.format(record)))
         except OSError:  # it is gone, and this process about to go
-            self.handleError(record)
+            print(self.format(record), file=sys.stderr, flush=True)

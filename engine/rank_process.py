@@ -24,7 +24,8 @@ from engine.node_links import call_rank_0
 from engine.priority import lower_priority
 from engine.rank_link import RankLink, RankLogHandler
 from engine.rank_worker import RankWorker
-from wire.ranks import LeaveServer, RankLeaves, RankLog
+from wire.errors import TwinfangError, WireError
+from wire.ranks import LeaveServer, RankLeaves, RankLog, RankMet
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,11 @@ class RankProcess:
         """Waits for a process that was told to stop, and ends one that does not."""
         if not self.join(STOP_TIMEOUT_S):
             log.error("rank %d did not stop within %s s; ending it", self.rank, STOP_TIMEOUT_S)
-            self._process.kill()
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
 
     def _listen(self) -> None:
         try:
@@ -115,6 +120,10 @@ class RankProcess:
                     self._on_report(self.rank, report)
         except (EOFError, OSError):
             self._on_end(self)
+        except WireError as error:
+            log.error("rank %d said what can't be read: %s", self.rank, error)
+            self.kill()
+            self._on_end(self)
 
 
 # --- inside ----------------------------------------------------------------------------------------
@@ -126,19 +135,26 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
         lower_priority(place.config.niceness)  # threads made from here on inherit it
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
         logging.basicConfig(level=place.log_level, handlers=[RankLogHandler(home)], force=True)
-        threading.Thread(target=_outlive_nobody, name="parent", daemon=True).start()
+        is_elsewhere = place.config.nodes.rank > 0  # than rank 0, which then is not who started this
+        grace_s = 0.0 if is_elsewhere else STOP_TIMEOUT_S
+        threading.Thread(target=_outlive_nobody, args=(grace_s,), name="parent", daemon=True).start()
         link = home
-        if place.config.nodes.rank > 0:
-            link = call_rank_0(place.config.nodes, place.rank)
+        if is_elsewhere:
+            link = call_rank_0(place.config.nodes, place.rank, place.config.tensor_parallel)
             threading.Thread(target=_pass_on, args=(home, link), name="home", daemon=True).start()
         membership = place.enter()
+        if is_elsewhere:
+            home.send(RankMet())
         main(_make_engine(place.config, membership, link), link)
         membership.end()
     except EOFError:
-        log.warning("rank %d: rank 0 is gone; ending", place.rank)
+        log.warning("rank 0 is gone; ending")
         os._exit(1)  # threads of the transfer layer may be about
+    except TwinfangError as error:
+        log.error("%s", error.message)
+        os._exit(1)
     except BaseException:
-        log.exception("rank %d failed", place.rank)
+        log.exception("ended by a fault")
         os._exit(1)
 
 
@@ -154,12 +170,15 @@ def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -
     return engine
 
 
-def _outlive_nobody() -> None:
-    """Ends this process after who started it, also where its main thread waits in a collective."""
+def _outlive_nobody(grace_s: float) -> None:
+    """Ends this process after who started it, also where its main thread waits in a collective.
+
+    Within ``grace_s`` the main thread may learn of it by its link, if it listens.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    time.sleep(STOP_TIMEOUT_S)  # the main thread learns of it by its link, if it listens
+    time.sleep(grace_s)
     os._exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import queue
 import tempfile
@@ -18,7 +19,7 @@ from engine.rank_link import RankLink
 from engine.rank_process import RankMain, RankPlace, RankProcess
 from engine.tensor_parallel import leave
 from wire.codec import encode
-from wire.errors import TwinfangError
+from wire.errors import TwinfangError, WireError
 from wire.ranks import RankLeaves, Stop
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class RankProcesses:
         """This process's own place, rank 0, once all are there."""
         try:
             if self._others is not None:
-                for rank, link in self._others.accept().items():
+                for rank, link in self._others.accept():
                     self._links[rank] = link
                     name = f"rank-{rank}"
                     threading.Thread(target=self._listen, args=(rank, link), name=name, daemon=True).start()
@@ -130,6 +131,9 @@ class RankProcesses:
                     self._take(rank, report)
         except (EOFError, OSError):
             self._give_up(rank, None)
+        except WireError as error:
+            log.error("rank %d said what can't be read: %s", rank, error)
+            self._give_up(rank, None)
 
     def _take(self, rank: int, report: Any) -> None:
         try:
@@ -154,4 +158,6 @@ class RankProcesses:
             self._on_fatal(RuntimeError(message))
         elif not self._has_failed.wait(FAILURE_GRACE_S):
             log.error("%s", message)
+            for child in multiprocessing.active_children():
+                child.kill()
             os._exit(1)  # the main thread waits for that rank inside the store and can't be reached

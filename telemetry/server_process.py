@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 from typing import TYPE_CHECKING, Protocol
 
 from telemetry.measures import Measures
@@ -58,7 +59,14 @@ class MakeService(Protocol):
 
 def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
     """Serves until SIGTERM or SIGINT. Raises what made it unable to start or to go on."""
+    signal.signal(signal.SIGINT, _interrupt)
     asyncio.run(_serve(config, role, make_service))
+
+
+def _interrupt(_signum: int, _frame: object) -> None:
+    """Ctrl-C while the server starts. Asyncio's own handler would let the start go on to its next await,
+    which may be half an hour off where other hosts are waited for."""
+    raise KeyboardInterrupt
 
 
 async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> None:

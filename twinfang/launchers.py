@@ -56,7 +56,8 @@ class Torchrun:
         rank, world_size, local_rank = (
             _integer(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
-        host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+        host = environment.get("MASTER_ADDR")
+        port = _integer(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else None
         has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
         life = "/".join(environment.get(name, "") for name in names) if has_store else ""

@@ -263,6 +263,7 @@ def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
 def _begin_server(values: argparse.Namespace) -> None:
     """What has to come before torch is imported."""
     _make_idle_threads_sleep()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost peers are pages; ours a line
     if values.load_format == "auto":
         read_ahead(values.model)
 

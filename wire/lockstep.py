@@ -38,6 +38,15 @@ class Hello:
     rank: int
     terms: dict[str, str]
     """What has to be the same on all ranks."""
+    name: str
+    """Of the rank, for messages."""
+
+
+@message
+class Refusal:
+    """To a rank that knows the secret and is not let in, instead of a greeting."""
+
+    reason: str
 
 
 @message

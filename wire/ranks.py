@@ -79,6 +79,11 @@ class Introduce:
 
 
 @message
+class RankMet:
+    """From a rank to the process of its host: it has met all other ranks."""
+
+
+@message
 class LeaveServer:
     """To a rank, from the process of its host: that was told to stop."""
 

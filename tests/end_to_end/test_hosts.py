@@ -13,6 +13,7 @@ import pytest
 from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running, wait_until
 from tests.end_to_end.clients import all_at_once, greedy_body, http_client, stream
 from tests.engine.speculating import Ask, make_engine, serve
+from twinfang.cli import INTERRUPTED_EXIT_CODE
 from twinfang.ports import LOOPBACK, free_ports
 from wire.sampling_params import SamplingParams
 
@@ -162,6 +163,22 @@ def test_hosts_that_were_told_different_things_refuse_one_another_with_both_valu
         assert first.handle.wait(START_DEADLINE_S) not in (0, None)
         assert second.handle.wait(SOON_S) != 0
     assert "--block-size is 32 on tensor-parallel rank 1 on host 1 and 16 on" in first.log
+    assert "Traceback" not in first.log + second.log
+
+
+@pytest.mark.parametrize(
+    ("number", "signum", "waits"),
+    [(0, signal.SIGINT, "waiting for 1 other hosts"), (1, signal.SIGTERM, "ranks 1 to 1 of the server")],
+)
+def test_a_host_that_waits_for_others_ends_when_it_is_told_to(tmp_path, number, signum, waits):
+    (waiting,) = hosts = [host(f"host-{number}", number, tmp_path, *spread(2))]
+    with started(*hosts):
+        wait_until(lambda: waits in waiting.log, "it waits", START_DEADLINE_S)
+        children = psutil.Process(waiting.handle.pid).children(recursive=True)
+        waiting.handle.send_signal(signum)
+        assert waiting.handle.wait(SOON_S) == INTERRUPTED_EXIT_CODE, waiting.log[-2000:]
+        assert "Traceback" not in waiting.log
+        assert not psutil.wait_procs(children, SOON_S)[1], "none is left behind"
 
 
 def only_child(process):

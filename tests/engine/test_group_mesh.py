@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
+from concurrent import futures
 from contextlib import contextmanager
 
 import pytest
 
-from engine import group_mesh
-from engine.group_connections import connect_all
+from engine import group_connections, group_mesh
+from engine.group_connections import Reception, call, connect_all
 from engine.group_mesh import GroupMesh, Listener
 from engine.lockstep import GroupLockstep
 from wire.errors import ConfigError, DeadlineError, GroupLostError
@@ -76,7 +78,7 @@ def meet(terms, secrets=("s", "s"), within_s=SOON_S):
         address = listening.getsockname()
 
         def join(rank):
-            hello = Hello(secrets[rank], rank, terms[rank])
+            hello = Hello(secrets[rank], rank, terms[rank], NAMES[rank])
             own = listening if rank == 0 else None
             try:
                 found[rank] = connect_all(
@@ -98,6 +100,10 @@ def meet(terms, secrets=("s", "s"), within_s=SOON_S):
     return found
 
 
+def hello(rank):
+    return Hello("s", rank, {}, NAMES[rank])
+
+
 def test_ranks_with_equal_terms_are_connected():
     found = meet([{"--speculative": "3"}] * 2)
     assert set(found[0]) == {1}
@@ -115,6 +121,46 @@ def test_a_caller_who_does_not_know_the_secret_is_not_let_in():
     found = meet([{}, {}], secrets=("s", "t"), within_s=2)
     assert isinstance(found[0], DeadlineError)
     assert "data-parallel rank 1 did not come" in found[0].message
+
+
+def test_strangers_who_say_nothing_or_nonsense_keep_no_rank_waiting():
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as strangers:
+        for said in (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\5hello"):
+            stranger = strangers.enter_context(socket.create_connection(listening.getsockname()))
+            stranger.sendall(said)
+        with Reception(listening, hello(0)) as reception:
+            calling = threading.Thread(target=call, args=(listening.getsockname(), hello(1)))
+            calling.start()
+            rank, connection = reception.next({1: NAMES[1]}, deadline_s=time.monotonic() + 5)
+            calling.join()
+    connection.close()
+    assert rank == 1
+
+
+def test_a_stranger_who_says_nothing_is_let_go_in_the_end(monkeypatch):
+    monkeypatch.setattr(group_connections, "GREETING_TIMEOUT_S", 0.1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname(), SOON_S) as stranger,
+        Reception(listening, hello(0)) as reception,
+    ):
+        with pytest.raises(DeadlineError, match="data-parallel rank 1 did not come"):
+            reception.next({1: NAMES[1]}, deadline_s=time.monotonic() + 1.5)
+        assert stranger.recv(1) == b""
+
+
+def test_a_rank_that_is_there_already_is_refused_and_told_why():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        Reception(listening, hello(0)) as reception,
+        futures.ThreadPoolExecutor() as callers,
+    ):
+        twice = callers.submit(call, listening.getsockname(), hello(1))
+        awaited = callers.submit(reception.next, {2: NAMES[2]}, deadline_s=time.monotonic() + SOON_S)
+        with pytest.raises(ConfigError, match="data-parallel rank 1 is not missing: it was started twice"):
+            twice.result(SOON_S)
+        with call(listening.getsockname(), hello(2)), awaited.result(SOON_S)[1]:
+            pass
 
 
 def test_a_rank_that_ends_is_noticed_by_all_and_named():

@@ -52,6 +52,7 @@ def test_a_process_of_torchrun_is_a_host_and_uses_the_agent_s_store():
         (flags(3), LWS, "--nnodes is 3 and the launcher's LWS_GROUP_SIZE 2"),
         (flags(2), LWS | {"LWS_LEADER_ADDRESS": ""}, "LWS_LEADER_ADDRESS is not: give --dist-init-addr"),
         (flags(2), HOSTS, "--nnodes is 2 and the launcher's WORLD_SIZE 8: start one process a host"),
+        (flags(8), HOSTS | {"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc'; expected a number"),
         (flags(8), HOSTS | {"MASTER_ADDR": ""}, "MASTER_ADDR or MASTER_PORT is not: give --dist-init-addr"),
     ],
 )
