@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import time
@@ -79,8 +80,24 @@ class GroupStore:
         with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
             probe.connect(found[4])  # sends nothing
             own = str(probe.getsockname()[0])
+        if ipaddress.ip_address(own).is_loopback and not _is_loopback(host):
+            log.warning(
+                "%s %s is a loopback address on this host, which others can't reach; give its address in the "
+                "network if there are hosts but this one",
+                *(self.flag, self.address),
+            )
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, 0), family=family, backlog=backlog)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether it is one in so many words."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 NO_STORE = GroupStore()

@@ -50,7 +50,7 @@ class NodeLinks:
         tp_size = len(self._names)
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
         deadline_s = time.monotonic() + MEETING_TIMEOUT_S
-        log.info("waiting for %d other hosts at %s", self._nodes.size - 1, self._nodes.store.address)
+        log.info("host 0 of %d waits for the others at %s", self._nodes.size, self._nodes.store.address)
         with self._listening, Reception(self._listening, self._hello) as reception:
             while missing:
                 caller, connection = reception.next(missing, deadline_s=deadline_s)

@@ -25,6 +25,12 @@ from wire.handoff import Region
 
 log = logging.getLogger(__name__)
 
+# When it is imported, NIXL gives its logger a handler that writes to stdout in a form of its own.
+_nixl_log = logging.getLogger("nixl")
+_nixl_log.handlers.clear()
+_nixl_log.propagate = True
+_nixl_log.setLevel(logging.WARNING)
+
 # NIXL's exceptions have no base class of their own.
 NIXL_ERRORS = (
     bindings.nixlBackendError,

@@ -66,6 +66,11 @@ class DecodeStream:
         return self._info if self._connection.is_usable else None
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has said who it is, used or not."""
+        return self._info is not None
+
+    @property
     def problem(self) -> str:
         return self._connection.problem
 

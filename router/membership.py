@@ -55,7 +55,7 @@ class Membership:
             )
         worker.drain.wish(is_draining, lets_go=is_draining and self._can_let_go(worker))
         _log(worker, "drains" if is_draining else "serves", why)
-        return worker.info is None or await worker.drain.tell()
+        return not worker.is_connected or await worker.drain.tell()
 
     def retire(self, worker: Worker, *, why: str) -> asyncio.Task[bool]:
         """Drains it at once and for good; the task tells the server, as it is now and no later life of it."""

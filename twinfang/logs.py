@@ -55,11 +55,3 @@ def configure_logs(level: str, process: str) -> None:
     for name in _CHATTY_AT_DEBUG:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     logging.captureWarnings(True)
-
-
-def adopt_logger(name: str, least_level: int) -> None:
-    """Sends a library's log through ours: its own handlers are dropped, and what is below ``least_level``."""
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.propagate = True
-    logger.setLevel(least_level)

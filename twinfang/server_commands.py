@@ -7,7 +7,6 @@ Configurations are made here, from flags, and nowhere else. Torch is imported by
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from twinfang.cores import usable_cores
-from twinfang.logs import adopt_logger
 from twinfang.node_place import find_nodes
 from twinfang.rank_place import ONLY_PLACE, RankPlace
 from twinfang.read_ahead import read_ahead
@@ -41,7 +39,6 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
     from prefill_server.config import PrefillConfig
     from prefill_server.main import run
 
-    _quieten_nixl()
     engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
     if engine.nodes.rank > 0:
         return _other_host(engine)
@@ -74,7 +71,6 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     from decode_server.config import DecodeConfig
     from decode_server.main import run
 
-    _quieten_nixl()
     engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
     if engine.nodes.rank > 0:
         return _other_host(engine)
@@ -181,14 +177,12 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
 def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.check_network import prepare
 
-    _quieten_nixl()
     return prepare(values)
 
 
 def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.bench import prepare
 
-    _quieten_nixl()
     return prepare(values)
 
 
@@ -284,8 +278,3 @@ def _notice_cut_links(timeout_s: float) -> None:
     """
     milliseconds = 1000 * max(timeout_s, SHORTEST_LINK_TIMEOUT_S)
     os.environ.setdefault("UCX_TCP_USER_TIMEOUT", f"{milliseconds:.0f}ms")
-
-
-def _quieten_nixl() -> None:
-    """When it is imported, NIXL gives its logger a handler that writes to stdout in a form of its own."""
-    adopt_logger("nixl", logging.WARNING)

@@ -96,6 +96,20 @@ async def test_requests_are_let_go_only_where_another_server_can_take_them(make_
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_server_that_is_held_back_is_told_that_it_drains(make_admin_stack, role):
+    """As a pod that is not ready: nothing new goes there, and it can be reached."""
+    stack = await make_admin_stack()
+    worker = (await ids(stack, role))[0]
+    server = {"decode": stack.decode, "prefill": stack.prefill}[role][0]
+    pool = stack.services.pool
+    held = next(one for one in pool.workers() if one.worker_id == worker)
+    held.hold_back("it is not ready")
+    assert held.info is None
+    await post(stack, f"/workers/{worker}/drain")
+    assert [one.is_draining for one in server.drains] == [True]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_new_life_of_a_server_that_drains_is_told_so(make_admin_stack, role):
     stack = await make_admin_stack()
     (server,) = getattr(stack, role)
