@@ -161,7 +161,7 @@ METRICS_PORT = Flag(
 )
 PROBE_PORT = Flag(
     *("--probe-port", "PORT|off", port_or_off),
-    "port of HTTP /readyz and /healthz of all data-parallel ranks of this host together; 0 or off: none",
+    "port of HTTP /readyz and /healthz that speak for all ranks of this host; 0 or off: none",
     default=0,
     default_text="none",
 )
