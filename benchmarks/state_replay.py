@@ -38,7 +38,7 @@ from kernels.causal_conv1d import causal_conv1d_update
 from kernels.causal_conv1d_cpu import _convolve_token, _transpose
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.selective_state_update import selective_state_update
-from kernels.ssm_recurrence import _advance, _softplus
+from kernels.ssm_recurrence import _advance, softplus
 
 NO_LIMIT = (0.0, float("inf"))
 POSITIONS = (2, 4, 6)
@@ -46,6 +46,8 @@ BATCHES = (1, 32)
 BASELINE = "slots"
 _TILE_ROWS = 16  # of a head's state: 8 KB at N = 128, so that it stays in the first-level cache
 _TILE = np.int64(_TILE_ROWS)
+_NO_KEY = np.uint32(0)
+"""Of stochastic rounding, which float32 states don't have."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _replay_conv(x, weight, bias, raw, slots, accepted, side, y):
 def _scales_of(dt, dt_bias, A, r, h, scales):
     """decay and step of each position, ``[T, 2]``."""
     for i in range(scales.shape[0]):
-        step = _softplus(dt[r, i, h] + dt_bias[h])
+        step = softplus(dt[r, i, h] + dt_bias[h])
         scales[i, 0], scales[i, 1] = np.float32(math.exp(A[h] * step)), step
 
 
@@ -190,7 +192,7 @@ def _slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 _advance(
                     scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
-                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width,
+                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width, False, _NO_KEY,
                 )  # fmt: skip
                 o = (write_slots[r, i] * num_heads + h) * head_size + p * width
                 _copy(scratch, 0, state, o, _TILE * width)
@@ -220,7 +222,7 @@ def _replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acc
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 _advance(
                     scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
-                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width,
+                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width, False, _NO_KEY,
                 )  # fmt: skip
 
 

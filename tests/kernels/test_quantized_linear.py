@@ -18,7 +18,7 @@ from kernels.quantized_linear_cpu import ROWS_IN_REGISTERS, PackedQuantizedLinea
 from kernels.quantized_weight import FP8
 from kernels.triton_jit import tl, triton_jit
 from tests.kernels.compiled import output_of
-from tests.kernels.paged_cache import skip_bfloat16_in_the_interpreter
+from tests.kernels.interpreted import skip_bfloat16_in_the_interpreter
 from tests.kernels.quantized_weights import BLOCKS, random_weight
 
 STORED = pytest.mark.parametrize("stored", [FP8, torch.int8], ids=["fp8", "int8"])
