@@ -168,7 +168,10 @@ def test_hosts_that_were_told_different_things_refuse_one_another_with_both_valu
 
 @pytest.mark.parametrize(
     ("number", "signum", "waits"),
-    [(0, signal.SIGINT, "waiting for 1 other hosts"), (1, signal.SIGTERM, "ranks 1 to 1 of the server")],
+    [
+        (0, signal.SIGINT, "host 0 of 2 waits for the others"),
+        (1, signal.SIGTERM, "ranks 1 to 1 of the server"),
+    ],
 )
 def test_a_host_that_waits_for_others_ends_when_it_is_told_to(tmp_path, number, signum, waits):
     (waiting,) = hosts = [host(f"host-{number}", number, tmp_path, *spread(2))]
