@@ -45,9 +45,6 @@ class RankLink:
         """Waits for the next message."""
         return decode(self._connection.recv_bytes(), *expected)
 
-    def close(self) -> None:
-        self._connection.close()
-
 
 class RankLogHandler(logging.Handler):
     """Sends what a rank logs to the process that started it, which has the place and the form for it."""
