@@ -24,6 +24,7 @@ from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
 from router.drain import DrainMiddleware
+from router.http.head import HeadMiddleware
 from router.live_config import LiveConfig
 from router.membership import Membership
 from router.metrics import Metrics
@@ -153,4 +154,5 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestIdMiddleware)

@@ -7,9 +7,10 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.openai_errors import error_response
+from router.probe_paths import PROBE_PATHS
 from wire.errors import UnavailableError
 
-STILL_ANSWERED = ("/healthz", "/readyz", "/metrics", "/admin")
+STILL_ANSWERED = (*PROBE_PATHS, "/admin")
 """By whom the end can be watched; nothing waits for these."""
 
 

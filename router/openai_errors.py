@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -77,14 +78,15 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        message, code = str(error.detail), "http_error"
+        message, code, headers = str(error.detail), "http_error", error.headers
         if error.status_code == 404:
             message, code = f"Unknown request URL: {request.method} {request.url.path}", "unknown_url"
         elif error.status_code == 405:
             message = f"{request.method} is not allowed for {request.url.path}"
             code = "method_not_allowed"
+            headers = _with_head(headers)
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+        return JSONResponse({"error": body}, error.status_code, headers=headers)
 
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
         request_id = request_id_of(request)
@@ -106,6 +108,12 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(TwinfangError, on_twinfang_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(Exception, on_unexpected)
+
+
+def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """``Allow`` of a route, which does not know that HEAD goes wherever GET does."""
+    allowed = [name.strip() for name in (headers or {}).get("Allow", "").split(",")]
+    return {"Allow": ", ".join([*allowed, "HEAD"] if "GET" in allowed and "HEAD" not in allowed else allowed)}
 
 
 def request_id_of(request: Request) -> str:

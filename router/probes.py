@@ -1,6 +1,9 @@
-"""For those who operate a router: ``/healthz``, ``/readyz``, ``/metrics``."""
+"""For those who operate a router: ``/healthz``, ``/readyz``, ``/metrics``; what other systems ask instead:
+``/health``, ``/ping``, ``/version``."""
 
 from __future__ import annotations
+
+import importlib.metadata
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -13,6 +16,8 @@ from wire.errors import UnavailableError
 
 router = APIRouter()
 
+VERSION = importlib.metadata.version("twinfang")
+
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
@@ -23,13 +28,26 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
     """Whether a request, of some model, could be served now; if not, 503 with the reason."""
-    services = services_of(request)
-    reason = "this router is about to stop" if services.drain.has_begun else services.pool.not_ready_reason()
-    if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
-        if services.pods is not None and services.pods.problem:
-            reason += f"; pods can't be followed: {services.pods.problem}"
-        return error_response(UnavailableError(reason))
-    return JSONResponse({"status": "ready"})
+    return _readiness(services_of(request), "ready")
+
+
+@router.get("/health")
+async def health(request: Request) -> JSONResponse:
+    """What clients of vLLM ask before they begin: 200 if a request could be served now, as `/readyz`."""
+    return _readiness(services_of(request), "ok")
+
+
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping")
+async def ping(request: Request) -> JSONResponse:
+    """SageMaker's look at a container: 200 if a request could be served now, as `/readyz`."""
+    return _readiness(services_of(request), "ok")
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Of this package."""
+    return {"version": VERSION}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -47,6 +65,15 @@ async def metrics(request: Request) -> Response:
 async def metrics_of_one(request: Request) -> Response:
     """What one of several processes on a port says of itself, for the others."""
     return Response(_own_figures(services_of(request)), media_type=CONTENT_TYPE_LATEST)
+
+
+def _readiness(services: Services, status: str) -> JSONResponse:
+    reason = "this router is about to stop" if services.drain.has_begun else services.pool.not_ready_reason()
+    if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
+        if services.pods is not None and services.pods.problem:
+            reason += f"; pods can't be followed: {services.pods.problem}"
+        return error_response(UnavailableError(reason))
+    return JSONResponse({"status": status})
 
 
 def _own_figures(services: Services) -> bytes:

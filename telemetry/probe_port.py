@@ -57,6 +57,23 @@ class ProbePort:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return self._head(environ, start_response)
+        return self._get(environ, start_response)
+
+    def _head(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """The status and headers of a GET, its body's length among them."""
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start_get(status: str, headers: list[tuple[str, str]], *_: Any) -> None:
+            started.append((status, headers))
+
+        body = b"".join(self._get({**environ, "REQUEST_METHOD": "GET"}, start_get))
+        status, headers = started[0]
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return []
+
+    def _get(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             page: Iterable[bytes] = self._metrics(environ, start_response)

@@ -8,10 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.access.api_keys import NOBODY, ApiKey
 from router.access.key_file import KeyFile
 from router.openai_errors import error_response
+from router.probe_paths import PROBE_PATHS
 from router.sibling_metrics import PATH_OF_ONE
 from wire.errors import AuthenticationError
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", PATH_OF_ONE})
+OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
 """For probes and scrapers, which have no keys."""
 ADMIN_PREFIX = "/admin/"
 """Has a token of its own."""

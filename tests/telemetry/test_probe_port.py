@@ -87,3 +87,12 @@ async def test_an_engine_that_does_not_answer_leaves_the_figures_of_the_last_tim
     later = await asyncio.to_thread(read)
     assert later.stats == first.stats
     assert later.age_s >= 0.05
+
+
+def test_head_says_what_get_would_without_the_body(client, registry, state):
+    Gauge("twinfang_something", "Something.", registry=registry).set(3)
+    for path in ("/metrics", "/healthz", "/readyz", "/nothing"):
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == got.headers[name]

@@ -1,0 +1,1 @@
+"""What the router does for every HTTP request, whatever it asks for."""

@@ -1,0 +1,41 @@
+"""HEAD wherever there is GET."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class HeadMiddleware:
+    """Pure ASGI: a HEAD is answered with the status and headers of a GET, and without its body.
+
+    The application sees a GET, so that a route can't forget HEAD. It is ended once the headers are out: a
+    stream of events would never end by itself.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        answered = asyncio.Event()
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+                answered.set()
+
+        getting = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, send_head))
+        watching = asyncio.ensure_future(answered.wait())
+        try:
+            await asyncio.wait((getting, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not answered.is_set():
+                await getting  # it failed
+        finally:
+            getting.cancel()
+            watching.cancel()
+            await asyncio.gather(getting, watching, return_exceptions=True)
