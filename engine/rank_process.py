@@ -24,6 +24,7 @@ from engine.node_links import call_rank_0
 from engine.priority import lower_priority
 from engine.rank_link import RankLink, RankLogHandler
 from engine.rank_worker import RankWorker
+from telemetry.process_end import end_process
 from wire.errors import TwinfangError, WireError
 from wire.ranks import LeaveServer, RankLeaves, RankLog, RankMet
 
@@ -147,6 +148,7 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
             home.send(RankMet())
         main(_make_engine(place.config, membership, link), link)
         membership.end()
+        end_process(0)
     except EOFError:
         log.warning("rank 0 is gone; ending")
         os._exit(1)  # threads of the transfer layer may be about

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.faults.fault_folder import FOLDER_VARIABLE
 from twinfang import child
-from twinfang.cli import main
+from twinfang.__main__ import run
 
 MODULE = "tests.slowed"
 
@@ -29,4 +29,4 @@ def prepare(command: str) -> None:
 
 if __name__ == "__main__":
     prepare(sys.argv[1])
-    sys.exit(main())
+    run()

@@ -1,8 +1,24 @@
-"""``python -m twinfang``."""
+"""``python -m twinfang``, which is the command ``twinfang`` too."""
+
+from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
+from telemetry.process_end import end_process
 from twinfang.cli import main
 
+
+def run() -> NoReturn:
+    """Runs the command line of this process to the process's end."""
+    try:
+        code = main()
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    end_process(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -6,11 +6,19 @@ import asyncio
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from twinfang.core_wait import CoreWait
+
 PROGRAM = (sys.executable, "-m", "twinfang")
 """What each process of a stack is an instance of."""
+
+
+LOOK_INTERVAL_S = 0.5
+MAX_CORE_WAIT_S = 60.0
+"""Added to a grace at most. A machine on which that is too short serves nobody."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +32,30 @@ class ChildSpec:
     """``host:port`` that it listens on."""
     until_ready: Callable[[], Awaitable[None]]
     stop_grace_s: float
-    """What a clean stop may take after SIGTERM."""
+    """What a clean stop may take after SIGTERM; see :class:`StopClock` for a machine that is busy."""
     metrics_url: str | None = None
     fate: str = ""
     """Children of one fate live together: when one has died the others are ended and all are started anew."""
+
+
+class StopClock:
+    """What is left of a process's grace. Time in which it waits for a core does not count: it can't stop
+    without one, and a process that is killed can't hand on what it has."""
+
+    def __init__(self, pid: int, grace_s: float) -> None:
+        self._core_wait = CoreWait(pid)
+        self._looked_s = time.monotonic()
+        self._grace_s = grace_s
+        self._waited_s = 0.0
+
+    def left_s(self) -> float:
+        """Seconds, from now on."""
+        now_s = time.monotonic()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        waited_s = min(self._core_wait.since_last_s(), passed_s, MAX_CORE_WAIT_S - self._waited_s)
+        self._waited_s += waited_s
+        self._grace_s -= passed_s - waited_s
+        return self._grace_s
 
 
 class Child:
@@ -86,22 +114,25 @@ class Child:
             self.first_ready.set()
         return self.is_ready
 
-    async def stop(self, at_once: asyncio.Event) -> bool:
-        """SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. False: it had to be killed."""
+    async def stop(self, at_once: asyncio.Event) -> int | None:
+        """SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. Returns the exit code, 0 for one
+        that did not run; None: it had to be killed."""
         if self.pid is None:
-            return True
+            return 0
+        clock = StopClock(self.pid, self.spec.stop_grace_s)
         self._signal(signal.SIGTERM)
         exited = asyncio.ensure_future(self.wait())
         hurried = asyncio.ensure_future(at_once.wait())
-        await asyncio.wait(
-            {exited, hurried}, timeout=self.spec.stop_grace_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        while not (exited.done() or hurried.done()) and (left_s := clock.left_s()) > 0:
+            await asyncio.wait(
+                {exited, hurried}, timeout=min(left_s, LOOK_INTERVAL_S), return_when=asyncio.FIRST_COMPLETED
+            )
         hurried.cancel()
         in_time = exited.done()
         if not in_time:
             self._signal(signal.SIGKILL)
-        await exited
-        return in_time
+        code = await exited
+        return code if in_time else None
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

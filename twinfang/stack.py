@@ -14,8 +14,11 @@ from twinfang.ports import LOOPBACK, free_ports, require_free
 from twinfang.rank_flags import EXPERT_PARALLEL, RANKS
 from twinfang.readiness import until_ready, until_serving
 from wire.errors import ConfigError
+from wire.server import DRAIN_S, STOP_GRACE_S
 
-SERVER_STOP_GRACE_S = 10.0
+SERVER_STOP_GRACE_S = 2 * DRAIN_S + STOP_GRACE_S + 2.0
+"""One that has nothing under way takes a moment. One that has may wait for others to read it, for its group
+to be done and for its last calls to end."""
 MAX_PORT = 65_535
 ROUTER_STOP_MARGIN_S = 5.0
 """Beyond what the router itself gives to answers that are under way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from twinfang.child import Child, ChildSpec, describe_exit
@@ -17,6 +18,9 @@ COMPANION_GRACE_S = 4.0
 """What the others of a group get to end by themselves once one of them has died."""
 REFUSED_EXIT_CODES = (1, 2)
 """A child that ends so before it was ever ready has said why, and would say it again."""
+
+ORDERLY_EXIT_CODES = (0, -signal.SIGTERM)
+"""Of a child that was told to stop; the second one's start had not come to its handler of SIGTERM yet."""
 
 
 class ChildFailedError(TwinfangError):
@@ -142,9 +146,11 @@ class Supervisor:
     async def _stop_children(self) -> None:
         for group in reversed(self.groups):
             stopped = await asyncio.gather(*(child.stop(self._kill_requested) for child in group))
-            for child, in_time in zip(group, stopped, strict=True):
-                if not in_time:
+            for child, code in zip(group, stopped, strict=True):
+                if code is None:
                     log.warning("%s did not stop in time and was killed", child.name)
+                elif code not in ORDERLY_EXIT_CODES:
+                    log.warning("%s was told to stop and ended with %s", child.name, describe_exit(code))
 
 
 def _by_fate(children: Sequence[Child]) -> list[list[Child]]:

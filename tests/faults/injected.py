@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ from kv_transfer.agent import TransferAgent
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.transfer import Transfer
 from tests.faults.fault_folder import FOLDER_VARIABLE
-from twinfang.cli import main
+from twinfang.__main__ import run
 from wire.server import GrpcServer
 
 REST_S = 0.02
@@ -127,4 +126,4 @@ def _give_up_as_if_settled(sound: Callable[..., Any], transfer: Transfer) -> Non
 
 if __name__ == "__main__":
     inject(Path(os.environ[FOLDER_VARIABLE]))
-    sys.exit(main())
+    run()

@@ -7,12 +7,17 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from twinfang.child import Child, ChildSpec
+from twinfang.core_wait import CoreWait
 from twinfang.ports import free_ports
 from twinfang.restart_policy import RestartLimits
 from twinfang.supervisor import ChildFailedError, Supervisor
@@ -133,3 +138,65 @@ async def test_a_child_that_does_not_stop_in_time_is_killed(caplog):
     stack = supervisor([listening_router(stop_grace_s=0.2)], on_change=on_change)
     await asyncio.wait_for(stack.run(), TIMEOUT_S)
     assert "frozen did not stop in time" in caplog.text
+
+
+@contextmanager
+def starved(pid: int) -> Iterator[None]:
+    """Inside the block a process gets a core only where a busy one leaves it: next to never."""
+    core = min(os.sched_getaffinity(0))
+    for thread in psutil.Process(pid).threads():
+        os.sched_setaffinity(thread.id, {core})
+        os.sched_setscheduler(thread.id, os.SCHED_IDLE, os.sched_param(0))
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    os.sched_setaffinity(busy.pid, {core})
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait(TIMEOUT_S)
+
+
+async def test_a_child_that_waits_for_a_core_is_given_the_time(caplog):
+    grace_s = 0.5
+
+    async def starve(pid: int) -> None:
+        waited, waited_s = CoreWait(pid), 0.0
+        with starved(pid):
+            stack.request_stop()
+            while waited_s < 3 * grace_s and psutil.pid_exists(pid):
+                await asyncio.sleep(0.02)
+                waited_s += waited.since_last_s()
+
+    def on_change(child: Child) -> None:
+        if child.is_ready and child.pid is not None:
+            tasks.append(asyncio.create_task(starve(child.pid)))
+
+    tasks: list[asyncio.Task[None]] = []
+    stack = supervisor([listening_router(stop_grace_s=grace_s)], on_change=on_change)
+    await asyncio.wait_for(stack.run(), TIMEOUT_S)
+    await asyncio.gather(*tasks)
+    assert "did not stop in time" not in caplog.text
+
+
+async def test_a_child_that_ends_with_a_fault_when_it_is_stopped_is_named(caplog):
+    async def fail_once_told(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)  # what comes now waits, the abort first
+        os.kill(pid, signal.SIGABRT)
+        stack.request_stop()
+        while not is_pending(pid, signal.SIGTERM):
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGCONT)
+
+    def on_change(child: Child) -> None:
+        if child.is_ready and child.pid is not None:
+            tasks.append(asyncio.create_task(fail_once_told(child.pid)))
+
+    tasks: list[asyncio.Task[None]] = []
+    stack = supervisor([listening_router()], on_change=on_change)
+    await asyncio.wait_for(stack.run(), TIMEOUT_S)
+    assert "frozen was told to stop and ended with SIGABRT" in caplog.text
+
+
+def is_pending(pid: int, signum: signal.Signals) -> bool:
+    (line,) = re.findall(r"^ShdPnd:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(line, 16) & 1 << (signum - 1))

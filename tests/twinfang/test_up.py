@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.fleet import START_DEADLINE_S
+from tests import endless
 from tests.stack import Stack, Stacks, running_stack, start_stack
 from wire.errors import UnavailableError
 
@@ -123,6 +124,15 @@ def test_a_signal_while_it_starts_stops_everything(tmp_path: Path):
     stack.supervisor.send_signal(signal.SIGTERM)
     assert stack.supervisor.wait(TIMEOUT_S) == 0
     assert all(is_gone(pid) for pid in pids)
+
+
+def test_an_idle_stack_stops_without_a_kill_however_long_its_interpreters_would_take():
+    """They would take for ever here; on a busy machine they took longer than their grace."""
+    with running_stack("up", *SMALL, module=endless.MODULE) as stack:
+        complete(stack)
+        assert stack.stop() == 0
+        assert "was killed" not in stack.log
+        assert "was told to stop and ended with" not in stack.log
 
 
 def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Path):

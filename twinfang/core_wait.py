@@ -1,0 +1,44 @@
+"""How long a process has waited for a core: time in which it could not do what it was told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+NANOSECONDS = 1e-9
+
+
+class CoreWait:
+    """Watches one process with its children. Where the kernel does not tell, nobody ever waited."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._waited_s = _waited_s(pid)
+
+    def since_last_s(self) -> float:
+        """Seconds since the last call that the thread which waited the longest has spent on it.
+
+        Threads wait for cores at the same time: the sum over all of them may be more than has passed.
+        """
+        before, self._waited_s = self._waited_s, _waited_s(self._pid)
+        return max((now - before.get(tid, 0.0) for tid, now in self._waited_s.items()), default=0.0)
+
+
+def _waited_s(pid: int) -> dict[int, float]:
+    """By thread: seconds in which it could run and no core was free (kernel docs, scheduler/sched-stats)."""
+    waited = {}
+    for tid in _threads(pid):
+        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel keeps no such figures
+            waited[tid] = int((PROC / f"{tid}/schedstat").read_text().split()[1]) * NANOSECONDS
+    return waited
+
+
+def _threads(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(PROC / f"{pid}/task"):
+            yield int(name)
+            for child in (PROC / f"{pid}/task/{name}/children").read_text().split():
+                yield from _threads(int(child))
