@@ -82,6 +82,8 @@ class Outcome:
     ttft_s: float | None
     """To the first event of a stream."""
     longest_silence_s: float
+    status: int
+    """Of HTTP; 0 if none came."""
 
 
 def ask(client: httpx.Client, question: Question, sending: Sending, expected: Answer) -> Outcome:
@@ -100,6 +102,7 @@ def ask(client: httpx.Client, question: Question, sending: Sending, expected: An
         seconds,
         answer.ttft_s,
         answer.longest_silence_s,
+        answer.status,
     )
 
 

@@ -1,0 +1,74 @@
+"""What one hostile client does to another, against a real ``twinfang up``: one prefill, one decode server.
+
+    python -m benchmarks.hostile --out benchmarks/results/hostile.json     # 25 minutes
+    python -m benchmarks.hostile --attack grammar --attack all --seconds 10 --rest 5     # a look
+    python -m benchmarks.hostile.restarts        # servers killed under load, a program of its own
+
+For each attack, and for all at once, a fresh stack with default flags. A *victim* streams ordinary answers,
+/healthz and /v1/models are polled; first beside as many well-behaved clients as the attack has requests under
+way (the baseline: what sharing the cores costs as such), then beside the attackers. Attackers are processes
+of their own and send requests that they built before. Memory is looked at before the attack, all the time,
+and a minute after. Ends with 1 if a goal is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hostile.attacks import ATTACKS, BY_NAME
+from benchmarks.hostile.report import not_met, table
+from benchmarks.hostile.trial import Lengths, measure
+from benchmarks.machine import machine
+
+ALL = "all"
+MAX_SECONDS = 600.0
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {MAX_SECONDS:g}, got {text}")
+    return value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hostile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="attacks:\n" + "\n".join(f"  {attack.name:9} {attack.does}" for attack in ATTACKS),
+    )
+    names = [attack.name for attack in ATTACKS]
+    parser.add_argument(
+        "--attack",
+        action="append",
+        choices=[*names, ALL],
+        metavar="NAME",
+        help=f"one of those below, or {ALL}: all at once; repeat for more (default: each, and {ALL})",
+    )
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="of baseline and attack; default: 20")
+    parser.add_argument(
+        "--rest", type=seconds, default=60.0, help="until memory is looked at again; default: 60"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with machine and versions")
+    parser.add_argument("--note", default="", help="a line about this run for the JSON")
+    options = parser.parse_args()
+    report: dict[str, Any] = {"machine": machine(), "note": options.note}
+    report |= {"seconds": options.seconds, "rest_s": options.rest}
+    trials: list[dict[str, Any]] = []
+    for name in options.attack or [*names, ALL]:
+        attacks = ATTACKS if name == ALL else (BY_NAME[name],)
+        trials.append(measure(name, attacks, Lengths(options.seconds, options.rest)))
+        print(f"\n{table(trials[-1:])}", flush=True)
+        if options.out is not None:  # after each: a run that is cut off has shown something
+            options.out.write_text(json.dumps(report | {"trials": trials}, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{table(trials)}")
+    return 1 if not_met(trials) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

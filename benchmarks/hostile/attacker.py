@@ -1,0 +1,126 @@
+"""A process that attacks: one attack, all of its clients.
+
+It says ``ready`` once it could begin, begins when it is sent a line, ends when its standard input does, or
+after ``--seconds``, and then prints its tally as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.hostile.attacks import BY_NAME, Attack, Tally, Target
+
+RETRY_S = 0.25
+"""Before a client whose connection broke, or was refused, comes again."""
+END_TIMEOUT_S = 20.0
+
+
+async def run_attack(attack: Attack, target: Target, num_clients: int, seconds: float) -> Tally:
+    """All clients, until standard input ends or the time is over."""
+    tally = Tally()
+    clients = [asyncio.create_task(_client(attack, target, i, tally)) for i in range(num_clients)]
+    told_to_end = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), told_to_end.set)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(told_to_end.wait(), seconds)
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    for client in clients:
+        client.cancel()
+    for end in await asyncio.gather(*clients, return_exceptions=True):
+        if isinstance(end, Exception):
+            raise end
+    return tally
+
+
+async def _client(attack: Attack, target: Target, number: int, tally: Tally) -> None:
+    rounds = attack.rounds(target, number, tally)
+    while True:
+        began = time.monotonic()
+        try:
+            await anext(rounds)
+        except (OSError, ValueError, IndexError):
+            tally.counts["broken"] += 1
+            rounds = attack.rounds(target, number, tally)
+            await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(max(0.0, began + attack.every_s - time.monotonic()))
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """The process as the one that measures sees it."""
+
+    name: str
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, name: str, target: Target, num_clients: int, seconds: float) -> Attacker:
+        """Does not wait; the process ends after ``seconds`` of attack at the latest."""
+        command = [sys.executable, "-m", "benchmarks.hostile.attacker", "--attack", name]
+        command += ["--address", target.address, "--model", target.model]
+        command += ["--clients", str(num_clients), "--seconds", str(seconds)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return cls(name, process)
+
+    def begin(self) -> None:
+        """Waits until it is ready. Raises :class:`RuntimeError` where it can't be."""
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        if self.process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the attacker {self.name} did not start")
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        """Its tally. Raises :class:`subprocess.TimeoutExpired`."""
+        try:
+            text, _ = self.process.communicate(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        tally: dict[str, Any] = json.loads(text)
+        return tally
+
+
+def start_all(attacks: Sequence[tuple[str, int]], target: Target, seconds: float) -> list[Attacker]:
+    """Of each attack so many clients; they all attack when this returns."""
+    attackers = [Attacker.start(name, target, count, seconds) for name, count in attacks]
+    for attacker in attackers:
+        attacker.begin()
+    return attackers
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attack", choices=list(BY_NAME), required=True)
+    parser.add_argument("--address", required=True, help="of the router, 127.0.0.1:PORT")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    cpu_s = time.process_time()
+    target = Target(options.address, options.model)
+    tally = asyncio.run(run_attack(BY_NAME[options.attack], target, options.clients, options.seconds))
+    report = {
+        "answers": dict(sorted(tally.counts.items())),
+        "longest_s": round(tally.longest_s, 3),
+        "bytes_read": tally.bytes_read,
+        "admitted": sorted(tally.noted),
+        "cpu_s": round(time.process_time() - cpu_s, 2),
+    }
+    print(json.dumps(report), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The attacks: what each client of one does, again and again, and how many clients there are."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from benchmarks.hostile import bodies
+from benchmarks.hostile.bodies import Requests
+from benchmarks.hostile.connection import connected, post_unfinished
+
+REFUSALS = (400, 413, 422)
+WAVE = 200
+TRICKLE_S = 0.5
+SLOW_READ_BYTES, SLOW_READ_S = 256, 0.5
+SMALL_BUFFER = 4096
+
+
+@dataclass
+class Tally:
+    """What became of an attack's requests."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """By HTTP status; "broken" where the connection was."""
+    longest_s: float = 0.0
+    """That a connection was held, or an answer took."""
+    bytes_read: int = 0
+    noted: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The router that is attacked."""
+
+    address: str
+    model: str
+
+
+Rounds = Callable[[Target, int, Tally], AsyncIterator[None]]
+"""What one client does: target, the client's number, tally. Each round ends with a ``yield``."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One kind of hostile client."""
+
+    name: str
+    does: str
+    num_clients: int
+    num_peers: int
+    """Well-behaved clients that take their place in the baseline: requests that the attack has under way."""
+    rounds: Rounds
+    every_s: float = 0.25
+    """A client begins a round at most so often: an attack by what is asked for, not by how often."""
+
+
+def sending(requests: Callable[[str, int], Requests]) -> Rounds:
+    """Rounds of one request each, the answer read to its end."""
+
+    async def rounds(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+        for request in requests(target.model, client):
+            began = time.monotonic()
+            async with connected(target.address) as connection:
+                await connection.send(request)
+                tally.counts[str(await connection.status())] += 1
+                tally.bytes_read += await connection.drain()
+            tally.longest_s = max(tally.longest_s, time.monotonic() - began)
+            yield
+
+    return rounds
+
+
+async def many_choices(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+    """The most that is admitted: a refusal is answered by asking for less."""
+    rung = 0
+    while True:
+        async with connected(target.address) as connection:
+            await connection.send(bodies.many_choices(target.model, rung))
+            status = await connection.status()
+            tally.counts[str(status)] += 1
+            if status == 200:
+                tally.noted.add(" ".join(f"{name} {value}" for name, value in bodies.LADDER[rung].items()))
+            elif status in REFUSALS:
+                rung = min(rung + 1, len(bodies.LADDER) - 1)
+            tally.bytes_read += await connection.drain()
+        yield
+
+
+async def trickle(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+    """A body that comes byte by byte long after its request was answered."""
+    requests = [
+        post_unfinished("/v1/completions", 900_000_000),
+        post_unfinished("/v1/nothing", 1_000_000),
+        post_unfinished("/healthz", 1_000_000),
+    ]
+    for request in itertools.islice(itertools.cycle(requests), client % len(requests), None):
+        async with connected(target.address) as connection:
+            await connection.send(request)
+            tally.counts[str(await connection.status())] += 1
+            answered = time.monotonic()
+            try:
+                while True:
+                    await asyncio.sleep(TRICKLE_S)
+                    await connection.send(b" ")
+            except OSError:
+                pass  # the server had enough
+            finally:
+                tally.longest_s = max(tally.longest_s, time.monotonic() - answered)
+        yield
+
+
+async def read_slowly(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+    """Some hundred bytes a second of an answer of megabytes."""
+    while True:
+        began = time.monotonic()
+        async with connected(target.address, receive_buffer=SMALL_BUFFER) as connection:
+            await connection.send(bodies.long_answer(target.model))
+            tally.counts[str(await connection.status())] += 1
+            try:
+                while count := await connection.read(SLOW_READ_BYTES):
+                    tally.bytes_read += count
+                    await asyncio.sleep(SLOW_READ_S)
+            finally:
+                tally.longest_s = max(tally.longest_s, time.monotonic() - began)
+        yield
+
+
+async def drop(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+    """Goes away after the first token: every other client politely, the others by a reset."""
+    for request in bodies.ordinary(target.model, client):
+        async with connected(target.address) as connection:
+            await connection.send(request)
+            found = await connection.read_until(b"\n\n")
+            tally.counts[found.split(None, 2)[1].decode()] += 1
+            if client % 2:
+                connection.reset()
+        yield
+
+
+ORDINARY = Attack("ordinary", "well-behaved", 8, 0, sending(bodies.ordinary), every_s=0.0)
+"""Those in the attackers' place, in the baseline."""
+ATTACKS = (
+    Attack("grammar", "8 × an ambiguous guided_grammar, 400 tokens", 8, 8, sending(bodies.grammar)),
+    Attack("regex", "8 × guided_regex (a{1000}){1000}", 8, 8, sending(bodies.regex)),
+    Attack("schema", "8 × guided_json with eight patterns (.*a.{100})+", 8, 8, sending(bodies.schema)),
+    Attack("tools", "8 × a tool whose argument has such a pattern", 8, 8, sending(bodies.tools)),
+    Attack("compile", "8 × response_format with ^(a{1000}){1000}$", 8, 8, sending(bodies.compiling)),
+    Attack("texts", "3 × bodies of 7.8 MB, six endpoints in turns", 3, 3, sending(bodies.big_texts)),
+    Attack("choices", "2 × n 128, logprobs 20, or the most that is admitted", 2, 60, many_choices),
+    Attack("trickle", "32 bodies trickled after a 404, 405 or 413", 32, 8, trickle),
+    Attack("slow", "16 streams of megabytes read at 500 bytes/s", 16, 16, read_slowly),
+    Attack("drop", f"{WAVE} clients gone after a token, every 5 s", WAVE, 16, drop, every_s=5.0),
+)
+BY_NAME = {attack.name: attack for attack in (*ATTACKS, ORDINARY)}

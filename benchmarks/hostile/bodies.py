@@ -1,0 +1,139 @@
+"""What hostile clients send. A request differs from the one before, so that nothing finds it in a cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.hostile.connection import post
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+AMBIGUOUS = 'start: x\nx: x x | x x x | "a" | "aa" | "0" | "\\""'
+"""Every text of a's has exponentially many derivations: each further token costs more than the one before."""
+GRAMMAR_TOKENS = 400
+NO_END = {"2": -100}
+"""The bundled model's end of sequence: answers are as long as the grammar lets them be."""
+BIG_BYTES = 7_800_000
+"""Below the router's default --max-body-size."""
+LADDER = tuple(
+    {"n": n, "logprobs": logprobs, "max_tokens": max_tokens}
+    for n, logprobs, max_tokens in (
+        (128, 20, 4000),
+        (128, 20, 1000),
+        (128, 20, 200),
+        (64, 20, 1000),
+        (128, 5, 1000),
+        (64, 20, 200),
+        (32, 20, 1000),
+        (16, 20, 1000),
+        (128, 0, 1000),
+        (8, 20, 4000),
+    )
+)
+"""What an answer may hold at most, from the dearest on: a router that refuses one is asked for the next."""
+
+Requests = Iterator[bytes]
+Messages = list[dict[str, str]]
+
+
+def ordinary(model: str, client: int) -> Requests:
+    """What a well-behaved client sends: a prompt of its own, an answer of 128 tokens."""
+    for number in itertools.count():
+        prompt = f"def client_{client}_{number}(values):\n    " + "return sum(values)\n    " * 8
+        body = {"model": model, "prompt": prompt, "max_tokens": 128, "ignore_eos": True, "stream": True}
+        yield post(COMPLETIONS, body)
+
+
+# --- grammars -----------------------------------------------------------------------------------------
+
+
+def _form(model: str, number: int, fields: dict[str, Any], max_tokens: int) -> bytes:
+    body = {"model": model, "prompt": "a", "max_tokens": max_tokens, "stream": True}
+    return post(COMPLETIONS, body | {"seed": number, "temperature": 1.0, "logit_bias": NO_END} | fields)
+
+
+def grammar(model: str, client: int) -> Requests:
+    """Starvation: by vLLM's older and newer field in turns, half of them with a rule's name of their own."""
+    for number in itertools.count(1000 * client):
+        text = AMBIGUOUS if number % 4 < 2 else AMBIGUOUS.replace("x", f"x{number}")
+        fields = {"guided_grammar": text} if number % 2 else {"structured_outputs": {"grammar": text}}
+        yield _form(model, number, fields, GRAMMAR_TOKENS)
+
+
+def _dear_pattern(number: int) -> str:
+    return f"^(a{{{1000 - number % 400}}}){{1000}}$"
+
+
+def compiling(model: str, client: int) -> Requests:
+    """A pattern of a million characters in the schema of an answer."""
+    for number in itertools.count(50 * client):
+        schema = {"type": "string", "pattern": _dear_pattern(number)}
+        asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        yield _form(model, number, {"response_format": asked}, GRAMMAR_TOKENS)
+
+
+def regex(model: str, client: int) -> Requests:
+    for number in itertools.count(50 * client):
+        yield _form(model, number, {"guided_regex": _dear_pattern(number)[1:-1]}, GRAMMAR_TOKENS)
+
+
+def schema(model: str, client: int) -> Requests:
+    """Automata with a state for every text: a letter so many places before the end, of one of eight kinds."""
+    for number in itertools.count(50 * client):
+        kinds = [{"type": "string", "pattern": f"^(.*{c}.{{{20 + number % 100}}})+$"} for c in "abcdefgh"]
+        yield _form(
+            model,
+            number,
+            {"guided_json": {"type": "array", "minItems": 50, "items": {"anyOf": kinds}}},
+            GRAMMAR_TOKENS,
+        )
+
+
+def tools(model: str, client: int) -> Requests:
+    for number in itertools.count(50 * client):
+        fields = {"a": {"type": "string", "pattern": _dear_pattern(number)}}
+        parameters = {"type": "object", "properties": fields, "required": ["a"]}
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"call it {number}"}],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+            "tool_choice": "required",
+            "max_tokens": GRAMMAR_TOKENS,
+            "stream": True,
+        }
+        yield post(CHAT, body)
+
+
+# --- size ---------------------------------------------------------------------------------------------
+
+
+def big_texts(model: str, client: int) -> Requests:
+    """Bodies of 7.8 MB, to another endpoint each time; every client begins with another one."""
+    text = "Twinfang hands it over. " * (BIG_BYTES // 24 - 20)
+    ids = "[" + "7," * (BIG_BYTES // 2 - 200) + "7]"
+    name = json.dumps(model)
+    messages: Messages = [{"role": "user", "content": text}]
+    makers: list[Callable[[], bytes]] = [
+        lambda: post("/tokenize", {"model": model, "prompt": text}),
+        lambda: post("/detokenize", f'{{"model":{name},"tokens":{ids}}}'.encode()),
+        lambda: post(CHAT, {"model": model, "messages": messages, "max_tokens": 1}),
+        lambda: post(COMPLETIONS, {"model": model, "prompt": text, "max_tokens": 1}),
+        lambda: post(COMPLETIONS, f'{{"model":{name},"prompt":{ids},"max_tokens":1}}'.encode()),
+        lambda: post("/tokenize", {"model": model, "messages": messages}),
+    ]
+    made = [make() for make in makers]
+    yield from itertools.islice(itertools.cycle(made), 2 * client, None)
+
+
+def many_choices(model: str, rung: int) -> bytes:
+    """The rung of :data:`LADDER` that a client has come down to."""
+    body = {"model": model, "prompt": "a", "ignore_eos": True, "stream": True, "temperature": 1.0}
+    return post(COMPLETIONS, body | LADDER[rung])
+
+
+def long_answer(model: str) -> bytes:
+    """Several megabytes of events."""
+    body = {"model": model, "prompt": "a", "max_tokens": 3000, "n": 4, "ignore_eos": True, "stream": True}
+    return post(COMPLETIONS, body)

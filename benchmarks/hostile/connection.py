@@ -1,0 +1,95 @@
+"""A connection of a hostile client: a raw socket, which costs next to nothing beside what it attacks.
+
+Requests are bytes that were built before; what comes back is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+CHUNK_BYTES = 1 << 18
+HEAD_END = b"\r\n\r\n"
+
+
+def post(path: str, body: Mapping[str, object] | bytes) -> bytes:
+    """A whole request, the only one of its connection."""
+    data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+    return _head(path, len(data)) + b"Connection: close\r\n\r\n" + data
+
+
+def post_unfinished(path: str, num_bytes: int) -> bytes:
+    """A request whose body is still to come, but for its first byte."""
+    return _head(path, num_bytes) + b"\r\n{"
+
+
+def _head(path: str, num_bytes: int) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {num_bytes}\r\n".encode()
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+
+
+class Connection:
+    """Sends bytes, reads and forgets. All methods raise :class:`OSError` where it breaks."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._own = own
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray(CHUNK_BYTES)
+
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._own, data)
+
+    async def status(self) -> int:
+        """Of the answer; reads its head and what came with it."""
+        head = await self.read_until(HEAD_END)
+        return int(head.split(None, 2)[1])
+
+    async def read_until(self, wanted: bytes) -> bytes:
+        """All that came up to the read that brought ``wanted``. Raises :class:`ConnectionError` at an end."""
+        found = b""
+        while wanted not in found:
+            count = await self.read()
+            if not count:
+                raise ConnectionError("the server closed the connection")
+            found += self._buffer[:count]
+        return found
+
+    async def read(self, most: int = CHUNK_BYTES) -> int:
+        """Bytes that came and were dropped; 0 at the end."""
+        return await self._loop.sock_recv_into(self._own, memoryview(self._buffer)[:most])
+
+    async def drain(self) -> int:
+        """Reads to the end; how many bytes that were."""
+        total = 0
+        while count := await self.read():
+            total += count
+        return total
+
+    def reset(self) -> None:
+        """Closes without a word of farewell: the peer gets a RST."""
+        self._own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._own.close()
+
+
+@asynccontextmanager
+async def connected(address: str, *, receive_buffer: int | None = None) -> AsyncIterator[Connection]:
+    """A connection for the length of the block. ``receive_buffer``: bytes that the kernel takes for us."""
+    host, _, port = address.rpartition(":")
+    own = socket.socket()
+    try:
+        own.setblocking(False)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if receive_buffer is not None:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        await asyncio.get_running_loop().sock_connect(own, (host, int(port)))
+        yield Connection(own)
+    finally:
+        own.close()

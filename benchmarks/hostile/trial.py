@@ -1,0 +1,103 @@
+"""One trial: a fresh stack, well-behaved clients beside the victim, then attackers in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.hostile.attacker import start_all
+from benchmarks.hostile.attacks import ORDINARY, Attack, Target
+from benchmarks.hostile.goals import judged
+from benchmarks.hostile.memory import Memory
+from benchmarks.hostile.victim import NUM_STREAMS, Victim
+from benchmarks.idle import running
+from benchmarks.side_by_side.cores import CoreTimes
+from twinfang.launch import LaunchedStack
+
+MAX_PEERS = 64 - NUM_STREAMS
+"""With the victim's streams as many as a decode server has rows."""
+WARM_UP_S = 5.0
+SETTLE_S = 2.0
+MARGIN_S = 30.0
+"""Attackers end by themselves so long after they should have been told to."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a trial's parts, in seconds."""
+
+    stretch_s: float
+    """Baseline, and attack."""
+    rest_s: float
+    """From the attack's end until memory is looked at again."""
+
+
+def measure(name: str, attacks: Sequence[Attack], lengths: Lengths) -> dict[str, Any]:
+    """A stack of its own, so that no attack finds what another left."""
+    with running(()) as stack:
+        return asyncio.run(_measure(name, attacks, lengths, stack))
+
+
+async def _measure(
+    name: str, attacks: Sequence[Attack], lengths: Lengths, stack: LaunchedStack
+) -> dict[str, Any]:
+    target = Target(stack.url.removeprefix("http://"), stack.model)
+    victim, memory = Victim(target), Memory(stack)
+    num_peers = min(MAX_PEERS, sum(attack.num_peers for attack in attacks))
+    fresh = memory.now()
+    with victim.running():
+        peers = [(ORDINARY.name, num_peers)]
+        baseline = await _beside(victim, peers, target, lengths.stretch_s, stack, warm_up_s=WARM_UP_S)
+        await asyncio.sleep(SETTLE_S)
+        before = memory.now()
+        with memory.watched():
+            hostile = [(attack.name, attack.num_clients) for attack in attacks]
+            attacked = await _beside(victim, hostile, target, lengths.stretch_s, stack)
+            afterwards = await victim.stretch(SETTLE_S)
+    await asyncio.sleep(lengths.rest_s)
+    found = {
+        "attack": name,
+        "does": "; ".join(attack.does for attack in attacks),
+        "num_peers": num_peers,
+        "baseline": baseline,
+        "attacked": attacked,
+        "just_after": afterwards,
+        "memory_mib": {"fresh": fresh, "before": before, "peak": memory.peak, "after": memory.now()},
+        "restarts": {name: one.restarts for name, one in stack.processes().items()},
+        "load_average": os.getloadavg()[0],
+    }
+    return found | {"goals": judged(found)}
+
+
+async def _beside(
+    victim: Victim,
+    clients: Sequence[tuple[str, int]],
+    target: Target,
+    seconds: float,
+    stack: LaunchedStack,
+    *,
+    warm_up_s: float = 0.0,
+) -> dict[str, Any]:
+    """How the victim fares beside these clients, and what became of them."""
+    limit_s = warm_up_s + seconds + MARGIN_S
+    attackers = await asyncio.to_thread(start_all, clients, target, limit_s)
+    if warm_up_s:
+        await asyncio.sleep(warm_up_s)
+    cores, began = CoreTimes.now([stack.supervisor.pid]), time.monotonic()
+    seen = await victim.stretch(seconds)
+    later, duration_s = CoreTimes.now([stack.supervisor.pid]), time.monotonic() - began
+    ended = await asyncio.gather(*(asyncio.to_thread(attacker.end) for attacker in attackers))
+    tallies = {attacker.name: tally for attacker, tally in zip(attackers, ended, strict=True)}
+    figures = cores.figures(later, duration_s, 1)
+    attackers_cores = sum(tally["cpu_s"] for tally in ended) / (warm_up_s + seconds)
+    shares = {
+        "stack": figures["server_cores"],
+        "victim": figures["client_cores"],
+        "attackers": round(attackers_cores, 2),
+        "others": round(max(0.0, figures["other_cores"] - attackers_cores), 2),
+    }
+    return seen | {"beside": tallies, "cores": shares}
