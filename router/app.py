@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from router import chat, completions, model_list, probes, tokenization
+from router.absence import Absence
 from router.access.authentication import AuthenticationMiddleware
 from router.admin.api import add_admin_api
 from router.admin.changes import Changes
@@ -39,6 +40,8 @@ from router.resources import Resources
 from router.server_pool import ServerPool
 from router.services import Services
 from router.tool_calls.format_names import tool_format
+
+NOBODY = Absence("no server is ready", "no server is there")
 
 
 def end_process(_error: BaseException) -> None:
@@ -121,7 +124,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
 
 def _served(name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig) -> ServedModel:
     limits = GateLimits(config.max_requests_in_flight, config.max_queue)
-    gate = Gate(limits, servers.room, lambda: servers.not_ready_reason() or "no server is there")
+    gate = Gate(limits, servers.room, lambda: (servers.not_ready_reason() or NOBODY).error())
     servers.on_prefilled = gate.look
     return ServedModel(
         name,

@@ -106,7 +106,7 @@ class DecodeStream:
         """Its requests are to go on elsewhere; the server is told to forget them, should it hear of it."""
         for request_id in self._receivers:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
-        self._fail_all(f"the decode server at {self.address} hangs: its engine does not answer")
+        self._fail_all("the decode server does not answer; send the request again", "its engine hangs")
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
         """Lets the server shake hands with prefill servers before a request needs it."""
@@ -155,8 +155,8 @@ class DecodeStream:
             stream.cancel()
             await cancel_and_wait(writer)
             self._fail_all(
-                f"the connection to the decode server at {self.address} was lost while it answered; "
-                "send the request again"
+                "the decode server was lost while it answered; send the request again",
+                f"the connection was lost while it answered: {self.problem}",
             )
 
     async def _read(self, stream: Any, info: ServerInfo) -> str:
@@ -189,7 +189,8 @@ class DecodeStream:
                     del self._receivers[output.request_id]
                 receiver.take(output)
 
-    def _fail_all(self, why: str) -> None:
+    def _fail_all(self, told: str, why: str) -> None:
+        detail = f"the decode server at {self.address}: {why}"
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
-            receiver.take(UnavailableError(why))
+            receiver.take(UnavailableError.told(told, detail=detail))

@@ -178,9 +178,9 @@ class Dispatch:
             self._fail(error)
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception:
             log.exception("request %s: dispatch failed", self._request_id)
-            self._receiver.take(TwinfangError(f"the router failed: {type(error).__name__}"))
+            self._receiver.take(TwinfangError.told("the router failed on this request; its log says why"))
 
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice, request_id = self._choice, self._request_id

@@ -52,7 +52,7 @@ class DrainMiddleware:
             return
         if self._drain.has_begun:
             response = error_response(
-                UnavailableError(
+                UnavailableError.told(
                     "this router is about to stop: send the request again, it will reach another one"
                 )
             )

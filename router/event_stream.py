@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.disconnect import run_until_disconnect
 from router.http_connection import WRITE_PART, WritePart
-from router.openai_errors import error_body
+from router.openai_errors import error_body, tell_log
 from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError, TwinfangError
 
@@ -42,9 +42,11 @@ class EventStream(Response):
         self._writes = writes
         self._write_part: WritePart | None = None
         self._has_begun = False
+        self._request_id = "-"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write_part = scope.get(WRITE_PART)
+        self._request_id = str(scope.get("state", {}).get("request_id", "-"))
         try:
             await run_until_disconnect(receive, self._send_all(send))
         except CancelledRequestError:
@@ -75,12 +77,14 @@ class EventStream(Response):
             except TwinfangError as error:
                 if not self._has_begun or isinstance(error, CancelledRequestError):
                     raise
+                tell_log(self._request_id, error)
                 last = event(error_body(error)) + DONE
             except Exception:
                 if not self._has_begun:
                     raise
-                log.exception("a stream failed")
-                last = event(error_body(TwinfangError("the router failed on this request"))) + DONE
+                log.exception("request %s: its stream failed", self._request_id)
+                failure = TwinfangError.told("the router failed on this request; its log says why")
+                last = event(error_body(failure)) + DONE
             limit.began()
             await send(_body(last))
 

@@ -80,7 +80,7 @@ class Generation:
 
     def _expire(self) -> None:
         for index in self._unfinished:
-            self._inbox.put((index, DeadlineError("the request was not finished within its time limit")))
+            self._inbox.put((index, DeadlineError.told("the request was not finished within its time limit")))
 
     def _start(self, index: int) -> None:
         choice = self._choices[index][0]

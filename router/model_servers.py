@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from router.absence import Absence
 from router.admission.room import Room
 from router.config import RouterConfig
 from router.conversations import Conversations
@@ -15,6 +16,7 @@ from router.kubernetes.settings import ROLE_LABEL
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
+from router.worker_id import PoolRole
 from wire.errors import UnavailableError
 from wire.generation import ServerInfo
 
@@ -72,7 +74,7 @@ class ModelServers:
         """Raises :class:`UnavailableError` while no decode server is connected."""
         infos = [info for _, info in self._connected(self._decode)]
         if not infos:
-            raise UnavailableError(self.not_ready_reason() or "no decode server is connected")
+            raise self._unavailable("decode", "no decode server is connected")
         return ModelLimits(
             vocab_size=min(info.vocab_size for info in infos),
             max_model_len=min(info.max_model_len for info in infos),
@@ -96,7 +98,7 @@ class ModelServers:
         fitting = [stream for stream, info in self._connected(self._decode) if fits(info)]
         candidates = _taking(fitting, demand)
         if not candidates:
-            raise UnavailableError(self.not_ready_reason() or "no decode server fits the prefill server")
+            raise self._unavailable("decode", "no decode server fits the prefill server")
         return _chosen(self.decode_policy, candidates, avoid, demand)
 
     def can_prefill(self, fingerprint: str) -> bool:
@@ -110,7 +112,7 @@ class ModelServers:
     ) -> PrefillClient:
         candidates = _taking(self._prefill_of(fingerprint), demand)
         if not candidates:
-            raise UnavailableError(self.not_ready_reason() or "no prefill server fits the decode server")
+            raise self._unavailable("prefill", "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
 
     def room(self) -> Room | None:
@@ -135,7 +137,7 @@ class ModelServers:
             num_routers=max(known.num_routers for known in decode),
         )
 
-    def not_ready_reason(self) -> str | None:
+    def not_ready_reason(self) -> Absence | None:
         """Why no request can be served; None if one can."""
         connected = list(self._connected(self._decode))
         taking = [(stream, info) for stream, info in connected if not stream.drain.is_draining]
@@ -143,19 +145,30 @@ class ModelServers:
             return None
         of_model = "" if self._is_only_model else f" of model {self.model!r}"
         if connected and not taking:
-            return f"every decode server{of_model} that is connected drains: {UNDRAIN}"
+            return self._lacks("decode", f"every decode server{of_model} that is connected drains: {UNDRAIN}")
         if not connected:
-            return f"no decode server{of_model} is connected{_problems(self._decode)}"
+            problems = _problems(self._decode)
+            return self._lacks("decode", f"no decode server{of_model} is connected{problems}")
+        return self._lacks("prefill", self._prefill_problem(of_model, [info for _, info in taking]))
+
+    def _prefill_problem(self, of_model: str, decode: Sequence[ServerInfo]) -> str:
         if not self._prefill:
             return f"there is no prefill server, and no connected server does both: {self._remedy}"
         if not any(self._connected(self._prefill)):
             return f"no prefill server{of_model} is connected{_problems(self._prefill)}"
-        if any(self._prefill_of(info.fingerprint) for _, info in taking):
+        if any(self._prefill_of(info.fingerprint) for info in decode):
             return f"every prefill server{of_model} that is connected drains: {UNDRAIN}"
         return (
             f"no prefill server{of_model} has the fingerprint (config, dtype, weights) of a connected decode "
             "server"
         )
+
+    def _lacks(self, role: PoolRole, detail: str) -> Absence:
+        return Absence(f"no {role} server is ready for model {self.model!r}", detail)
+
+    def _unavailable(self, role: PoolRole, detail: str) -> UnavailableError:
+        """That nobody is there for one request, though others may be served."""
+        return (self.not_ready_reason() or self._lacks(role, detail)).error()
 
     def _connected(self, servers: Sequence[Server]) -> Iterator[tuple[Server, ServerInfo]]:
         for server in servers:

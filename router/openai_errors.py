@@ -25,7 +25,7 @@ def error_body(error: TwinfangError) -> dict[str, Any]:
     """What a client gets to see of ``error``."""
     return {
         "error": {
-            "message": error.message,
+            "message": error.public,
             "type": error.type,
             "param": error.param,
             "code": error.code,
@@ -64,9 +64,14 @@ def shown(value: object) -> str:
 
 def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
     """Tells the client of ``error``, and the log if it is not the client's."""
-    if error.http_status >= 500:
-        log.error("request %s: %s: %s", request_id_of(request), error.code, error.message)
+    tell_log(request_id_of(request), error)
     return error_response(error)
+
+
+def tell_log(request_id: str, error: TwinfangError) -> None:
+    """All that is known of ``error``, unless it is the client's."""
+    if error.http_status >= 500:
+        log.error("request %s: %s: %s", request_id, error.code, error.message)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -91,7 +96,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
         request_id = request_id_of(request)
         log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
-        response = error_response(TwinfangError("the router failed on this request; its log says why"))
+        response = error_response(TwinfangError.told("the router failed on this request; its log says why"))
         # The framework calls this handler from outside all middleware, and logs the traceback after it.
         response.headers["X-Request-Id"] = request_id
         return response

@@ -101,8 +101,9 @@ class PrefillClient:
             raise
         except UnavailableError as error:
             self._lose(error.message)
-            raise UnavailableError(
-                f"the prefill server at {self.address} could not be reached; send the request again"
+            raise UnavailableError.told(
+                "the prefill server could not be reached; send the request again",
+                detail=f"the prefill server at {self.address} could not be reached: {error.message}",
             ) from error
 
     async def _prefill(

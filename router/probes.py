@@ -68,12 +68,12 @@ async def metrics_of_one(request: Request) -> Response:
 
 
 def _readiness(services: Services, status: str) -> JSONResponse:
-    reason = "this router is about to stop" if services.drain.has_begun else services.pool.not_ready_reason()
-    if reason is not None:  # not raised: a probe is no failed request and leaves no line in the log
-        if services.pods is not None and services.pods.problem:
-            reason += f"; pods can't be followed: {services.pods.problem}"
-        return error_response(UnavailableError(reason))
-    return JSONResponse({"status": status})
+    """Not raised: a probe is no failed request, and leaves a line in the log only if there is news."""
+    if services.drain.has_begun:
+        return error_response(UnavailableError.told("this router is about to stop"))
+    absence = services.absence
+    services.absence_log.saw(absence)
+    return JSONResponse({"status": status}) if absence is None else error_response(absence.error())
 
 
 def _own_figures(services: Services) -> bytes:

@@ -50,6 +50,8 @@ class RequestRecord:
         self.ended_s: float | None = None
         self.error: str | None = None
         """Code of what ended it before its time."""
+        self.error_message: str | None = None
+        """For operators."""
         self._end: RequestState | None = None
         self._count_tokens: Callable[[], int] | None = count_tokens
         self._num_tokens = 0
@@ -117,7 +119,7 @@ class RequestRecord:
         self.ended_s = time.monotonic()
         self._end = _end_of(error)
         if isinstance(error, TwinfangError):
-            self.error = error.code
+            self.error, self.error_message = error.code, error.message
         self._num_tokens, self._count_tokens = self.num_generated_tokens, None
         for choice in self.choices:
             choice.ended(None, self.error or "")

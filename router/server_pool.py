@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from router.absence import Absence
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait
 from router.config import RouterConfig
@@ -126,10 +127,15 @@ class ServerPool:
 
     # --- what is known of them -------------------------------------------------------------------
 
-    def not_ready_reason(self) -> str | None:
+    def not_ready_reason(self) -> Absence | None:
         """Why no request of any model can be served; None if one can."""
-        reasons = [servers.not_ready_reason() for servers in self.models.values()]
-        return None if None in reasons else "; ".join(filter(None, reasons))
+        reasons = []
+        for servers in self.models.values():
+            reason = servers.not_ready_reason()
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return Absence("; ".join(one.missing for one in reasons), "; ".join(one.detail for one in reasons))
 
     def num_connected(self) -> dict[str, int]:
         """Servers in use, by the role they were configured for."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
+from router.absence import Absence, AbsenceLog
 from router.access.key_file import KeyFile
 from router.config import RouterConfig
 from router.drain import Drain
@@ -39,6 +40,16 @@ class Services:
     """None: this router exports no traces."""
     pods: PodWatch | None = None
     """None: this router does not look for servers that are pods."""
+
+    absence_log: AbsenceLog = field(default_factory=AbsenceLog)
+
+    @property
+    def absence(self) -> Absence | None:
+        """Why no request of any model can be served; None if one can."""
+        absence = self.pool.not_ready_reason()
+        if absence is None or self.pods is None or not self.pods.problem:
+            return absence
+        return replace(absence, detail=f"{absence.detail}; pods can't be followed: {self.pods.problem}")
 
     @property
     def config(self) -> RouterConfig:

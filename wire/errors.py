@@ -3,13 +3,16 @@
 Each class carries what an HTTP client gets to see: the status, OpenAI's error ``type`` and a
 machine-readable ``code``. Messages name the value, the limit and the remedy.
 
+A message of a server's failure (5xx) is for its operators: it may name addresses, files and what libraries
+said. Clients read :attr:`TwinfangError.public`, which is where that is decided.
+
 It lives in ``wire`` because an error raised in one process is often reported by another: it
 crosses as ``(code, message)`` and :func:`error_from_code` makes the same class again.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 TransferFailure = Literal[
     "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
@@ -23,11 +26,30 @@ class TwinfangError(Exception):
     http_status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+    told_clients: ClassVar[str] = "the server failed on this request; its log says why"
+    """Of a server's failure, where no words were chosen for clients."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        """For the log and for operators."""
         self.param = param
+        self._public: str | None = None
+
+    @classmethod
+    def told(cls, message: str, *, detail: str = "") -> Self:
+        """One with a message that clients may read; operators read ``detail``, if there is more to say."""
+        error = cls(detail or message)
+        error._public = message
+        return error
+
+    @property
+    def public(self) -> str:
+        """What clients read: all of what is wrong with their requests, and of failures what was chosen for
+        them."""
+        if self._public is not None:
+            return self._public
+        return self.message if self.http_status < 500 else self.told_clients
 
 
 class InvalidRequestError(TwinfangError):
@@ -118,6 +140,7 @@ class UnavailableError(TwinfangError):
     http_status = 503
     type = "server_error"
     code = "no_server_available"
+    told_clients = "no server can take the request now; send it again"
 
 
 class GroupLostError(TwinfangError):
@@ -125,6 +148,7 @@ class GroupLostError(TwinfangError):
 
     http_status = 503
     code = "group_lost"
+    told_clients = "a server that the model needs is gone; send the request again"
 
 
 class DeadlineError(TwinfangError):
@@ -133,6 +157,7 @@ class DeadlineError(TwinfangError):
     http_status = 504
     type = "server_error"
     code = "deadline_exceeded"
+    told_clients = "the request was not finished within its time limit"
 
 
 class CancelledRequestError(TwinfangError):
@@ -152,13 +177,14 @@ class AbortedRequestError(TwinfangError):
 
     @classmethod
     def by_operator(cls) -> AbortedRequestError:
-        return cls("an operator has ended this request (POST /admin/v1/requests/{id}/abort)")
+        return cls("an operator has ended this request")
 
 
 class ConfigError(TwinfangError):
     """A process was configured with values that can't work together."""
 
     code = "invalid_configuration"
+    told_clients = "the server is not set up for what this request asks; its log says what is missing"
 
 
 class CapacityError(ConfigError):
@@ -177,6 +203,7 @@ class WireError(TwinfangError):
     """A message from another process is malformed or of another protocol version."""
 
     code = "malformed_message"
+    told_clients = "a message between servers could not be read; send the request again"
 
 
 class TransferError(TwinfangError):
@@ -184,6 +211,9 @@ class TransferError(TwinfangError):
 
     http_status = 502
     code = "transfer_failed"
+    told_clients = (
+        "a prompt's state did not get from its prefill server to a decode server; send the request again"
+    )
     cause: TransferFailure = "peer_gone"
 
     def __init__(
@@ -212,6 +242,7 @@ class SanitizerError(TwinfangError):
     """Blocks or state are not what they should be; the message tells where, what was expected and found."""
 
     code = "state_corrupted"
+    told_clients = "a server found the request's state damaged and ended it; send the request again"
 
 
 def _subclasses(base: type[TwinfangError]) -> list[type[TwinfangError]]:

@@ -76,7 +76,7 @@ class Changes:
         await self._save(worker, "draining" if is_draining else "serving")
         if not was_told:
             what = "sends nothing there" if is_draining else "sends requests there again"
-            raise UnavailableError(
+            raise UnavailableError.told(
                 f"worker {worker.worker_id} at {worker.address} did not answer within {TIMEOUT_S:g} s: "
                 f"this router {what}, but the worker and other routers do not know; ask again"
             )

@@ -31,6 +31,8 @@ class RequestView(BaseModel):
     """From its arrival to now, or to its end."""
     error: str | None
     """Code of the error that ended it."""
+    error_message: str | None
+    """All that is known of that error; its client was told less."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestView:
@@ -82,6 +84,7 @@ def _fields(record: RequestRecord, now_s: float) -> dict[str, Any]:
         "received_at": round(time.time() - (now_s - record.received_s), 3),
         "age_s": round(record.age_s(now_s), 6),
         "error": record.error,
+        "error_message": record.error_message,
     }
 
 

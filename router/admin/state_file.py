@@ -108,7 +108,7 @@ class StateFile:
         try:
             await self._run(save)
         except sqlite3.Error as error:
-            raise TwinfangError(
+            raise TwinfangError.told(
                 f"the change holds until the router stops: it can't be saved in {self._path}: {error}"
             ) from error
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from router.absence import Absence
 from router.circuit_breaker import BreakerState
 from router.worker_id import AddedBy
 from router.worker_watch import Worker
@@ -97,15 +98,18 @@ class PoolView(BaseModel):
 
 class PoolsView(BaseModel):
     pools: list[PoolView]
+    problem: str
+    """Why no request of any model can be served; empty if one can."""
 
     @classmethod
-    def of(cls, workers: Iterable[WorkerView]) -> PoolsView:
+    def of(cls, workers: Iterable[WorkerView], absence: Absence | None) -> PoolsView:
         by_pool: dict[tuple[Role, str | None], list[WorkerView]] = {}
         for worker in workers:
             by_pool.setdefault((worker.role, worker.model), []).append(worker)
         pools = (_pool(role, model, members) for (role, model), members in by_pool.items())
         return cls(
-            pools=sorted(pools, key=lambda pool: (pool.role != "prefill", pool.role, pool.model or ""))
+            pools=sorted(pools, key=lambda pool: (pool.role != "prefill", pool.role, pool.model or "")),
+            problem="" if absence is None else absence.detail,
         )
 
 

@@ -40,8 +40,9 @@ async def list_workers(request: Request) -> WorkersView:
 
 @router.get("/pools")
 async def list_pools(request: Request) -> PoolsView:
-    """Sizes and totals for each role and model."""
-    return PoolsView.of(worker_views(services_of(request)))
+    """Sizes and totals for each role and model, and why no request can be served, if none can."""
+    services = services_of(request)
+    return PoolsView.of(worker_views(services), services.absence)
 
 
 @router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))

@@ -60,7 +60,7 @@ class Gate:
     """
 
     def __init__(
-        self, limits: GateLimits, room: Callable[[], Room | None], problem: Callable[[], str]
+        self, limits: GateLimits, room: Callable[[], Room | None], problem: Callable[[], UnavailableError]
     ) -> None:
         self.limits = limits
         self.num_in_flight = 0
@@ -96,7 +96,7 @@ class Gate:
             return
         room = self._room()
         if room is None:
-            raise UnavailableError(self._problem())
+            raise self._problem()
         has_to_wait = len(self._queue) or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
         if has_to_wait and self._queue.displaced_by(key, priority) is None:
             raise self._overloaded()
@@ -122,7 +122,7 @@ class Gate:
         """Whether it was let in without a wait."""
         room = self._room()
         if room is None:
-            raise UnavailableError(self._problem())
+            raise self._problem()
         if len(self._queue) or not self._fits(turn, room):
             return False
         self.num_in_flight += turn.num_places
@@ -156,7 +156,7 @@ class Gate:
             elif admission.done() and not admission.cancelled() and admission.exception() is None:
                 self._release(turn)  # let in and gone in the same moment
             if isinstance(error, TimeoutError):
-                raise DeadlineError(
+                raise DeadlineError.told(
                     f"the request waited for its turn until its deadline: {self.num_in_flight} choices are "
                     f"in flight and {len(self._queue)} requests wait; send it again later"
                 ) from error
@@ -211,7 +211,7 @@ class Gate:
             self._empty_since_s = now
         if now - self._empty_since_s >= EMPTY_POOL_GRACE_S:
             for turn in list(self._admissions):
-                self._give_up(turn, UnavailableError(self._problem()))
+                self._give_up(turn, self._problem())
 
     def _give_up(self, turn: Turn, error: OverloadedError | UnavailableError) -> None:
         admission = self._admissions[turn]

@@ -325,9 +325,7 @@ async def test_a_decode_server_with_mtp_refuses_a_prefill_server_without(module_
         reply = httpx.post(f"{url}/v1/completions", json=greedy_body([17, 23, 42], 4), timeout=60.0)
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (502, "handshake_refused"), reply.text
-        assert "attn_layers 3" in error["message"]
-        assert "attn_layers 2" in error["message"]
-        assert "start the prefill server with the same --speculative and --drafter" in error["message"]
+        assert "attn_layers" not in error["message"]
         async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
             alone = await complete(client, greedy_body([17], 4))  # nothing is handed over
             assert len(alone.token_ids) == 4

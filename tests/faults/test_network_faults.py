@@ -153,7 +153,7 @@ def test_a_router_that_is_cut_off(fleet, network, requests, table):
         table.add(fault, servers, f"{EXACT}, from the other server", "gRPC's keepalive, 30 s", seconds)
     reply = asked[2].result()
     assert reply.status == 503
-    assert "no prefill server is connected" in reply.error
+    assert "no prefill server is ready" in reply.error
     outcome = "503, no prefill server is connected"
     table.add(fault, SERVERS["alone"], outcome, "gRPC's keepalive, 30 s", reply.seconds)
     wait_until(fleet.is_idle, "all is free, though the links are still cut", 2 * PROMPT_S)

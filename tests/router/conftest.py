@@ -97,6 +97,12 @@ async def until(condition: Callable[[], Any], *, timeout_s: float = TIMEOUT_S) -
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
+def why_not_ready(stack: Stack) -> str:
+    """As operators are told; empty if it is ready."""
+    absence = stack.services.absence
+    return "" if absence is None else absence.detail
+
+
 async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: Any) -> list[dict[str, Any]]:
     """The data of a streamed completion's events, in order; ``started`` is set at the first."""
     request = {"model": MODEL, "prompt": "hello", "stream": True} | body

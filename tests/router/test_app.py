@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
-from tests.router.conftest import MODEL, TIMEOUT_S, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until, why_not_ready
 from tests.router.scripted_servers import MAX_MODEL_LEN, ScriptedDecode, saying, server_info
 from tests.router.tokenizers_for_tests import write_model_dir
 from twinfang.ports import free_ports
@@ -44,7 +44,8 @@ async def test_a_router_is_alive_before_it_is_ready(make_stack):
     assert (await stack.client.get("/healthz")).status_code == 200
     waiting = await stack.client.get("/readyz")
     assert waiting.status_code == 503
-    assert stack.decode[0].address in waiting.json()["error"]["message"]
+    assert "no decode server is ready" in waiting.json()["error"]["message"]
+    assert stack.decode[0].address in why_not_ready(stack)
     await stack.decode[0].start()
     await until(lambda: stack.services.pool.not_ready_reason() is None)
     assert (await stack.client.get("/readyz")).status_code == 200

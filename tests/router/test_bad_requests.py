@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.router.conftest import MODEL, TIMEOUT_S, until
+from tests.router.conftest import MODEL, TIMEOUT_S, until, why_not_ready
 from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying
 
 INVALID = {"invalid_value", "invalid_grammar", "context_length_exceeded", "model_not_found"}
@@ -367,11 +367,9 @@ async def test_no_server_is_a_503_that_says_what_is_missing(make_stack, num_pref
     stack = await make_stack(num_prefill=num_prefill, ready=num_prefill > 0)
     if num_prefill:
         await stack.prefill[0].stop()
-        await until(
-            lambda: "no prefill server is connected" in (stack.services.pool.not_ready_reason() or "")
-        )
+        await until(lambda: "no prefill server is connected" in why_not_ready(stack))
     else:
-        await until(lambda: "there is no prefill server" in (stack.services.pool.not_ready_reason() or ""))
+        await until(lambda: "there is no prefill server" in why_not_ready(stack))
     for stream in (False, True):
         response = await stack.complete(stream=stream)
         assert response.status_code == 503

@@ -1,7 +1,7 @@
 import asyncio
 
 from router.decode_stream import DecodeStream
-from tests.router.conftest import until
+from tests.router.conftest import until, why_not_ready
 from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, hanging, saying, server_info
 from wire.errors import UnavailableError
 from wire.generation import RequestOutput, Submit
@@ -182,7 +182,7 @@ async def test_servers_of_different_models_are_not_paired(make_stack):
     await stack.prefill[0].stop()
     stack.prefill[0].info = server_info("prefill", fingerprint="another", incarnation="prefill-2")
     await stack.prefill[0].start()
-    await until(lambda: "fingerprint" in (stack.services.pool.not_ready_reason() or ""))
+    await until(lambda: "fingerprint" in why_not_ready(stack))
     assert (await stack.complete(prompt="hello world")).status_code == 503
     await asyncio.sleep(0)
     assert stack.prefill[0].requests == []

@@ -16,7 +16,7 @@ async def test_an_error_of_a_server_before_the_first_token_is_an_http_error(make
         answer = await stack.complete(stream=stream)
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "insufficient_capacity"
-        assert answer.json()["error"]["message"] == "no room for it"
+        assert answer.json()["error"]["message"] == CapacityError.told_clients
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_error_event(make_stack):
@@ -24,7 +24,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_error_event(make_stack):
     stack.decode[0].script = failing(TwinfangError("it broke"), after=(300,))
     *_, last = await events_of(stack)
     assert last["error"] == {
-        "message": "it broke",
+        "message": TwinfangError.told_clients,
         "type": "server_error",
         "param": None,
         "code": "internal_error",

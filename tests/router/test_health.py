@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.router.conftest import until
+from tests.router.conftest import until, why_not_ready
 from tests.router.scripted_servers import hanging, saying
 
 
@@ -38,7 +38,8 @@ async def test_readyz_says_why_nobody_serves(stack):
     await until(lambda: stack.services.pool.not_ready_reason() is not None)
     answer = await stack.client.get("/readyz")
     assert answer.status_code == 503
-    assert "it says that it does not serve" in answer.text
+    assert "no decode server is ready" in answer.text
+    assert "it says that it does not serve" in why_not_ready(stack)
 
 
 async def test_what_a_draining_server_has_already_ends_there(stack):

@@ -138,7 +138,7 @@ async def test_a_model_without_servers_is_unavailable_and_the_others_are_not(fle
     await until(lambda: fleet.services.pool.num_connected()["decode"] == 1)
     response = await fleet.post("/v1/completions", model="small", prompt="a")
     assert response.status_code == 503
-    assert "no decode server of model 'small' is connected" in response.text
+    assert "no decode server is ready for model 'small'" in response.text
     assert (await fleet.post("/v1/completions", model="large", prompt="a")).status_code == 200
     assert (await fleet.client.get("/readyz")).status_code == 200
     assert len((await fleet.client.get("/v1/models")).json()["data"]) == 3
@@ -148,7 +148,8 @@ async def test_a_server_of_another_model_is_not_used_and_the_reason_is_told(flee
     for server in (fleet.decode["small"], fleet.decode["large"]):
         await server.stop()
     await until(lambda: fleet.services.pool.num_connected()["decode"] == 0)
-    reason = (await fleet.client.get("/readyz")).json()["error"]["message"]
+    assert (await fleet.client.get("/readyz")).status_code == 503
+    reason = fleet.services.absence.detail
     assert f"{fleet.decode['stray'].address}: it serves 'stray', and this router 'large', 'small'" in reason
     assert fleet.prefill["stray"].address not in fleet.decode["large"].peers
 

@@ -87,12 +87,14 @@ async def test_requests_are_let_go_only_where_another_server_can_take_them(make_
     assert not stack.decode[0].drains[0].lets_go
     refused = await stack.complete()
     assert refused.status_code == 503
-    assert "/undrain" in refused.json()["error"]["message"]
+    assert "no decode server is ready" in refused.json()["error"]["message"]
+    assert "/undrain" in (await get(stack, "/pools"))["problem"]
     assert (await stack.client.get("/readyz")).status_code == 503
     (prefill,) = await ids(stack, "prefill")
     await post(stack, f"/workers/{worker}/undrain")
     await post(stack, f"/workers/{prefill}/drain")
-    assert "every prefill server" in (await stack.complete()).json()["error"]["message"]
+    assert "no prefill server is ready" in (await stack.complete()).json()["error"]["message"]
+    assert "every prefill server" in (await get(stack, "/pools"))["problem"]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

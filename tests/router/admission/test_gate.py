@@ -51,7 +51,9 @@ class Client:
 @asynccontextmanager
 async def gate_of(rows: int, max_queue: int = 100, max_in_flight: int = 1000):
     servers = Servers(rows)
-    gate = Gate(GateLimits(max_in_flight, max_queue), servers.room, lambda: "no server is connected")
+    gate = Gate(
+        GateLimits(max_in_flight, max_queue), servers.room, lambda: UnavailableError("no server is there")
+    )
     yield gate, servers
     assert (gate.num_in_flight, gate.num_waiting) == (0, 0), "something was left behind"
 

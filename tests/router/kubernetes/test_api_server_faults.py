@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.kubernetes.backoff import FIRST_PAUSE_S, JITTER
-from tests.router.conftest import until
+from tests.router.conftest import until, why_not_ready
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -153,9 +153,11 @@ async def test_what_is_refused_is_said_with_its_remedy(cloud):
 async def test_readiness_says_why_there_are_no_pods(make_cloud):
     cloud = await make_cloud(namespace="elsewhere", num_decode=0, num_prefill=0)
     await until(lambda: "403" in cloud.pods.problem)
-    said = (await cloud.stack.client.get("/readyz")).json()["error"]["message"]
-    assert "no decode server is connected" in said
-    assert "'elsewhere'" in said
+    told = (await cloud.stack.client.get("/readyz")).json()["error"]["message"]
+    assert "no decode server is ready" in told
+    assert "elsewhere" not in told
+    assert "no decode server is connected" in why_not_ready(cloud.stack)
+    assert "'elsewhere'" in why_not_ready(cloud.stack)
 
 
 NUM_FAILURES = 5

@@ -1,0 +1,40 @@
+"""Why no request can be served: in words for clients, and in words for operators."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from wire.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Absence:
+    """What a router would need."""
+
+    missing: str
+    """For clients: which servers, and nothing of where they are or what they said."""
+    detail: str
+    """For the log and the admin API: each server's problem, and the remedy."""
+
+    def error(self) -> UnavailableError:
+        return UnavailableError.told(f"{self.missing}; send the request again later", detail=self.detail)
+
+
+class AbsenceLog:
+    """Writes down why a router is not ready: once, and again when that changes."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def saw(self, absence: Absence | None) -> None:
+        detail = None if absence is None else absence.detail
+        if detail == self._last:
+            return
+        self._last = detail
+        if detail is None:
+            log.info("ready")
+        else:
+            log.warning("not ready: %s", detail)
