@@ -13,7 +13,7 @@ from wire.outbox import Outbox
 class RouterStream:
     """Outputs of all requests of one router. Lives on the event loop.
 
-    What several steps bring while the network is busy leaves as one message.
+    What several steps bring while the network is busy leaves as one message, or as several if that is much.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class RouterStream:
             if self._drain_news is not None:
                 news, self._drain_news = self._drain_news, None
                 yield encode(news)
-            if self._outbox:
-                yield encode(self._outbox.take())
+            while self._outbox:
+                yield encode(self._outbox.take_message())
             if self._closed and not self._outbox:
                 return

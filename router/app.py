@@ -21,6 +21,7 @@ from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.api_schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
+from router.backlog import Backlog
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
@@ -39,6 +40,7 @@ from router.request_log import RequestLog
 from router.resources import Resources
 from router.server_pool import ServerPool
 from router.services import Services
+from router.slice_lane import SliceLane
 from router.tool_calls.format_names import tool_format
 
 NOBODY = Absence("no server is ready", "no server is there")
@@ -96,6 +98,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         drain=resources.drain,
         key_file=resources.key_file,
         requests=RequestLog(),
+        backlog=Backlog(),
+        slices=SliceLane(),
         recent=RecentFigures(),
         created=int(time.time()),
         tracing=resources.tracing,

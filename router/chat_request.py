@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from router import logprob_limits
 from router.access.api_keys import ApiKey
 from router.chat_prompt import ChatFields, chat_text
 from router.openai_errors import shown
@@ -78,6 +79,8 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
     body.check_stream_options()
     check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
     num_logprobs = body.num_logprobs
+    if num_logprobs is not None:
+        logprob_limits.check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
     body.answer_length(1)  # what is wrong there is said before any work is done
     structure = await wanted_structure(body)
     text = await chat_text(body, model.chat_template)
@@ -99,10 +102,16 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
         param="messages",
     )
     num_prompt_tokens = len(prompt.token_ids)
-    length_param, max_tokens = body.answer_length(limits.max_model_len - num_prompt_tokens)
+    room = limits.max_model_len - num_prompt_tokens
+    keeps_logprobs = num_logprobs is not None and not body.stream
+    if keeps_logprobs:  # bounds an answer whose length is not said
+        room = min(room, logprob_limits.longest_in_one_piece(body.num_choices, num_logprobs or 0))
+    length_param, max_tokens = body.answer_length(room)
     check_context(
         num_prompt_tokens, max_tokens, limits.max_model_len, param="messages", length_param=length_param
     )
+    if keeps_logprobs:
+        logprob_limits.check_in_one_piece(body.num_choices, max_tokens, num_logprobs or 0, param=length_param)
     params = body.sampling_params(
         model.defaults,
         max_tokens=max_tokens,

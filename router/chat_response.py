@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from router.answer import Answer, Delta
+from router.json_list import JsonList
 from router.logprobs import chat_logprobs
+from router.slice_lane import SliceLane
 from router.text_request import TextRequest
 from router.tool_calls.call_scanner import CallScanner, Found
 from router.tool_calls.tool_format import ToolCall
@@ -20,6 +23,8 @@ class ChatWriter:
         self._request = request
         self._tokenizer = request.model.tokenizer
         self._scanners: dict[int, CallScanner] = {}
+        self._kept: dict[int, JsonList] = {}
+        """Log-probabilities of choices that are answered in one piece."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {
             "id": request.id,
@@ -28,7 +33,17 @@ class ChatWriter:
             "model": request.model.name,
         }
 
-    def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:
+    async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
+        """A chat's prompt is not echoed."""
+
+    def keep(self, index: int, delta: Delta) -> Delta:
+        """Of an answer in one piece; log-probabilities are written at once, and the rest is returned."""
+        if self._request.logprobs is None:
+            return delta
+        self._kept.setdefault(index, JsonList()).add(chat_logprobs(delta.logprobs, self._tokenizer))
+        return replace(delta, logprobs=[], text_offsets=[])
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
         return {**self._head, "choices": choices, **self._prompt_token_ids()}
 
@@ -87,18 +102,25 @@ class ChatWriter:
 
     def _choice(self, index: int, delta: Delta, name: str, news: dict[str, Any]) -> dict[str, Any]:
         request = self._request
-        wants_logprobs = request.logprobs is not None and bool(delta.logprobs)
         calls_tools = delta.finish_reason == "stop" and self._num_calls(index) > 0
         choice = {
             "index": index,
             name: news,
-            "logprobs": chat_logprobs(delta.logprobs, self._tokenizer) if wants_logprobs else None,
+            "logprobs": self._logprobs(index, delta),
             "finish_reason": "tool_calls" if calls_tools else delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if request.return_token_ids:
             choice["token_ids"] = delta.token_ids
         return choice
+
+    def _logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        kept = self._kept.pop(index, None)
+        if kept is not None:
+            return {"content": kept.json, "refusal": None}
+        if self._request.logprobs is None or not delta.logprobs:
+            return None
+        return {"content": chat_logprobs(delta.logprobs, self._tokenizer), "refusal": None}
 
     def _prompt_token_ids(self) -> dict[str, Any]:
         if not self._request.return_token_ids:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from router import logprob_limits
 from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
@@ -91,6 +92,8 @@ async def check_completion(
             prompt = Prompt(tuple(item), None)
         check_context(len(prompt.token_ids), max_tokens, limits.max_model_len)
         prompts.append(prompt)
+    if body.logprobs is not None:
+        _check_logprobs(body, body.logprobs, prompts, max_tokens)
     return TextRequest.of(
         body,
         request_id=f"cmpl-{request_id}",
@@ -100,6 +103,16 @@ async def check_completion(
         api_key=api_key,
         echo=bool(body.echo),
     )
+
+
+def _check_logprobs(body: CompletionBody, num_top: int, prompts: list[Prompt], max_tokens: int) -> None:
+    num_choices = body.num_choices * len(prompts)
+    logprob_limits.check_in_step(num_choices, num_top, param="logprobs")
+    if body.echo:
+        num_tokens = body.num_choices * sum(len(prompt.token_ids) for prompt in prompts)
+        logprob_limits.check_echoed(num_tokens, num_top, param="logprobs")
+    if not body.stream:
+        logprob_limits.check_in_one_piece(num_choices, max_tokens, num_top, param="max_tokens")
 
 
 def split_prompt(prompt: Any) -> list[str] | list[list[int]]:

@@ -22,7 +22,7 @@ from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import Cancel, ConnectPeers, DrainNews, ServerInfo, ServerStats, StepOutputs, Submit
 from wire.prefixes import PrefixNews
-from wire.rpc import STREAM_PATH, decode_stream_reply
+from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class DecodeStream:
     async def _read(self, stream: Any, info: ServerInfo) -> str:
         """Until the stream is of no more use; says why."""
         while (data := await stream.read()) is not grpc.aio.EOF:
-            news = decode_stream_reply(data)
+            news = await read_long(decode_stream_reply, data)
             if not isinstance(news, DrainNews):
                 self._deliver(news)
             elif news.incarnation == info.incarnation:

@@ -16,7 +16,14 @@ from router.inbox import Inbox
 from router.model_catalog import ServedModel
 from router.request_record import RequestRecord
 from router.services import Services
-from wire.errors import AbortedRequestError, CancelledRequestError, DeadlineError, TwinfangError
+from router.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
+from wire.errors import (
+    AbortedRequestError,
+    CancelledRequestError,
+    DeadlineError,
+    OverloadedError,
+    TwinfangError,
+)
 from wire.generation import RequestOutput
 
 
@@ -43,7 +50,7 @@ class Generation:
         self._asked = Asked(record.key_name or "", record.priority, len(choices), num_tokens)
         self._place: Place | None = None
         self._choices = choices
-        self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox()
+        self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox(services.backlog.changed)
         self.pass_on: Callable[[tuple[int, ...]], Delta | None] | None = None
         """Of a single choice: is given tokens, but the last ones, that come while :meth:`step` is waited for.
         What it returns :meth:`step` brings."""
@@ -70,6 +77,7 @@ class Generation:
                 self._place = await exits.enter_async_context(entry)  # a 429 is counted as well
             self._record.admitted()
             exits.enter_context(self._record.abortable(self._abort))
+            exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
             self._exits = exits.pop_all()
         metrics.request_queue.observe(self._place.queue_s)
         timer = asyncio.get_running_loop().call_at(self._deadline, self._expire)
@@ -112,6 +120,16 @@ class Generation:
     def _abort(self) -> None:
         self._inbox.put((0, AbortedRequestError.by_operator()))
 
+    def _end_unread(self) -> None:
+        """The client leaves so much untaken that the router's memory is at stake."""
+        for dispatch in self._dispatches:
+            dispatch.cancel()
+        error = OverloadedError(
+            f"{self._inbox.weight} log-probabilities wait for this client, which takes them more slowly than "
+            "they come, and the router has no memory left for more: read faster, or ask for fewer"
+        )
+        self._inbox.close((min(self._unfinished, default=0), error))
+
     def cached_tokens(self, index: int) -> int:
         """Prompt tokens of a finished choice that some prefix cache held."""
         reply, stats = self._dispatches[index].prefill_reply, self._choices[index][1].stats
@@ -127,11 +145,16 @@ class Generation:
     async def step(self) -> list[tuple[int, Delta]]:
         """The next deltas, one a choice, in the order of the choices; empty once all have ended.
 
-        Raises the first error of any choice, or :class:`DeadlineError`.
+        It brings no more than a slice; the rest stands in line behind other requests' slices. Raises the
+        first error of any choice, or :class:`DeadlineError`.
         """
         deltas: dict[int, Delta] = {}
         while not (self.has_ended or deltas):
-            for index, event in await self._inbox.take_all():
+            has_waited = await self._inbox.wait()
+            # Who finds news without a wait has just handled some: with them it would keep the event loop.
+            if not has_waited or self._inbox.weight > LIGHT_WEIGHT:
+                await self._services.slices.turn()
+            for index, event in self._inbox.take(SLICE_WEIGHT):
                 if index not in self._unfinished and not isinstance(event, AbortedRequestError):
                     continue
                 delta = self._take(index, event)
@@ -203,12 +226,16 @@ class _ChoiceReceiver:
         self._index = index
 
     def take(self, output: RequestOutput | TwinfangError) -> None:
-        self._inbox.put((self._index, output))
+        weight = OUTPUT_WEIGHT
+        if isinstance(output, RequestOutput):
+            weight += len(output.token_ids) + output.num_logprobs
+        self._inbox.put((self._index, output), weight)
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
         pass_on = self._generation.pass_on
+        weight = OUTPUT_WEIGHT + len(token_ids)
         if pass_on is None or not self._inbox.is_awaited:
-            self._inbox.put((self._index, RequestOutput("", token_ids)))
+            self._inbox.put((self._index, RequestOutput("", token_ids)), weight)
             return
         try:
             left = pass_on(token_ids)
@@ -216,4 +243,4 @@ class _ChoiceReceiver:
             self._inbox.put((self._index, error))
             return
         if left is not None:
-            self._inbox.put((self._index, left))
+            self._inbox.put((self._index, left), weight)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from router.detokenizer import Detokenizer
+from router.json_list import JsonList
 from router.prompt import Prompt
 from router.tokenizer import Tokenizer
 from wire.generation import TokenLogprobs
@@ -13,62 +15,105 @@ from wire.generation import TokenLogprobs
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON can't say."""
 
+COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+Row = tuple[str, float | None, dict[str, float] | None, int]
+"""One token: its name, its log-probability, the best alternatives and the characters before it."""
+
 
 class LogprobsTable:
     """Log-probabilities as four parallel lists, the form of the completions API."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.columns: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
+        self.columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
 
     def add(self, logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> None:
         for entry, offset in zip(logprobs, offsets, strict=True):
-            # The token itself stands first, the best alternatives behind it: up to one more than asked for.
-            best = {entry.token_id: entry.logprob} | dict(entry.top)
-            self._row(
-                entry.token_id,
-                max(entry.logprob, MIN_LOGPROB),
-                {self._tokenizer.decode_token(i): max(value, MIN_LOGPROB) for i, value in best.items()},
-                offset,
-            )
+            for column, value in zip(
+                self.columns.values(), _row(entry, offset, self._tokenizer), strict=True
+            ):
+                column.append(value)
 
-    def add_prompt(
-        self, prompt: Prompt, logprobs: Sequence[TokenLogprobs], skip_special_tokens: bool
+
+def _row(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> Row:
+    # The token itself stands first, the best alternatives behind it: up to one more than asked for.
+    best = {entry.token_id: entry.logprob} | dict(entry.top)
+    return (
+        tokenizer.decode_token(entry.token_id),
+        max(entry.logprob, MIN_LOGPROB),
+        {tokenizer.decode_token(i): max(value, MIN_LOGPROB) for i, value in best.items()},
+        offset,
+    )
+
+
+class WrittenTable:
+    """Columns of a table that is too long to be written in one go."""
+
+    def __init__(self, columns: dict[str, JsonList] | None = None) -> None:
+        self._columns = {name: JsonList() for name in COLUMNS} if columns is None else columns
+
+    def add(self, columns: dict[str, list[Any]]) -> None:
+        for name, values in columns.items():
+            self._columns[name].add(values)
+
+    def extend(self, later: WrittenTable) -> None:
+        for name, values in later._columns.items():
+            self._columns[name].extend(values)
+
+    def copy(self) -> WrittenTable:
+        copied = WrittenTable()
+        copied.extend(self)
+        return copied
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {name: values.json for name, values in self._columns.items()}
+
+
+class PromptTable:
+    """A prompt's rows, taken some at a time."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        logprobs: Sequence[TokenLogprobs],
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
     ) -> None:
-        """The prompt's first token has no probability, as nothing stands before it."""
-        detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
-        offsets, num_chars = [], 0
-        for token_id in prompt.token_ids:
-            offsets.append(num_chars)
-            num_chars += len(detokenizer.push(token_id))
-        self._row(prompt.token_ids[0], None, None, 0)
-        self.add(logprobs, offsets[1:])
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._rows = _prompt_rows(prompt, logprobs, tokenizer, detokenizer)
 
-    def _row(self, token_id: int, logprob: float | None, top: dict[str, float] | None, offset: int) -> None:
-        columns = self.columns
-        columns["tokens"].append(self._tokenizer.decode_token(token_id))
-        columns["token_logprobs"].append(logprob)
-        columns["top_logprobs"].append(top)
-        columns["text_offset"].append(offset)
+    def next(self, num_rows: int) -> dict[str, list[Any]]:
+        """The columns of the next rows; empty lists behind the last one."""
+        rows = list(islice(self._rows, num_rows))
+        return {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+def _prompt_rows(
+    prompt: Prompt, logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer, detokenizer: Detokenizer
+) -> Iterator[Row]:
+    """The prompt's first token has no probability, as nothing stands before it."""
+    first, *rest = prompt.token_ids
+    yield tokenizer.decode_token(first), None, None, 0
+    num_chars = len(detokenizer.push(first))
+    for token_id, entry in zip(rest, logprobs, strict=True):
+        yield _row(entry, num_chars, tokenizer)
+        num_chars += len(detokenizer.push(token_id))
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """One object a token, the form of the chat API; ``bytes`` say exactly what a token stands for."""
 
     def named(token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": tokenizer.decode_token(token_id),
             "logprob": max(logprob, MIN_LOGPROB),
-            "bytes": list(tokenizer.token_bytes(token_id)),
+            "bytes": tokenizer.token_bytes(token_id),
         }
 
-    content = [
+    return [
         named(entry.token_id, entry.logprob) | {"top_logprobs": [named(*best) for best in entry.top]}
         for entry in logprobs
     ]
-    return {"content": content, "refusal": None}

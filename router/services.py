@@ -9,6 +9,7 @@ from fastapi import Request
 
 from router.absence import Absence, AbsenceLog
 from router.access.key_file import KeyFile
+from router.backlog import Backlog
 from router.config import RouterConfig
 from router.drain import Drain
 from router.live_config import LiveConfig
@@ -17,6 +18,7 @@ from router.model_catalog import ModelCatalog
 from router.recent_figures import RecentFigures
 from router.request_log import RequestLog
 from router.server_pool import ServerPool
+from router.slice_lane import SliceLane
 
 if TYPE_CHECKING:
     from router.kubernetes.pod_watch import PodWatch
@@ -33,6 +35,8 @@ class Services:
     key_file: KeyFile | None
     """None: no API key is needed."""
     requests: RequestLog
+    backlog: Backlog
+    slices: SliceLane
     recent: RecentFigures
     created: int
     """When this router started, in seconds since 1970."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from router.answer import Answer, Delta
 from router.choice import Choice
@@ -17,11 +17,13 @@ from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, event
 from router.event_template import EventTemplate
 from router.generation import Generation
+from router.http.json_answer import JsonAnswer
 from router.http_connection import WritePart
 from router.request_record import RequestRecord
 from router.request_trace import begin_trace
 from router.services import Services
 from router.session import session_of
+from router.slice_lane import SliceLane
 from router.text_lane import TextLane
 from router.text_request import TextRequest
 
@@ -29,8 +31,14 @@ from router.text_request import TextRequest
 class Writer(Protocol):
     """Puts deltas into the JSON objects of one API, all but their ``usage``."""
 
-    def whole(self, deltas: Sequence[Delta], answers: Sequence[Answer]) -> dict[str, Any]:
-        """The answer in one object; ``deltas[i]`` is all of choice i."""
+    async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
+        """Writes what is told of a choice's prompt: to be awaited before the choice is told."""
+
+    def keep(self, index: int, delta: Delta) -> Delta:
+        """Takes what is long out of a part of an answer in one piece, and returns the rest."""
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """The answer in one object; ``deltas[i]`` is all of choice i but what :meth:`keep` took."""
 
     def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
         """One choice's news in a stream."""
@@ -56,15 +64,17 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
         wholes = [Delta() for _ in answers]
         while deltas := await generation.step():
             for index, delta in deltas:
-                wholes[index] += delta
+                wholes[index] += writer.keep(index, delta)
+        for index, answer in enumerate(answers):
+            await writer.begin(index, answer, services.slices)
         usage = _final_usage(request, generation, services)
-    return JSONResponse(writer.whole(wholes, answers) | {"usage": usage})
+    return JsonAnswer(writer.whole(wholes) | {"usage": usage})
 
 
 async def _events(
     request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
-    """One write a step, with the events of all choices that have news.
+    """One write a step, or a slice of it, with the events of all choices that have news.
 
     Behind its first token a single choice's text takes a :class:`TextLane`; this is woken for the rest.
     """
@@ -85,6 +95,9 @@ async def _events(
             return event(chunks[0]) if len(chunks) == 1 else b"".join(map(event, chunks))
 
         while deltas := await generation.step():
+            for index, _ in deltas:
+                if index not in seen:
+                    await writer.begin(index, answers[index], services.slices)
             data = b"".join(written(index, delta) for index, delta in deltas)
             if generation.has_ended:
                 usage = _final_usage(request, generation, services)

@@ -38,6 +38,7 @@ class Tokenizer:
         self._is_byte_level = isinstance(backend.decoder, ByteLevel)
         self.own_text = lru_cache(maxsize=1 << 20)(self._own_text)
         self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
     @classmethod
     def from_directory(cls, model_dir: Path) -> Tokenizer:
@@ -106,10 +107,10 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def _token_bytes(self, token_id: int) -> tuple[int, ...]:
         """What a token stands for, half a character too."""
         text = self.decode([token_id], skip_special_tokens=False)
-        return self._backend_bytes(token_id) if REPLACEMENT in text else text.encode()
+        return tuple(self._backend_bytes(token_id) if REPLACEMENT in text else text.encode())
 
     def _backend_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id) or ""

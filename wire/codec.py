@@ -296,10 +296,13 @@ def _literal(options: tuple[Any, ...]) -> _Check:
 
 def _sequence(item_hint: Any, kind: type) -> _Check:
     item_check = _check_for(item_hint)
+    is_of_numbers = item_hint == tuple[int, float]
 
     def check(value: Any, where: str) -> Any:
         if type(value) is not list:
             raise _wrong(where, kind.__name__, value)
+        if is_of_numbers and (pairs := _pairs(value)) is not None:
+            return kind(pairs)
         if item_hint is int:  # token ids and block ids: the long lists, checked without a call an item
             for item in value:
                 if type(item) is not int:
@@ -311,6 +314,18 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
             return kind(item_check(item, f"{where}[{i}]") for i, item in enumerate(value))
 
     return check
+
+
+def _pairs(value: list[Any]) -> list[tuple[int, float]] | None:
+    """Log-probabilities of tokens, checked without a call an item: an answer may bring twenty a token.
+
+    None if anything is not right, or not just so: the general way says what, or makes it so.
+    """
+    try:
+        pairs = [(i, number) for i, number in value if type(i) is int and type(number) is float]
+    except (TypeError, ValueError):
+        return None
+    return pairs if len(pairs) == len(value) else None
 
 
 def _fixed(hints: tuple[Any, ...]) -> _Check:

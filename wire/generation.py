@@ -159,6 +159,13 @@ class RequestOutput:
     go (``moved``) before it has read gives on the ticket that it came with."""
 
     @property
+    def num_logprobs(self) -> int:
+        """Of its tokens, the prompt's too, and of the alternatives to each."""
+        return sum(
+            len(told) * (1 + len(told[0].top)) for told in (self.logprobs, self.prompt_logprobs) if told
+        )
+
+    @property
     def is_plain(self) -> bool:
         """Whether it brings tokens and nothing else."""
         return (

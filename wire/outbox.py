@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from wire.generation import RequestOutput, StepOutputs
+
+MAX_NUMBERS = 4096
+"""Log-probabilities of one message. Its reader does nothing else for the one or two milliseconds that they
+take, so a step of many requests that report twenty alternatives is several messages."""
 
 
 class Outbox:
@@ -16,8 +21,8 @@ class Outbox:
     def __init__(self, outputs: Iterable[RequestOutput] = ()) -> None:
         self._token_ids: dict[str, tuple[int, ...]] = {}
         self._outputs: list[RequestOutput] = []
-        self._others_of: set[str] = set()
-        """Requests with outputs among ``_outputs``: further ones stand behind those."""
+        self._others_of: Counter[str] = Counter()
+        """How many of ``_outputs`` a request has: further ones stand behind those."""
         self.add_all(outputs)
 
     def __bool__(self) -> bool:
@@ -26,7 +31,7 @@ class Outbox:
     def add_tokens(self, request_id: str, token_ids: tuple[int, ...]) -> None:
         """An output of tokens and nothing else."""
         if request_id in self._others_of:
-            self._outputs.append(RequestOutput(request_id, token_ids))
+            self._append(RequestOutput(request_id, token_ids))
         elif request_id in self._token_ids:
             self._token_ids[request_id] += token_ids
         else:
@@ -41,8 +46,7 @@ class Outbox:
         if output.is_plain:
             self.add_tokens(output.request_id, output.token_ids)
         else:
-            self._outputs.append(output)
-            self._others_of.add(output.request_id)
+            self._append(output)
 
     def add_all(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
@@ -54,3 +58,23 @@ class Outbox:
         self._token_ids, self._outputs = {}, []
         self._others_of.clear()
         return taken
+
+    def take_message(self) -> StepOutputs:
+        """What has waited longest: :data:`MAX_NUMBERS` log-probabilities, or a single output with more."""
+        num_numbers = num_outputs = 0
+        for output in self._outputs:
+            num_numbers += output.num_logprobs
+            if num_numbers > MAX_NUMBERS and num_outputs:
+                break
+            num_outputs += 1
+        else:
+            return self.take()
+        outputs = tuple(self._outputs[:num_outputs])
+        del self._outputs[:num_outputs]
+        self._others_of -= Counter(output.request_id for output in outputs)
+        taken, self._token_ids = StepOutputs(self._token_ids, outputs), {}
+        return taken
+
+    def _append(self, output: RequestOutput) -> None:
+        self._outputs.append(output)
+        self._others_of[output.request_id] += 1

@@ -7,11 +7,12 @@ on the server side crosses as :class:`ErrorReply` and is raised again on the cli
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -50,6 +51,8 @@ from wire.handoff import (
 from wire.prefixes import GetPrefixes, PrefixNews
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -125,6 +128,9 @@ GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 
+LONG_BYTES = 256 << 10
+"""A message of more takes longer to read than other tasks of the event loop should wait."""
+
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
 """Bidirectional: ``Submit``, ``Cancel``, ``ConnectPeers`` one way, ``StepOutputs`` and ``DrainNews`` back."""
 
@@ -145,6 +151,14 @@ def submitted_id(data: bytes) -> str | None:
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
         return None
     return request_id if name == Submit.__name__ and isinstance(request_id, str) else None
+
+
+async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
+    """What ``read`` makes of a message, in another thread if it is long: that may take a second.
+
+    Log-probabilities of a long prompt are such a message, and can't be divided.
+    """
+    return read(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(read, data)
 
 
 def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
@@ -231,7 +245,7 @@ async def call_for_replies(
     replies: Any = channel.unary_stream(method.path)(encode(request), timeout=timeout_s)
     try:
         while (data := await replies.read()) is not grpc.aio.EOF:
-            yield _reply_in(data, *method.replies)
+            yield await read_long(lambda data: _reply_in(data, *method.replies), data)
     except grpc.aio.AioRpcError as error:
         raise _fault_of(method, error, timeout_s) from error
     finally:

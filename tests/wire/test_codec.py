@@ -11,7 +11,7 @@ from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
 from wire.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
 from wire.handoff import Ticket
-from wire.outbox import Outbox
+from wire.outbox import MAX_NUMBERS, Outbox
 from wire.sampling_params import SamplingParams
 
 token_ids = st.lists(st.integers(0, 2**31), max_size=20).map(tuple)
@@ -90,6 +90,54 @@ def test_a_request_s_outputs_keep_their_order(given_outputs):
 
     for request_id in "abc":
         assert told(gathered(given_outputs), request_id) == told(given_outputs, request_id)
+
+
+def reporting(request_id, token_id, num_top):
+    top = tuple((i, -float(i)) for i in range(num_top))
+    return RequestOutput(request_id, (token_id,), logprobs=(TokenLogprobs(token_id, -0.5, 1, top),))
+
+
+def test_log_probabilities_of_many_requests_leave_in_several_messages():
+    """Whoever reads a message does nothing else meanwhile."""
+    given_outputs = [reporting(f"r{i}", step, 20) for step in range(3) for i in range(128)]
+    outbox, messages = Outbox(given_outputs), []
+    outbox.add_tokens("plain", (1,))
+    while outbox:
+        messages.append(outbox.take_message())
+    assert len(messages) == 2
+    assert all(sum(output.num_logprobs for output in message.outputs) <= MAX_NUMBERS for message in messages)
+    assert [output for message in messages for output in message.outputs] == given_outputs
+    assert [message.token_ids for message in messages] == [{"plain": (1,)}, {}]
+
+
+def test_tokens_that_come_while_a_request_s_outputs_wait_stay_behind_them():
+    outbox = Outbox([reporting("a", step, MAX_NUMBERS - 1) for step in range(2)])
+    assert [output.token_ids for output in outbox.take_message()] == [(0,)]
+    outbox.add_tokens("a", (2,))
+    assert [output.token_ids for output in outbox.take_message()] == [(1,), (2,)]
+    outbox.add_tokens("a", (3,))
+    assert outbox.take_message().token_ids == {"a": (3,)}
+
+
+def test_an_output_with_more_than_a_message_s_log_probabilities_travels_alone():
+    outbox = Outbox([reporting("a", 1, 2 * MAX_NUMBERS), reporting("b", 2, 1)])
+    assert [len(outbox.take_message()), len(outbox.take_message()), bool(outbox)] == [1, 1, False]
+
+
+@pytest.mark.parametrize("item", [["3", -1.0], [3], [3, -1.0, 1], [True, -1.0], "ab", b"ab", 7])
+def test_an_alternative_of_the_wrong_form_is_named(item):
+    envelope = msgpack.unpackb(encode(StepOutputs({}, (reporting("a", 1, 3),))))
+    envelope[2][1][0][2][0][3][2] = item
+    with pytest.raises(WireError, match=r"outputs\[0\]\.logprobs\[0\]\.top\[2\]"):
+        decode(msgpack.packb(envelope), StepOutputs)
+
+
+def test_a_whole_number_that_stands_for_a_log_probability_becomes_one():
+    envelope = msgpack.unpackb(encode(StepOutputs({}, (reporting("a", 1, 3),))))
+    envelope[2][1][0][2][0][3][2] = [2, -2]
+    top = decode(msgpack.packb(envelope), StepOutputs).outputs[0].logprobs[0].top
+    assert top == ((0, 0.0), (1, -1.0), (2, -2.0))
+    assert type(top[2][1]) is float
 
 
 def test_fields_with_their_default_values_do_not_travel():

@@ -1,0 +1,45 @@
+"""An answer in one piece of JSON, however long it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.write_limit import WriteLimit
+from wire.errors import CancelledRequestError
+
+PART_BYTES = 256 << 10
+"""What is handed to the connection at a time: it waits for the client in between."""
+
+
+class JsonAnswer(Response):
+    """A long body leaves in parts, so that the connection does not keep a second copy of all of it.
+
+    A client that takes nothing is given up.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, content: Mapping[str, object]) -> None:
+        super().__init__(orjson.dumps(content))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = memoryview(self.body)
+        if len(body) <= PART_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        with suppress(CancelledRequestError):  # the status is out: nothing can be said any more
+            await self._send_parts(body, send)
+
+    async def _send_parts(self, body: memoryview, send: Send) -> None:
+        async with WriteLimit() as limit:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for start in range(0, len(body), PART_BYTES):
+                limit.began()
+                part, has_more = bytes(body[start : start + PART_BYTES]), start + PART_BYTES < len(body)
+                await send({"type": "http.response.body", "body": part, "more_body": has_more})
+                limit.ended()
