@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from wire.address import is_loopback
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class GroupStore:
         with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
             probe.connect(found[4])  # sends nothing
             own = str(probe.getsockname()[0])
-        if ipaddress.ip_address(own).is_loopback and not _is_loopback(host):
+        if ipaddress.ip_address(own).is_loopback and not is_loopback(host):
             log.warning(
                 "%s %s is a loopback address on this host, which others can't reach; give its address in the "
                 "network if there are hosts but this one",
@@ -88,16 +89,6 @@ class GroupStore:
             )
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, 0), family=family, backlog=backlog)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether it is one in so many words."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 NO_STORE = GroupStore()

@@ -26,7 +26,9 @@ from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
 from router.drain import DrainMiddleware
+from router.http.allowed_hosts import AllowedHosts, AllowedHostsMiddleware
 from router.http.head import HeadMiddleware
+from router.http.origins import OriginsMiddleware
 from router.live_config import LiveConfig
 from router.membership import Membership
 from router.metrics import Metrics
@@ -162,4 +164,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(HeadMiddleware)
+    app.add_middleware(OriginsMiddleware, allowed=config.cors_origins)
+    if (allowed := AllowedHosts.of(config)) is not None:
+        app.add_middleware(AllowedHostsMiddleware, allowed=allowed)
     app.add_middleware(RequestIdMiddleware)

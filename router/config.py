@@ -17,6 +17,9 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 """As a browser sends it: RFC 6454, section 6.1."""
 
+ALLOWED_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
+"""A name, all names below one, or an address, of IPv6 in brackets."""
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -122,6 +125,9 @@ class RouterConfig:
     """Who may send requests, see :mod:`router.access.key_file`; None: everybody."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may use the API from a browser; ``*``: all. None may otherwise."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may have for this router besides those of loopback, ``*.example.com`` for all below
+    one; ``*``: any. Without any, a router that is bound to loopback goes by loopback's names alone."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 
@@ -153,6 +159,12 @@ class RouterConfig:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue must be at least 0, got {self.max_queue}")
+        for name in self.allowed_hosts:
+            if name != "*" and not ALLOWED_HOST.fullmatch(name):
+                raise ConfigError(
+                    f"allowed_host {name!r} is no name of a host: give it without scheme and port, as in "
+                    "api.example.com, *.example.com for all below a name, or * for any"
+                )
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ConfigError(

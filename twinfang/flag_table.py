@@ -228,6 +228,13 @@ CORS_ORIGINS = Flag(
     repeatable=True,
     default_text="none",
 )
+ALLOWED_HOSTS = Flag(
+    *("--allowed-host", "NAME", some_text),
+    "take requests that name this host (api.example.com; *.example.com for all below; * for any), loopback "
+    "names and no other; repeat for more",
+    repeatable=True,
+    default_text="any, or loopback names alone where --host is one",
+)
 MAX_BODY_SIZE = Flag(
     *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; a larger one is answered 413"),
     default=8.0,
@@ -464,6 +471,7 @@ ROUTER_LIMITS = (
     ADMIN_TOKEN_FILE,
     STATE_FILE,
     CORS_ORIGINS,
+    ALLOWED_HOSTS,
 )
 ROUTER_FLAGS = (
     MODELS,

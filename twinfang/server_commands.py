@@ -115,6 +115,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         max_queue=values.max_queue,
         api_keys_file=values.api_keys_file,
         cors_origins=values.cors_origin,
+        allowed_hosts=values.allowed_host,
         max_choices=values.max_choices,
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,

@@ -122,6 +122,20 @@ class PermissionDeniedError(InvalidRequestError):
     code = "permission_denied"
 
 
+class HostNotAllowedError(InvalidRequestError):
+    """The request names a host that is none of this router's."""
+
+    http_status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowedError(InvalidRequestError):
+    """A browser sends the request for a page of another site."""
+
+    http_status = 403
+    code = "origin_not_allowed"
+
+
 class OverloadedError(TwinfangError):
     """The queue is full; the request may be sent again after ``retry_after_s``."""
 

@@ -293,7 +293,7 @@ async def test_a_body_that_is_declared_too_large_is_refused_unread(make_stack):
 
     host, port = stack.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: 50000000\r\n\r\n".encode())
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), TIMEOUT_S)
     assert b"413" in answer
@@ -338,7 +338,9 @@ async def test_a_client_that_leaves_while_sending_its_body_does_no_harm(make_sta
     host, port = stack.url.removeprefix("http://").split(":")
     for head in (b"", b"Content-Length: 100\r\n\r\n{", b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pr'):
         _reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n" + head
+        )
         await writer.drain()
         writer.close()
         await writer.wait_closed()

@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_while_it_sends_counts_as_cancelled(make_stac
     stack = await make_stack()
     host, port = stack.url.removeprefix("http://").split(":")
     _reader, writer = await asyncio.open_connection(host, int(port))
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: 100\r\n\r\n" + json.dumps({"prompt": "a"}).encode())
     await writer.drain()
     await asyncio.sleep(0)

@@ -1,0 +1,35 @@
+"""A host and a port as they stand in ``Host`` and behind the ``//`` of an origin."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Two are equal if they mean the same."""
+
+    host: str
+    """In lower case; of an IPv6 address without its brackets."""
+    port: int | None
+    """None: the one that is usual for the scheme."""
+
+    @classmethod
+    def parse(cls, text: str) -> Authority | None:
+        """None for what is neither ``host`` nor ``host:port``."""
+        found = HOST_PORT.fullmatch(text)
+        if found is None:
+            return None
+        host, port = found["host"].lower().removesuffix("."), found["port"]
+        if host.startswith("["):
+            try:
+                host = str(ipaddress.IPv6Address(host[1:-1]))
+            except ValueError:
+                return None
+        if not host or (port is not None and int(port) > 65535):
+            return None
+        return cls(host, None if port is None else int(port))
