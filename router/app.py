@@ -44,6 +44,7 @@ from router.server_pool import ServerPool
 from router.services import Services
 from router.slice_lane import SliceLane
 from router.tool_calls.format_names import tool_format
+from telemetry.loop_lag import LoopLag
 
 NOBODY = Absence("no server is ready", "no server is there")
 
@@ -102,11 +103,13 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         requests=RequestLog(),
         backlog=Backlog(),
         slices=SliceLane(),
+        lag=LoopLag(),
         recent=RecentFigures(),
         created=int(time.time()),
         tracing=resources.tracing,
         pods=pods,
     )
+    services.metrics.registry.register(services.lag)
     changes = app.state.changes = Changes(pool, membership, settings, resources.state_file)
     changes.restore(resources.saved)
     pool.start(on_fatal)
@@ -121,6 +124,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         yield
     finally:
         feed.close()
+        services.lag.close()
         if pods is not None:
             await pods.close()
         await cancel_and_wait(*watching)

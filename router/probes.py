@@ -20,9 +20,16 @@ VERSION = importlib.metadata.version("twinfang")
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
-    """The process is alive; nothing is said about servers."""
-    return {"status": "ok"}
+async def healthz(request: Request) -> JSONResponse:
+    """The process is alive, and its event loop keeps up; nothing is said about servers.
+
+    503 if the loop was more than a second late with everything for ten seconds. One that hangs is silent.
+    """
+    lag = services_of(request).lag
+    if lag.is_starved:
+        reason = f"this router is too busy: it comes up to {lag.worst_s:.1f} s late to everything"
+        return error_response(UnavailableError.told(reason))
+    return JSONResponse({"status": "ok", "event_loop_lag_s": round(lag.worst_s, 4)})
 
 
 @router.get("/readyz")

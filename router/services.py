@@ -19,6 +19,7 @@ from router.recent_figures import RecentFigures
 from router.request_log import RequestLog
 from router.server_pool import ServerPool
 from router.slice_lane import SliceLane
+from telemetry.loop_lag import LoopLag
 
 if TYPE_CHECKING:
     from router.kubernetes.pod_watch import PodWatch
@@ -37,6 +38,7 @@ class Services:
     requests: RequestLog
     backlog: Backlog
     slices: SliceLane
+    lag: LoopLag
     recent: RecentFigures
     created: int
     """When this router started, in seconds since 1970."""

@@ -27,7 +27,8 @@ StartResponse = Callable[..., Any]
 
 
 class ProbePort:
-    """Listens from its making on. ``not_ready`` says why no requests are served; None: they are."""
+    """Listens from its making on. ``not_ready`` says why no requests are served; None: they are. ``hangs``
+    says whether the event loop does, of a process that has one."""
 
     def __init__(
         self,
@@ -36,10 +37,12 @@ class ProbePort:
         registry: CollectorRegistry,
         not_ready: Callable[[], str | None],
         *,
+        hangs: Callable[[], bool] = lambda: False,
         flag: str = "--metrics-port",
     ) -> None:
         self._metrics = make_wsgi_app(registry)
         self._not_ready = not_ready
+        self._hangs = hangs
         try:
             self._server = make_server(host, port, self._answer, _server_class(host), _Handler)
         except OSError as error:
@@ -79,6 +82,8 @@ class ProbePort:
             page: Iterable[bytes] = self._metrics(environ, start_response)
             return page
         if path == "/healthz":
+            if self._hangs():
+                return _say(start_response, "503 Service Unavailable", "the event loop hangs")
             return _say(start_response, "200 OK", "ok")
         if path == "/readyz":
             reason = self._not_ready()

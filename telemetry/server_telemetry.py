@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from telemetry.loop_lag import LoopLag
 from telemetry.measures import Measures
 from telemetry.probe_port import ProbePort
 from telemetry.server_figures import ServerFigures
@@ -41,9 +42,11 @@ class ServerTelemetry:
         self._registry.register(_State(server))
         self._server = server
         self._port: ProbePort | None = None
+        self._lag: LoopLag | None = None
+        """None while the event loop does not run yet: the model is loaded on it."""
         if metrics_port != 0:
             wanted = metrics_port or _derived(port)
-            self._port = ProbePort(host, wanted, self._registry, self._not_ready)
+            self._port = ProbePort(host, wanted, self._registry, self._not_ready, hangs=self._hangs)
             log.info("metrics and probes on http://%s:%d/metrics", host, self._port.port)
 
     def show(
@@ -54,13 +57,21 @@ class ServerTelemetry:
         start_up: StartUp,
     ) -> None:
         """Figures are shown from now on. ``stats`` is awaited on the running event loop."""
+        self._lag = LoopLag()
+        self._registry.register(self._lag)
         reader = StatsReader(stats, asyncio.get_running_loop())
         version = importlib.metadata.version("twinfang")
         self._registry.register(ServerFigures(info, version, reader, measures, start_up))
 
     async def close(self) -> None:
+        if self._lag is not None:
+            self._lag.close()
+            self._lag = None
         if self._port is not None:
             await asyncio.to_thread(self._port.close)
+
+    def _hangs(self) -> bool:
+        return self._lag is not None and self._lag.has_hung
 
     def _not_ready(self) -> str | None:
         state = self._server.health.state

@@ -32,6 +32,16 @@ def port(registry, state):
     made.close()
 
 
+def test_healthz_is_503_while_the_event_loop_hangs(registry):
+    hangs = False
+    made = ProbePort("127.0.0.1", 0, registry, lambda: None, hangs=lambda: hangs)
+    with httpx.Client(base_url=f"http://127.0.0.1:{made.port}", timeout=10.0) as client:
+        assert client.get("/healthz").status_code == 200
+        hangs = True
+        assert client.get("/healthz").status_code == 503
+    made.close()
+
+
 @pytest.fixture
 def client(port):
     with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=10.0) as made:

@@ -1,5 +1,6 @@
 """What probes of other systems ask: /health and /ping, /version; and HEAD wherever GET is."""
 
+import asyncio
 import importlib.metadata
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 
 from router.access.api_keys import ApiKey, digest_of
 from router.access.key_file import key_line
+from telemetry.loop_lag import STARVED_S
 from tests.router.conftest import TIMEOUT_S, until
 from tests.router.test_edges import raw
 
@@ -95,3 +97,23 @@ async def test_a_refused_method_names_head_beside_get(make_stack):
     assert set(refused.headers["Allow"].split(", ")) == {"GET", "HEAD"}
     async with httpx.AsyncClient(base_url=stack.url, timeout=TIMEOUT_S) as client:
         assert (await client.head("/v1/completions")).headers["Allow"] == "POST"
+
+
+async def test_healthz_says_how_late_the_event_loop_is_and_is_503_while_it_starves(make_stack):
+    stack = await make_stack(ready=False)
+    answer = await stack.client.get("/healthz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+    lag = stack.services.lag
+    now_s = asyncio.get_running_loop().time()
+    lag.saw(5.0, now_s)
+    answer = await stack.client.get("/healthz")
+    assert answer.status_code == 200
+    assert answer.json()["event_loop_lag_s"] >= 5.0
+    lag.close()  # no look of its own comes in between
+    lag.saw(0.0, now_s)
+    lag.saw(5.0, now_s - STARVED_S)
+    lag.saw(5.0, now_s)
+    answer = await stack.client.get("/healthz")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_server_available")
+    lag.saw(0.0, now_s)
+    assert (await stack.client.get("/healthz")).status_code == 200
