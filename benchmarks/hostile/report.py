@@ -30,6 +30,8 @@ def table(trials: Sequence[dict[str, Any]]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     missed = not_met(trials)
+    others = [one["cores"]["others"] for trial in trials for one in (trial["baseline"], trial["attacked"])]
+    lines += ["", f"Others took {min(others):.2f} to {max(others):.2f} cores meanwhile."]
     lines += ["", "All goals are met." if not missed else "Goals not met:", *(f"* {line}" for line in missed)]
     return "\n".join(lines)
 

@@ -152,10 +152,11 @@ def random_kills(questions: Sequence[Question], seed: int, seconds: float) -> di
                     kills.append(kill(stack, rng.choice(able)))
                     counts[kills[-1].server] += 1
             wait_until_whole(stack, counts)
+            back_s = time.monotonic() - kills[-1].at
             clients.pause()
         finally:
             clients.close()
-    figures = {"servers": "2 + 2", "killed": [one.server for one in kills], "back_s": None}
+    figures = {"servers": "2 + 2", "killed": [one.server for one in kills], "back_s": round(back_s, 1)}
     return figures | figures_of(clients.outcomes, kills)
 
 
@@ -168,6 +169,7 @@ def figures_of(outcomes: Sequence[Outcome], kills: Sequence[Kill]) -> dict[str, 
     since = [one for one in outcomes if one.sent + one.seconds >= first]
     sorts = Counter(sort_of(one) for one in since)
     return {
+        "load_average": os.getloadavg()[0],
         "requests": len(since),
         "right": sorts["right"],
         "answered_5xx": sorts["5xx"],
@@ -208,15 +210,15 @@ def worst_of(seconds: Sequence[float | None]) -> float | None:
 
 def table(trials: Sequence[Mapping[str, Any]]) -> str:
     lines = [
-        "| servers | killed | requests | right | 5xx | broken streams | other | answered after, s "
-        "| slowest answer, s | longest silence, s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| servers | killed | requests | right | 5xx | broken streams | other | all back after, s "
+        "| answered after, s | slowest answer, s | longest silence, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in trials:
         killed = one["killed"][0] if len(one["killed"]) == 1 else f"{len(one['killed'])} at random"
         names = ("requests", "right", "answered_5xx", "streams_broken", "other")
         cells = [one["servers"], killed, *(str(one[name]) for name in names)]
-        cells += [str(one[name]) for name in ("answered_after_s", "slowest_s", "longest_silence_s")]
+        cells += [str(one[name]) for name in ("back_s", "answered_after_s", "slowest_s", "longest_silence_s")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
