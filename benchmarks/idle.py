@@ -36,7 +36,8 @@ STACKS = {
 }
 LENDING = ("--cache-mode", "all", "--conversation-return")
 """Every answer's state is kept under a lease, for a prefill server that may read it with the next turn."""
-START_TIMEOUT_S, STOP_TIMEOUT_S, REQUEST_TIMEOUT_S = 120.0, 40.0, 60.0
+START_TIMEOUT_S, STOP_TIMEOUT_S, REQUEST_TIMEOUT_S = 300.0, 40.0, 60.0
+"""The first start on a machine compiles kernels, for minutes where others use the cores too."""
 SETTLE_S = 10.0
 """Longer than a server polls for those that have just met it."""
 NUM_REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS = 16, 200, 40

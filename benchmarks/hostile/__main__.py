@@ -1,6 +1,6 @@
 """What one hostile client does to another, against a real ``twinfang up``: one prefill, one decode server.
 
-    python -m benchmarks.hostile --out benchmarks/results/hostile.json     # 25 minutes
+    python -m benchmarks.hostile --out benchmarks/results/hostile.json     # 27 minutes
     python -m benchmarks.hostile --attack grammar --attack all --seconds 10 --rest 5     # a look
     python -m benchmarks.hostile.restarts        # servers killed under load, a program of its own
 

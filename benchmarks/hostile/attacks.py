@@ -151,6 +151,7 @@ ATTACKS = (
     Attack("compile", "8 × response_format with ^(a{1000}){1000}$", 8, 8, sending(bodies.compiling)),
     Attack("texts", "3 × bodies of 7.8 MB, six endpoints in turns", 3, 3, sending(bodies.big_texts)),
     Attack("choices", "2 × n 128, logprobs 20, or the most that is admitted", 2, 60, many_choices),
+    Attack("logprobs", "2 × n 28, logprobs 20, beside the victim", 2, 56, sending(bodies.alternatives)),
     Attack("trickle", "32 bodies trickled after a 404, 405 or 413", 32, 8, trickle),
     Attack("slow", "16 streams of megabytes read at 500 bytes/s", 16, 16, read_slowly),
     Attack("drop", f"{WAVE} clients gone after a token, every 5 s", WAVE, 16, drop, every_s=5.0),

@@ -129,11 +129,19 @@ def big_texts(model: str, client: int) -> Requests:
 
 def many_choices(model: str, rung: int) -> bytes:
     """The rung of :data:`LADDER` that a client has come down to."""
-    body = {"model": model, "prompt": "a", "ignore_eos": True, "stream": True, "temperature": 1.0}
-    return post(COMPLETIONS, body | LADDER[rung])
+    return _dear_answer(model, LADDER[rung])
+
+
+def alternatives(model: str, client: int) -> Requests:
+    """Few enough choices to run beside others, but all log-probabilities of each of their tokens."""
+    yield from itertools.repeat(_dear_answer(model, {"n": 28, "logprobs": 20, "max_tokens": 2000}))
 
 
 def long_answer(model: str) -> bytes:
-    """Several megabytes of events."""
-    body = {"model": model, "prompt": "a", "max_tokens": 3000, "n": 4, "ignore_eos": True, "stream": True}
-    return post(COMPLETIONS, body)
+    """Some six megabytes of events."""
+    return _dear_answer(model, {"n": 1, "logprobs": 20, "max_tokens": 3000})
+
+
+def _dear_answer(model: str, fields: dict[str, int]) -> bytes:
+    body = {"model": model, "prompt": "a", "ignore_eos": True, "stream": True, "temperature": 1.0}
+    return post(COMPLETIONS, body | fields)

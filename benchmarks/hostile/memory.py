@@ -1,36 +1,79 @@
-"""Resident memory of a stack's processes: before an attack, its peak, and a while after."""
+"""Memory of a stack's processes: before an attack, its peak, and a while after.
+
+Resident memory, less the servers' caches. Those are reserved at the start (``--cache-memory``), and their
+pages become resident when they are first used: any client's prompts make them grow, up to what was reserved.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import psutil
 
 from twinfang.launch import LaunchedStack
 
-INTERVAL_S = 0.25
+INTERVAL_S = 0.5
 MIB = 2**20
+CACHE_BYTES = 128 * MIB
+"""An anonymous mapping that is as large in a process that has just started is a cache."""
+PRESENT_BIT = 63
+"""Of an entry of /proc/PID/pagemap."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Where a process has its caches: addresses, from and to."""
+
+    pid: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, pid: int) -> Caches:
+        found = []
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
+            addresses, permissions, _, _, _, *name = line.split()
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            if permissions.startswith("rw") and not name and last - first >= CACHE_BYTES:
+                found.append((first, last))
+        return cls(pid, tuple(found))
+
+    @property
+    def resident_bytes(self) -> int:
+        entry_bytes, pages = 8, 0
+        with Path(f"/proc/{self.pid}/pagemap").open("rb", buffering=0) as file:
+            for first, last in self.ranges:
+                file.seek(first // mmap.PAGESIZE * entry_bytes)
+                entries = np.frombuffer(
+                    file.read((last - first) // mmap.PAGESIZE * entry_bytes), dtype=np.uint64
+                )
+                pages += int(np.count_nonzero(entries >> np.uint64(PRESENT_BIT)))
+        return pages * mmap.PAGESIZE
 
 
 class Memory:
-    """Of router, prefill and decode servers, by name, in MiB."""
+    """Of router, prefill and decode servers, by name, in MiB. To be made when the stack is fresh."""
 
     def __init__(self, stack: LaunchedStack) -> None:
         self._stack = stack
-        self._peak: dict[str, float] = {}
+        self._caches = {process.pid: Caches.of(process.pid) for process in stack.processes().values()}
+        self.peak: dict[str, float] = {}
 
     def now(self) -> dict[str, float]:
+        """Of a process that has been started anew: with its caches."""
         found = {}
         for name, process in self._stack.processes().items():
-            with suppress(psutil.NoSuchProcess):
-                found[name] = round(psutil.Process(process.pid).memory_info().rss / MIB, 1)
+            with suppress(psutil.NoSuchProcess, FileNotFoundError):
+                caches = self._caches.get(process.pid)
+                size = psutil.Process(process.pid).memory_info().rss
+                size -= 0 if caches is None else caches.resident_bytes
+                found[name] = round(size / MIB, 1)
         return found
-
-    @property
-    def peak(self) -> dict[str, float]:
-        return self._peak
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -44,5 +87,5 @@ class Memory:
     async def _watch(self) -> None:
         while True:
             for name, size in self.now().items():
-                self._peak[name] = max(size, self._peak.get(name, 0.0))
+                self.peak[name] = max(size, self.peak.get(name, 0.0))
             await asyncio.sleep(INTERVAL_S)

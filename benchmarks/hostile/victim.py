@@ -84,12 +84,12 @@ class Victim:
         gaps = [now - max(one.last, seen.began) for one in self._streams.values() if one.last is not None]
         ttfts = [now - max(one.sent, seen.began) for one in self._streams.values() if one.last is None]
         probes = {path: now - max(sent, seen.began) for path, sent in self._probes.items()}
-        seen.ttfts_s.sort()
+        ttfts = sorted([*ttfts, *seen.ttfts_s])
         return {
             "worst_gap_s": round(max([seen.worst_gap_s, *gaps]), 3),
             "tokens_per_s": round(seen.tokens / (now - seen.began), 1),
-            "ttft_p50_s": round(seen.ttfts_s[len(seen.ttfts_s) // 2], 3) if seen.ttfts_s else None,
-            "ttft_max_s": round(max([0.0, *seen.ttfts_s, *ttfts]), 3),
+            "ttft_p50_s": round(ttfts[len(ttfts) // 2], 3) if ttfts else None,
+            "ttft_max_s": round(ttfts[-1], 3) if ttfts else None,
             "answers": seen.ended,
             "errors": len(seen.errors),
             "examples": seen.errors[:MAX_EXAMPLES],

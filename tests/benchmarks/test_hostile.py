@@ -6,6 +6,8 @@ import asyncio
 import copy
 import itertools
 import json
+import mmap
+import os
 import sys
 
 import pytest
@@ -16,6 +18,7 @@ from benchmarks.hostile.attacker import Attacker
 from benchmarks.hostile.attacks import ATTACKS, ORDINARY, Tally, Target
 from benchmarks.hostile.connection import HEAD_END
 from benchmarks.hostile.goals import judged
+from benchmarks.hostile.memory import CACHE_BYTES, Caches
 from benchmarks.hostile.report import not_met, table
 from benchmarks.soak.answer import Outcome
 
@@ -110,6 +113,15 @@ def test_an_attacker_ends_when_it_is_told_to_and_says_what_it_got(unused_tcp_por
     attacker.begin()
     assert set(attacker.end()["answers"]) <= {"broken"}
     assert attacker.process.returncode == 0
+
+
+def test_pages_of_a_cache_are_known_once_they_are_used():
+    with mmap.mmap(-1, 2 * CACHE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as cache:
+        caches = Caches.of(os.getpid())
+        before = caches.resident_bytes
+        used = 64 * mmap.PAGESIZE
+        cache[CACHE_BYTES : CACHE_BYTES + used] = b"x" * used
+        assert caches.resident_bytes - before >= used
 
 
 def outcome(verdict, status, sent=1.0, seconds=1.0):
