@@ -27,6 +27,7 @@ from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
 from router.drain import DrainMiddleware
 from router.http.allowed_hosts import AllowedHosts, AllowedHostsMiddleware
+from router.http.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.head import HeadMiddleware
 from router.http.origins import OriginsMiddleware
 from router.live_config import LiveConfig
@@ -155,7 +156,8 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
         "/v1/chat/completions": chat.create_chat_completion,
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes)
+    room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room)
     if resources.key_file is not None:
         app.add_middleware(AuthenticationMiddleware, key_file=resources.key_file)
     app.add_middleware(DrainMiddleware, drain=resources.drain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.http.body_room import BodyRoom, BodyShare
 from wire.errors import BodyTooLargeError
 
 
@@ -11,12 +12,14 @@ class BodyLimitMiddleware:
     """Pure ASGI: whoever reads a body that is too large gets the error of it, a 413.
 
     By ``Content-Length`` that is before the first byte is read, else once the bytes are too many. What is
-    left of a refused body is read from the socket and dropped by the HTTP server.
+    left of a refused body is dropped by :class:`router.http_connection.HttpConnection`. All bodies together
+    get as much memory as :mod:`router.http.body_room` says.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, room: BodyRoom) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -25,18 +28,25 @@ class BodyLimitMiddleware:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         num_declared = int(declared) if declared.isdigit() else 0
         num_read = 0
+        share = BodyShare(self._room)
+        share.put_into(scope)
 
         async def counting_receive() -> Message:
             nonlocal num_read
             if num_declared > self._max_bytes:
                 raise self._error(f"{num_declared} bytes")
             message = await receive()
-            num_read += len(message.get("body", b""))
+            num_new = len(message.get("body", b""))
+            num_read += num_new
             if num_read > self._max_bytes:
                 raise self._error(f"more than {self._max_bytes} bytes")
+            share.take(num_new)
             return message
 
-        await self._app(scope, counting_receive, send)
+        try:
+            await self._app(scope, counting_receive, send)
+        finally:
+            share.give_back()
 
     def _error(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(

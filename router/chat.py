@@ -28,6 +28,10 @@ async def create_chat_completion(request: Request) -> Response:
     api_key = api_key_of(request)
     with services.metrics.refusals(api_key.name):
         deadline = deadline_of(request, services.config)
-        body = await read_json(request, ChatBody)
-        chat = await check_chat(body, services, request_id=request_id_of(request), api_key=api_key)
+        chat = await check_chat(
+            await read_json(request, ChatBody),  # by no name, which would keep it as long as the answer
+            services,
+            request_id=request_id_of(request),
+            api_key=api_key,
+        )
     return await respond(request, chat, ChatWriter(chat), services, deadline=deadline)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from router.http.json_shape import check_shape
 from router.openai_errors import shown
 from wire.errors import InvalidRequestError
 
@@ -122,6 +123,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if arguments in (None, ""):
         arguments = {}
     elif isinstance(arguments, str):
+        check_shape(arguments.encode(), what=f"{where}.function.arguments", param="messages")
         try:
             arguments = from_json(arguments, allow_inf_nan=False)
         except ValueError as error:

@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from router.chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA, checked_messages, checked_tools
-from router.chat_template import ChatTemplate
+from router.http.bounds import num_chars_of
+from router.model_catalog import ServedModel
 from router.openai_errors import shown
+from router.prompt import check_chars
 from router.tokenizer import INLINE_CHARS
 from wire.errors import InvalidRequestError
 
@@ -29,8 +31,9 @@ class ChatFields(BaseModel):
     """Null is false: templates write special tokens themselves."""
 
 
-async def chat_text(body: ChatFields, template: ChatTemplate | None) -> str:
+async def chat_text(body: ChatFields, model: ServedModel) -> str:
     """The prompt's text. Raises :class:`InvalidRequestError`."""
+    template = model.chat_template
     if template is None:
         raise InvalidRequestError(
             "this model has no chat template: use /v1/completions, or put a chat_template.jinja into the "
@@ -38,7 +41,9 @@ async def chat_text(body: ChatFields, template: ChatTemplate | None) -> str:
             param="messages",
         )
     variables = _variables(body)
-    if sum(len(message["content"]) + 100 for message in variables["messages"]) <= INLINE_CHARS:
+    num_chars = sum(len(message["content"]) for message in variables["messages"])
+    check_chars(num_chars, model.tokenizer, model.max_model_len, param="messages")  # before it is rendered
+    if num_chars_of(variables) <= INLINE_CHARS:
         return template.render(variables)
     return await asyncio.to_thread(template.render, variables)
 

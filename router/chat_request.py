@@ -83,7 +83,7 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
         logprob_limits.check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
     body.answer_length(1)  # what is wrong there is said before any work is done
     structure = await wanted_structure(body)
-    text = await chat_text(body, model.chat_template)
+    text = await chat_text(body, model)
     tool_use = await wanted_tool_use(
         body.tools,
         body.tool_choice,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pydantic import Field
@@ -80,12 +81,19 @@ async def check_completion(
         vocab_size=limits.vocab_size,
         grammar=None if structure is None else structure.grammar,
     )
-    prompts = []
+    prompts: list[Prompt] = []
     for item in texts_or_ids:
+        if prompts:
+            await asyncio.sleep(0)  # hundreds of short ones are encoded here, each in a turn of its own
         if isinstance(item, str):
             special = body.add_special_tokens is not False
             prompt = await encode_prompt(
-                item, model.tokenizer, limits, add_special_tokens=special, param="prompt"
+                item,
+                model.tokenizer,
+                limits,
+                add_special_tokens=special,
+                param="prompt",
+                keep_text=bool(body.echo),
             )
         else:
             check_ids(item, limits.vocab_size, param="prompt")
@@ -134,4 +142,4 @@ def split_prompt(prompt: Any) -> list[str] | list[list[int]]:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}

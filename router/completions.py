@@ -26,8 +26,10 @@ async def create_completion(request: Request) -> Response:
     api_key = api_key_of(request)
     with services.metrics.refusals(api_key.name):
         deadline = deadline_of(request, services.config)
-        body = await read_json(request, CompletionBody)
         completion = await check_completion(
-            body, services, request_id=request_id_of(request), api_key=api_key
+            await read_json(request, CompletionBody),  # by no name, which would keep it as long as the answer
+            services,
+            request_id=request_id_of(request),
+            api_key=api_key,
         )
     return await respond(request, completion, CompletionWriter(completion), services, deadline=deadline)

@@ -7,8 +7,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
+from router.http.bounds import check_bounds
+from router.http.json_shape import check_shape
 from router.openai_errors import from_validation, shown
 from wire.errors import CancelledRequestError, InvalidRequestError
 
@@ -18,8 +21,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_json(request: Request, model: type[Model]) -> Model:
-    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts, and
-    :class:`CancelledRequestError` if the client goes away while it sends."""
+    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts and whose fields are
+    within their bounds, and :class:`CancelledRequestError` if the client goes away while it sends."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(
@@ -28,13 +31,24 @@ async def read_json(request: Request, model: type[Model]) -> Model:
         )
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await request.body()
+            body = b"".join([chunk async for chunk in request.stream()])  # the request keeps none of it
     except TimeoutError as error:
         raise InvalidRequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     except ClientDisconnect as error:
         raise CancelledRequestError("the client went away while sending its request") from error
+    return _parsed(body, model)
+
+
+def _parsed(body: bytes, model: type[Model]) -> Model:
+    check_shape(body)
     try:
-        return model.model_validate_json(body)
+        value = from_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    if isinstance(value, dict):
+        check_bounds(value)
+    try:
+        return model.model_validate(value)
     except ValidationError as error:
         raise from_validation(error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,12 @@ from wire.errors import InvalidRequestError, OverloadedError, TwinfangError
 log = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS = 80
+IN_WORDS_OF_JSON = {
+    "dict_type": "Input should be an object",
+    "model_type": "Input should be an object",
+    "list_type": "Input should be a valid array",
+}
+"""What pydantic says of a value that was parsed before is in Python's words."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 
@@ -45,21 +51,46 @@ def error_response(error: TwinfangError) -> JSONResponse:
 def from_validation(error: ValidationError) -> InvalidRequestError:
     """The first thing that is wrong with a body, in one sentence."""
     first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequestError(f"the body is not valid JSON in UTF-8: {first['msg']}")
     if not first["loc"]:
         return InvalidRequestError(f"the body must be a JSON object, got {shown(first['input'])}")
     param = str(first["loc"][0])
     where = ".".join(
         str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[", "str"))
     )
-    return InvalidRequestError(f"{where}: {first['msg']}, got {shown(first['input'])}", param=param)
+    message = IN_WORDS_OF_JSON.get(first["type"], first["msg"])
+    return InvalidRequestError(f"{where}: {message}, got {shown(first['input'])}", param=param)
 
 
 def shown(value: object) -> str:
     """A client's value, short enough for a message."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > MAX_SHOWN_CHARS:
+            return f"{text[:MAX_SHOWN_CHARS]}…"
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """Of its ``repr``, which of a megabyte would take long: whoever has enough asks for no more."""
+    if isinstance(value, str):
+        yield repr(value[: MAX_SHOWN_CHARS + 1])
+    elif isinstance(value, list):
+        yield "["
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+        yield "]"
+    elif isinstance(value, dict):
+        yield "{"
+        for i, (name, item) in enumerate(value.items()):
+            yield ", " if i else ""
+            yield from _pieces(name)
+            yield ": "
+            yield from _pieces(item)
+        yield "}"
+    else:
+        yield repr(value)
 
 
 def answer_error(request: Request, error: TwinfangError) -> JSONResponse:

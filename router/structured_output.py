@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from router import grammar
+from router.http.json_shape import check_shape
 from router.openai_errors import shown
 from wire.errors import InvalidRequestError
-
-MAX_CHOICES = 1000
 
 
 class StructuredFields(BaseModel):
@@ -84,6 +83,7 @@ def _json_object(value: Any, param: str) -> Structure:
 
 def _json(value: Any, param: str) -> Structure:
     if isinstance(value, str):
+        check_shape(value.encode(), what=param, param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -100,8 +100,8 @@ def _regex(value: Any, param: str) -> Structure:
 
 
 def _choice(value: Any, param: str) -> Structure:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
-        raise _wrong(param, f"choices must be a list of 1 to {MAX_CHOICES} strings, got {shown(value)}")
+    if not isinstance(value, list) or not value:
+        raise _wrong(param, f"choices must be a list of at least 1 string, got {shown(value)}")
     if not all(isinstance(choice, str) and choice for choice in value):
         raise _wrong(param, f"choices must be strings that are not empty, got {shown(value)}")
     return Structure(param, grammar.of_choice(value))

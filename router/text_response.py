@@ -17,6 +17,7 @@ from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, event
 from router.event_template import EventTemplate
 from router.generation import Generation
+from router.http.body_room import give_back_body
 from router.http.json_answer import JsonAnswer
 from router.http_connection import WritePart
 from router.request_record import RequestRecord
@@ -50,8 +51,10 @@ class Writer(Protocol):
 async def respond(
     http: Request, request: TextRequest, writer: Writer, services: Services, *, deadline: float
 ) -> Response:
+    give_back_body(http.scope)
     trace = begin_trace(http, request.id, services.tracing)
-    session = session_of(http, services.config)
+    with services.metrics.refusals(request.key_name):
+        session = session_of(http, services.config)
     request = replace(request, session=session, trace=trace, deadline=deadline)
     if request.stream:
         return EventStream(partial(_events, request, writer, services))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, FailFast
 
 from router.api_schemas import DetokenizedText, Tokens, answers
 from router.chat_prompt import ChatFields, chat_text
 from router.json_body import body_schema, read_json
 from router.openai_errors import shown
+from router.prompt import encode_text
 from router.services import services_of
 from wire.errors import InvalidRequestError
 
@@ -33,41 +35,46 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FailFast()]
 
 
 @router.post("/tokenize", responses=answers(Tokens), openapi_extra=body_schema(TokenizeBody))
-async def tokenize(request: Request) -> dict[str, Any]:
-    """A text gets the special tokens that a completion's prompt gets; a chat those of its template."""
+async def tokenize(request: Request) -> Response:
+    """A text gets the special tokens that a completion's prompt gets; a chat those of its template.
+
+    One that is far too long for a prompt is refused, as it is by the endpoints that answer prompts.
+    """
     body = await read_json(request, TokenizeBody)
     model = services_of(request).models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
     if body.prompt is not None:
-        text, add_special_tokens = body.prompt, body.add_special_tokens is not False
+        param, text, add_special_tokens = "prompt", body.prompt, body.add_special_tokens is not False
     else:
-        text = await chat_text(body, model.chat_template)
+        param, text = "messages", await chat_text(body, model)
         add_special_tokens = bool(body.add_special_tokens)
-    token_ids = await model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    names = None
-    if body.return_token_strs:
-        names = [model.tokenizer.decode_token(token_id) for token_id in token_ids]
-    return {
+    token_ids = await encode_text(
+        text, model.tokenizer, model.max_model_len, add_special_tokens=add_special_tokens, param=param
+    )
+    names = await model.tokenizer.texts_of(token_ids) if body.return_token_strs else None
+    answer = {
         "count": len(token_ids),
         "max_model_len": model.max_model_len,
         "tokens": token_ids,
         "token_strs": names,
     }
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 @router.post("/detokenize", responses=answers(DetokenizedText), openapi_extra=body_schema(DetokenizeBody))
-async def detokenize(request: Request) -> dict[str, str]:
+async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones too; an id that is no token's has none."""
     body = await read_json(request, DetokenizeBody)
     model = services_of(request).models.find(body.model)
-    for token_id in body.tokens:
+    for token_id in (min(body.tokens, default=0), max(body.tokens, default=0)):
         if not 0 <= token_id <= MAX_TOKEN_ID:
             raise InvalidRequestError(
                 f"a token id must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
             )
-    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    text = await model.tokenizer.decode_long(body.tokens, skip_special_tokens=False)
+    return Response(orjson.dumps({"prompt": text}), media_type="application/json")

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
 
+from router.heap import give_back
 from router.model_files import read_json
 from wire.errors import ModelLoadError
 
 INLINE_CHARS = 2_000
 """Up to here encoding takes less than a hop to another thread and back would cost others in waiting."""
 
+INLINE_TOKENS = 1_000
+"""The same of decoding."""
+LARGE = 200_000
+"""Characters or tokens whose handling leaves tens of megabytes behind."""
+
 REPLACEMENT = "\ufffd"
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -52,12 +62,22 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; a long one is encoded in another thread (the library lets go of the GIL)."""
-        if len(text) <= INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, lambda: self.encode_now(text, add_special_tokens=add_special_tokens)
-        )
+        encode = partial(self.encode_now, text, add_special_tokens=add_special_tokens)
+        return encode() if len(text) <= INLINE_CHARS else await self._in_thread(encode, len(text))
+
+    async def texts_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token on its own, see :attr:`decode_token`."""
+        decode: Callable[[], list[str]] = partial(list, map(self.decode_token, token_ids))
+        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+
+    async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """As :meth:`decode`, for more tokens than the event loop should stand still for."""
+        decode = partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+
+    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
+        """What comes while both threads work waits. ``size`` of the work's input in characters or tokens."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _then_give_back, work, size)
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # The only call of the library that skips character offsets, which nobody here looks at.
@@ -130,6 +150,13 @@ class Tokenizer:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _then_give_back(work: Callable[[], T], size: int) -> T:
+    result = work()
+    if size >= LARGE:
+        give_back()
+    return result
 
 
 @lru_cache(maxsize=1)

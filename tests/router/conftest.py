@@ -117,6 +117,24 @@ async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: 
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+async def raw_request(
+    stack: Stack,
+    body: bytes = b"",
+    *,
+    content_length: int | None = None,
+    path: str = "/v1/completions",
+    head: str = "",
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A POST on a connection of its own, perhaps with less of a body than it says; ``head`` has lines."""
+    host, port = stack.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    size = len(body) if content_length is None else content_length
+    start = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}"
+    writer.write(f"{start}Content-Length: {size}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
 class PromptServer(HttpServer):
     """Looks more often than ten times a second whether it is to stop: hundreds of tests wait for that."""
 

@@ -1,0 +1,64 @@
+"""The memory of all bodies that are being read and checked at one time.
+
+One body is bounded by ``--max-body-size``, and what waits behind the checks by the queue. Between the two, a
+thousand clients with a body of the largest size each would fill the memory.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from wire.errors import OverloadedError
+
+BODIES_AT_ONCE = 16
+"""So many of the largest size have room."""
+FREE_BYTES = 64 << 10
+"""Of each body: small requests are never refused for large ones, nor counted."""
+RETRY_AFTER_S = 2
+
+_IN_STATE = "body_share"
+
+
+class BodyRoom:
+    """Says no at once when it is full: one that waited for room could wait for clients that send slowly."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+
+class BodyShare:
+    """What one request's body takes, from its first byte until :meth:`give_back`."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self._num_read = 0
+        self._num_taken = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises :class:`OverloadedError` if there is no room for that many more."""
+        self._num_read += num_bytes
+        num_new = max(self._num_read - FREE_BYTES, 0) - self._num_taken
+        if num_new and self._room.num_bytes + num_new > self._room.max_bytes:
+            raise OverloadedError(
+                f"the bodies of requests that are being read have {self._room.num_bytes} bytes together, the "
+                f"limit is {self._room.max_bytes}: send the request again in {RETRY_AFTER_S} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._num_taken += num_new
+        self._room.num_bytes += num_new
+
+    def give_back(self) -> None:
+        """The body has become a checked request, or an error. May be called again."""
+        self._room.num_bytes -= self._num_taken
+        self._num_taken = 0
+
+    def put_into(self, scope: Scope) -> None:
+        scope.setdefault("state", {})[_IN_STATE] = self
+
+
+def give_back_body(scope: Scope) -> None:
+    """Tells that nothing of a request's body is needed any more, though its answer takes longer."""
+    share = scope.get("state", {}).get(_IN_STATE)
+    if isinstance(share, BodyShare):
+        share.give_back()
