@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from router.api_schemas import DetokenizedText, Tokens, answers
 from router.chat_prompt import ChatFields, chat_text
+from router.http.json_answer import JsonAnswer
 from router.json_body import body_schema, read_json
 from router.openai_errors import shown
 from router.prompt import encode_text
@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
         "tokens": token_ids,
         "token_strs": names,
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return JsonAnswer(answer)
 
 
 @router.post("/detokenize", responses=answers(DetokenizedText), openapi_extra=body_schema(DetokenizeBody))
@@ -77,4 +77,4 @@ async def detokenize(request: Request) -> Response:
                 f"a token id must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
             )
     text = await model.tokenizer.decode_long(body.tokens, skip_special_tokens=False)
-    return Response(orjson.dumps({"prompt": text}), media_type="application/json")
+    return JsonAnswer({"prompt": text})
