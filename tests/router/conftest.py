@@ -129,7 +129,7 @@ async def raw_request(
     host, port = stack.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     size = len(body) if content_length is None else content_length
-    start = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}"
+    start = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
     writer.write(f"{start}Content-Length: {size}\r\n\r\n".encode() + body)
     await writer.drain()
     return reader, writer
