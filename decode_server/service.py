@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
+from decode_server.scoring import scored_request, scores
 from decode_server.stream import RouterStream
 from engine.host import EngineHost
 from engine.request import Request
@@ -254,7 +255,7 @@ class DecodeService:
         num_tokens = len(message.token_ids)
         if num_tokens == 0:
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
-        if not 0 <= message.num_answered < min(num_tokens, message.params.max_tokens):
+        if not 0 <= message.num_answered < min(num_tokens, max(1, message.params.max_tokens)):
             raise WireError(
                 f"{message.num_answered} of {num_tokens} tokens are said to be the answer's, of at most "
                 f"{message.params.max_tokens}"
@@ -268,6 +269,8 @@ class DecodeService:
                 "a prefill server must run it first, or start this one with --local-prefill"
             )
         params = message.params
+        if params.max_tokens == 0:
+            return scored_request(message)
         eos = () if params.ignore_eos else model_config.eos_token_ids
         return Request(
             message.request_id,
@@ -401,6 +404,9 @@ class DecodeService:
                 ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
                 tickets[request.request_id] = ticket
             self._handover.kept(result.kept)
+        for request in result.prefilled:
+            self._host.answer(self._deliver, [scores(request)])
+            self._engine.release(request.request_id)
         outputs = result.outputs
         if tickets:
             outputs = replace(outputs, outputs=tuple(_with_ticket(one, tickets) for one in outputs.outputs))

@@ -104,7 +104,7 @@ class Scheduler:
         if self._find(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
         limit = self.capacity.max_model_len
-        answer = 1 if request.params is None else request.params.max_tokens
+        answer = 0 if request.params is None else request.params.max_tokens
         if request.num_prompt + answer > limit:
             raise ContextLengthError(
                 f"the prompt's {request.num_prompt} tokens and an answer of up to {answer} exceed the "

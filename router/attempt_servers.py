@@ -70,6 +70,12 @@ class AttemptServers:
             self._prefill.progressed()
             self._prefill.ended()
 
+    def scored(self) -> None:
+        """The prefill server's reply was all that was wanted."""
+        if self._prefill is not None:
+            self._prefill.progressed()
+        self.ended()
+
     def prefill_failed(self, error: TwinfangError) -> None:
         if self._prefill is not None and error.code in SERVER_FAULTS:
             self._prefill.failed()

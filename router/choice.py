@@ -22,6 +22,11 @@ class Choice:
     """Requests of one session go to the same servers."""
 
     @property
+    def is_scored(self) -> bool:
+        """Whether no answer is wanted: the prompt's log-probabilities alone, or not even these."""
+        return self.params.max_tokens == 0
+
+    @property
     def seeded(self) -> Choice:
         """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
         if self.params.seed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from router import logprob_limits
 from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
-from router.sampling_fields import SamplingFields
+from router.sampling_fields import UNSUPPORTED, SamplingFields
 from router.services import Services
 from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
@@ -37,6 +37,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 class CompletionBody(SamplingFields):
     """The body as clients send it: types are checked, values not yet."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {"max_completion_tokens": (None,)}
 
     prompt: Any = Field(default=None, json_schema_extra=PROMPT_SCHEMA)
     """Checked by :func:`split_prompt`: a union of four types would blame a bad value on each of them."""
@@ -68,9 +70,10 @@ async def check_completion(
     texts_or_ids = split_prompt(body.prompt)
     check_num_choices(len(texts_or_ids), n, services.config.max_choices, param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens < 1:
+    if max_tokens < (0 if body.echo else 1):
+        least = "0 with echo: true" if body.echo else "1, or 0 with echo: true"
         raise InvalidRequestError(
-            f"max_tokens must be at least 1, got {shown(max_tokens)}", param="max_tokens"
+            f"max_tokens must be at least {least}, got {shown(max_tokens)}", param="max_tokens"
         )
     structure = await wanted_structure(body)
     limits = model.servers.limits()

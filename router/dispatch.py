@@ -45,6 +45,9 @@ class Dispatch:
     that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
 
     A server that is about to stop lets its requests go (``moved``): another one reads their state.
+
+    A prompt that is only scored ends with the prefill's reply: no decode server takes part, and no server at
+    all if nothing is wanted that one would have to compute.
     """
 
     def __init__(
@@ -96,6 +99,9 @@ class Dispatch:
 
     def start(self) -> None:
         """Submits at once where no prefill is needed, else follows the prefill in a task."""
+        if self._choice.is_scored and self._choice.prompt_logprobs is None:
+            self._receiver.take(RequestOutput(self._request_id, (), finish_reason="length"))
+            return
         try:
             decode = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
             assert decode.info is not None
@@ -208,6 +214,8 @@ class Dispatch:
             self._lease = (prefill, request_id)
 
         def submit_early(ticket: PartialTicket) -> None:
+            if self._choice.is_scored:
+                return
             with suppress(UnavailableError):  # there may be a decode server when the prompt is computed
                 submit(ticket)
 
@@ -227,6 +235,11 @@ class Dispatch:
             self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
             self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
+        if choice.is_scored:
+            prefill.abandon(request_id)
+            self._servers.scored()
+            self._receiver.take(RequestOutput(request_id, (), finish_reason="length"))
+            return
         self.was_early = self._stream is not None
         if not self.was_early:
             try:

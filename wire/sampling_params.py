@@ -25,6 +25,7 @@ class SamplingParams:
     """
 
     max_tokens: int
+    """0: no answer is wanted, the prompt's own log-probabilities alone."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -51,7 +52,7 @@ class SamplingParams:
     """What the answer's text must follow to its end, in llguidance's form: its JSON, or Lark."""
 
     def __post_init__(self) -> None:
-        _within("max_tokens", self.max_tokens, 1, 1 << 31)
+        _within("max_tokens", self.max_tokens, 0, 1 << 31)
         _within("temperature", self.temperature, 0.0, 1e4)
         _within("top_k", self.top_k, 0, 1 << 31)
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)

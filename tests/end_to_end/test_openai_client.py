@@ -49,6 +49,11 @@ async def test_echo_with_logprobs_scores_prompt_and_answer(client):
     assert "".join(choice.logprobs.tokens) == choice.text
     assert choice.logprobs.token_logprobs[0] is None
     assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+    scored = await client.completions.create(**fields, prompt=prompt, max_tokens=0, echo=True)
+    assert (scored.choices[0].text, scored.choices[0].finish_reason) == (prompt, "length")
+    assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (echoed.usage.prompt_tokens, 0)
+    expected = choice.logprobs.token_logprobs[: scored.usage.prompt_tokens]
+    assert scored.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
 
 
 async def test_a_seed_repeats_an_answer_and_another_seed_does_not(client):

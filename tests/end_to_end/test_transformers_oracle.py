@@ -1,10 +1,12 @@
 """Greedy tokens through the HTTP endpoint, disaggregated, are those of transformers."""
 
+import asyncio
 import random
 from contextlib import nullcontext
 from functools import cache
 
 import pytest
+import torch
 
 from tests.checkpoints import (
     DENSE,
@@ -14,7 +16,7 @@ from tests.checkpoints import (
     make_checkpoint,
     transformers_logits,
 )
-from tests.end_to_end.clients import all_at_once, greedy_body, one_at_a_time
+from tests.end_to_end.clients import all_at_once, greedy_body, http_client, one_at_a_time
 from tests.stack import running_stack
 from tests.ties import MAX_TIES, count_ties
 
@@ -111,3 +113,34 @@ async def test_one_token_moves_nothing_and_two_move_one_token_s_block_and_the_st
     assert after_two["prefill-0"].prefill_tokens - after_one["prefill-0"].prefill_tokens == 1
     assert count_ties_of(model_dir, (17,), tuple(one.token_ids)) == 0
     assert count_ties_of(model_dir, (17, 23), tuple(two.token_ids)) == 0
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+async def test_scores_of_prompts_are_transformers_with_and_without_an_answer(checkpoints, stack_of, command):
+    """Beside answers that are generated at the same time; a last chunk of one token is among the lengths."""
+    model_dir, sequences = checkpoints["dense"], [*prompts(), [7] * 66, [9] * 129]
+    with stack_of(command, "dense") as stack:
+        answering = asyncio.create_task(all_at_once(stack, [greedy_body([5, 6, 7], NUM_TOKENS)] * 4))
+        scored, answered = await asyncio.gather(*(score(stack, sequences, length) for length in (0, 1)))
+        await answering
+        stack.wait_until(stack.is_idle, "all blocks, slots and leases are free")
+    for sequence, scores, with_answer in zip(sequences, scored, answered, strict=True):
+        assert len(scores) == len(sequence)
+        assert len(with_answer) == len(sequence) + 1
+        assert scores[0] is None
+        if len(sequence) > 1:
+            logprobs = transformers_logits(model_dir, sequence).log_softmax(-1)
+            wanted = logprobs[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(scores[1:]), wanted, atol=1e-4)
+            assert torch.allclose(torch.tensor(with_answer[1:-1]), wanted, atol=1e-4)
+
+
+async def score(stack, sequences, max_tokens):
+    """The log-probabilities of each sequence's tokens; of the answer's too if there is one."""
+    body = {"model": stack.model, "prompt": sequences, "max_tokens": max_tokens, "temperature": 0}
+    async with http_client(stack) as client:
+        response = await client.post("/v1/completions", json=body | {"echo": True, "logprobs": 1})
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["usage"]["completion_tokens"] == max_tokens * len(sequences)
+    return [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]

@@ -3,8 +3,10 @@
 import pytest
 
 from router.tokenizer import Tokenizer
-from tests.router.conftest import events_of
-from tests.router.scripted_servers import saying
+from tests.router.conftest import events_of, until
+from tests.router.scripted_servers import logprobs_of, saying
+from wire.errors import TransferError
+from wire.generation import RequestOutput, RequestStats
 
 
 def expected_logprobs(words: Tokenizer, token_ids: list[int], num_top: int) -> list[dict[str, float]]:
@@ -66,3 +68,73 @@ async def test_echo_of_token_ids_is_their_text(make_stack, words):
     stack.decode[0].script = saying(words.encode_now("!"))
     answer = await stack.complete(prompt=words.encode_now("hello world"), echo=True)
     assert answer.json()["choices"][0]["text"] == "hello world!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_is_only_scored_needs_no_decode_server_and_gives_its_lease_back(
+    make_stack, words, stream
+):
+    stack = await make_stack()
+    stack.prefill[0].starts_early = True
+    prompt = words.encode_now("hello, world")
+    body = {"prompt": "hello, world", "echo": True, "logprobs": 2, "max_tokens": 0}
+    if stream:
+        answers = await events_of(stack, **body, stream_options={"include_usage": True})
+        assert len(answers) == 2
+    else:
+        answers = [(await stack.complete(**body)).json()]
+    choice, usage = answers[0]["choices"][0], answers[-1]["usage"]
+    assert (choice["text"], choice["finish_reason"]) == ("hello, world", "length")
+    assert choice["logprobs"]["tokens"] == [words.decode_token(token_id) for token_id in prompt]
+    assert choice["logprobs"]["token_logprobs"] == [None, *[-0.25] * (len(prompt) - 1)]
+    assert choice["logprobs"]["top_logprobs"][1:] == expected_logprobs(words, prompt[1:], 2)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 0)
+    (request,) = stack.prefill[0].requests
+    await until(lambda: stack.prefill[0].abandoned == [request.request_id])
+    assert not stack.decode[0].submitted
+
+
+async def test_a_prompt_that_is_only_scored_is_scored_again_where_its_first_server_fails(make_stack):
+    async def fail(_request):
+        raise TransferError("a fault")
+
+    stack = await make_stack(num_prefill=2)
+    stack.prefill[0].script = fail
+    answer = await stack.complete(prompt="hello world", echo=True, logprobs=0, max_tokens=0)
+    assert answer.status_code == 200, answer.text
+    assert [len(server.requests) for server in stack.prefill] == [1, 1]
+    assert not stack.decode[0].submitted
+
+
+async def test_a_server_that_runs_prompts_itself_scores_them_too(make_stack, words):
+    async def score(submit, send):
+        scored = tuple(logprobs_of(token_id, submit.prompt_logprobs) for token_id in submit.token_ids[1:])
+        stats = RequestStats(cached_tokens=0)
+        send(RequestOutput(submit.request_id, (), None, scored, "length", stats=stats))
+
+    stack = await make_stack(num_prefill=0, role="both")
+    stack.decode[0].script = score
+    prompt = words.encode_now("hello world")
+    answer = await stack.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=0)
+    assert answer.json()["choices"][0]["logprobs"]["token_logprobs"] == [None, *[-0.25] * (len(prompt) - 1)]
+    assert stack.decode[0].submitted[0].params.max_tokens == 0
+
+
+@pytest.mark.parametrize(("prompt", "logprobs"), [("hello", 1), ("hello world", None)])
+async def test_what_needs_no_scores_is_answered_without_servers(make_stack, prompt, logprobs):
+    stack = await make_stack()
+    answer = await stack.complete(prompt=prompt, echo=True, logprobs=logprobs, max_tokens=0)
+    choice = answer.json()["choices"][0]
+    assert choice["text"] == prompt
+    assert choice["logprobs"] is None or choice["logprobs"]["token_logprobs"] == [None]
+    assert not stack.decode[0].submitted
+    assert not stack.prefill[0].requests
+
+
+async def test_a_prompt_as_long_as_the_context_can_be_scored(make_stack):
+    stack = await make_stack()
+    answer = await stack.complete(prompt=[5] * 256, echo=True, logprobs=0, max_tokens=0)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) == 256
+    refused = await stack.complete(prompt=[5] * 257, echo=True, logprobs=0, max_tokens=0)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")

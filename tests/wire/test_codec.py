@@ -202,8 +202,8 @@ def test_a_message_beyond_the_limit_is_refused_before_it_is_parsed():
 def test_sampling_parameters_are_checked_on_arrival_as_well():
     message = Submit("r", (1,), SamplingParams(max_tokens=1), None)
     envelope = msgpack.unpackb(encode(message))
-    envelope[2][2][0] = 0
-    with pytest.raises(InvalidRequestError, match="max_tokens must be between 1"):
+    envelope[2][2][0] = -1
+    with pytest.raises(InvalidRequestError, match="max_tokens must be between 0"):
         decode(msgpack.packb(envelope), Submit)
 
 
