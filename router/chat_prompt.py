@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from router.chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA, checked_messages, checked_tools
+from router.chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA, checked_messages
 from router.http.bounds import num_chars_of
 from router.model_catalog import ServedModel
-from router.openai_errors import shown
 from router.prompt import check_chars
 from router.tokenizer import INLINE_CHARS
+from router.tool_calls.tool_choice import offered_tools
 from wire.errors import InvalidRequestError
 
 OF_THE_PROMPT = ("messages", "tools", "tool_choice", "add_generation_prompt")
@@ -56,8 +56,7 @@ def _variables(body: ChatFields) -> dict[str, Any]:
                 f"chat_template_kwargs may not hold {name}: it is a field of its own",
                 param="chat_template_kwargs",
             )
-    tools = checked_tools(body.tools)
-    choice = checked_tool_choice(body.tool_choice, tools)
+    tools, choice = offered_tools(body.tools, body.tool_choice)
     variables: dict[str, Any] = {
         "messages": checked_messages(body.messages),
         "tools": None if choice == "none" else tools,
@@ -70,25 +69,3 @@ def _variables(body: ChatFields) -> dict[str, Any]:
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     return variables | further
-
-
-def checked_tool_choice(choice: Any, tools: list[dict[str, Any]] | None) -> Any:
-    """A choice that asks for a call needs a tool that can be called."""
-    if choice is None or choice in ("none", "auto"):
-        return choice
-    if choice != "required":
-        if not isinstance(choice, dict) or choice.get("type") != "function":
-            raise _wrong_choice(
-                f"tool_choice must be 'none', 'auto', 'required' or a function, got {shown(choice)}"
-            )
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if name not in [tool["function"]["name"] for tool in tools or ()]:
-            raise _wrong_choice(f"tool_choice names {shown(name)}, which is none of the tools")
-    if not tools:
-        raise _wrong_choice(f"tool_choice {shown(choice)} needs tools")
-    return choice
-
-
-def _wrong_choice(message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, param="tool_choice")

@@ -13,6 +13,7 @@ from router.sampling_fields import UNSUPPORTED, SamplingFields
 from router.services import Services
 from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
+from router.tool_calls.tool_choice import offered_tools
 from router.tool_calls.tool_use import wanted_tool_use
 from wire.errors import InvalidRequestError
 from wire.sampling_params import MAX_LOGPROBS
@@ -29,6 +30,7 @@ class ChatBody(ChatFields, SamplingFields):
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {
         "audio": (None,),
+        "best_of": (None, 1),
         "chat_template": (None,),
         "continue_final_message": (None, False),
         "documents": (None, []),
@@ -37,6 +39,7 @@ class ChatBody(ChatFields, SamplingFields):
         "functions": (None, []),
         "modalities": (None, ["text"]),
         "prediction": (None,),
+        "suffix": (None, ""),
         "web_search_options": (None,),
     }
 
@@ -84,9 +87,10 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
     body.answer_length(1)  # what is wrong there is said before any work is done
     structure = await wanted_structure(body)
     text = await chat_text(body, model)
+    tools, tool_choice = offered_tools(body.tools, body.tool_choice)
     tool_use = await wanted_tool_use(
-        body.tools,
-        body.tool_choice,
+        tools,
+        tool_choice,
         model.tool_format,
         tokenizer=model.tokenizer,
         structure=structure,

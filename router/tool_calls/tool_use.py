@@ -12,6 +12,7 @@ from router.structured_output import Structure
 from router.tokenizer import Tokenizer
 from router.tool_calls.call_scanner import CallScanner
 from router.tool_calls.format_names import FORMATS
+from router.tool_calls.tool_choice import FREE
 from router.tool_calls.tool_format import Marks, Tool, ToolFormat
 from wire.errors import InvalidRequestError
 
@@ -50,7 +51,7 @@ async def wanted_tool_use(
 
     Raises :class:`InvalidRequestError` for what can't be enforced.
     """
-    is_forced = choice not in (None, "none", "auto")
+    is_forced = choice not in FREE
     if not tools or choice == "none" or (form is None and not is_forced):
         return None
     form = form or ENFORCED

@@ -44,8 +44,9 @@ BAD_FIELDS = [
         "limit is 512: send fewer at a time, or raise the router's --max-choices",
     ),
     ({"prompt": ["a"] * 100, "n": 100}, 400, "prompt", "10000 choices"),
-    ({"max_tokens": 0}, 400, "max_tokens", "at least 1, got 0"),
+    ({"max_tokens": 0}, 400, "max_tokens", "at least 1, or 0 with echo: true, got 0"),
     ({"max_tokens": -5}, 400, "max_tokens", "got -5"),
+    ({"max_tokens": -1, "echo": True}, 400, "max_tokens", "at least 0 with echo: true, got -1"),
     ({"max_tokens": 1.5}, 400, "max_tokens", "valid integer"),
     ({"max_tokens": "16"}, 400, "max_tokens", "valid integer"),
     ({"max_tokens": True}, 400, "max_tokens", "valid integer"),
@@ -56,6 +57,7 @@ BAD_FIELDS = [
     ({"n": 129}, 400, "n", "got 129"),
     ({"n": 10**40}, 400, "n", "got 1000"),
     ({"n": 2, "best_of": 3}, 400, "best_of", "equals n"),
+    ({"max_tokens": 6, "max_completion_tokens": 5}, 400, "max_completion_tokens", "got 5"),
     ({"best_of": 2}, 400, "best_of", "got 2"),
     ({"suffix": "end"}, 400, "suffix", "not supported"),
     ({"temperature": -0.1}, 400, "temperature", "-0.1"),
@@ -126,6 +128,11 @@ def schema(said):
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": said}}
 
 
+def allowing(mode, tools):
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    return {"tools": TOOLS, "tool_choice": choice}
+
+
 def assistant_calls(calls):
     return {"messages": [USER, {"role": "assistant", "tool_calls": calls}]}
 
@@ -172,6 +179,15 @@ BAD_CHAT_FIELDS = [
     ({"tool_choice": 5}, 400, "tool_choice", "got 5"),
     ({"tool_choice": "required"}, 400, "tool_choice", "needs tools"),
     ({"tool_choice": {"type": "function"}, "tools": TOOLS}, 400, "tool_choice", "none of the tools"),
+    (allowing("auto", []), 400, "tool_choice", "allowed_tools.tools must be a list of functions"),
+    (allowing("auto", ["look"]), 400, "tool_choice", "allowed_tools.tools must be a list of functions"),
+    (allowing("auto", [{"type": "function", "function": {"name": "b"}}]), 400, "tool_choice", "names 'b'"),
+    (allowing("none", TOOLS), 400, "tool_choice", "mode must be 'auto' or 'required', got 'none'"),
+    (allowing("required", TOOLS) | {"tools": None}, 400, "tool_choice", "needs tools"),
+    ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, 400, "tool_choice", "mode must be"),
+    ({"tool_choice": {"type": "custom"}, "tools": TOOLS}, 400, "tool_choice", "allowed_tools"),
+    ({"best_of": 2}, 400, "best_of", "not supported"),
+    ({"suffix": "end"}, 400, "suffix", "not supported"),
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "a field of its own"),
     ({"chat_template_kwargs": {"self": 1}, "messages": [5]}, 400, "messages", "an object, got 5"),
     ({"max_tokens": 0}, 400, "max_tokens", "at least 1, got 0"),

@@ -125,6 +125,36 @@ async def test_a_call_that_must_be_made_is_enforced(make_stack, words, follows):
     assert not follows(named, two[len(one) + 1 :])
 
 
+def allowing(mode, *tools):
+    named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+async def test_of_all_tools_some_may_be_allowed(make_stack, words, follows):
+    """The model is told of those alone, as if there were no others."""
+    template = "{{ tool_choice }} {{ tools | map(attribute='function') | map(attribute='name') | join(',') }}"
+    stack = await make_stack(tokenizer_settings={"chat_template": template + "{# <tool_call> #}"})
+    look, wait = TEXT.removeprefix("I look.\n").rstrip(), TWO.removeprefix(TEXT)
+
+    def submitted():
+        submit = stack.decode[0].submitted[-1]
+        return stack.tokenizer.decode(list(submit.token_ids)), submit.params.grammar
+
+    answer = await told(stack, TEXT, words, stream=False, tool_choice=allowing("auto", LOOK))
+    assert answer == ("I look.", [("look", {"at": "sky"})], "tool_calls")
+    assert submitted() == ("auto look", None)
+    await told(stack, look, words, stream=True, tool_choice=allowing("required", LOOK))
+    prompt, grammar = submitted()
+    assert prompt == "required look"
+    assert follows(grammar, look)
+    assert not follows(grammar, wait)
+    await told(stack, wait, words, stream=False, tool_choice=allowing("required", WAIT, LOOK))
+    prompt, grammar = submitted()
+    assert prompt == "required look,wait"
+    assert follows(grammar, look)
+    assert follows(grammar, wait)
+
+
 async def test_an_answer_in_a_form_may_call_instead(make_stack, words, follows):
     stack = await make_stack(tokenizer_settings=HERMES)
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
