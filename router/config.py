@@ -45,6 +45,8 @@ class ModelAlias:
         return f"{self.name}={self.model}"
 
 
+WORKER_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+"""A name or an address, of IPv6 in brackets. gRPC has kinds of addresses of its own: ``unix:``, ``ipv4:``."""
 MAX_ADDRESS_CHARS = 262
 """The longest name of a host, a colon and a port."""
 
@@ -53,8 +55,7 @@ def check_address(address: str) -> None:
     """Raises :class:`ConfigError` for what is no ``host:port``."""
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
-    is_host = host and host.isascii() and host.isprintable() and not set(host) & set(" /,@?#")
-    if len(address) > MAX_ADDRESS_CHARS or not is_host or not is_port:
+    if len(address) > MAX_ADDRESS_CHARS or not WORKER_HOST.fullmatch(host) or not is_port:
         raise ConfigError(
             f"server address {address[:MAX_ADDRESS_CHARS]!r} is not host:port, with a port from 1 to 65535"
         )
@@ -117,6 +118,8 @@ class RouterConfig:
     """Between two looks at a server that is not streaming to us."""
     admin_token_file: Path | None = None
     """Holds the token of the admin API; None: there is no admin API."""
+    allow_link_local_workers: bool = False
+    """Whether the admin API may add servers at link-local addresses and where clouds keep metadata."""
     place: ProcessPlace | None = None
     """Where ``--workers`` runs several processes; None: this one is alone on its port."""
     state_file: Path | None = None

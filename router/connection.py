@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from wire.errors import ConfigError, TwinfangError
@@ -19,17 +20,30 @@ DESCRIBE_TIMEOUT_S = 5.0
 STATS_TIMEOUT_S = 2.0
 NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
+MayConnect = Callable[[str], Awaitable[None]]
+"""Raises :class:`ConfigError` for an address that is not to be connected to."""
+
+
+async def require_nothing(_address: str) -> None:
+    """Every address will do."""
+
 
 class Connection:
     """The channel to ``address``. The server has to say that its role is one of ``roles`` and, unless that
     is None, that what it serves is one of ``served_models``."""
 
     def __init__(
-        self, address: str, roles: tuple[Role, ...], served_models: frozenset[str] | None = None
+        self,
+        address: str,
+        roles: tuple[Role, ...],
+        served_models: frozenset[str] | None = None,
+        *,
+        may_connect: MayConnect = require_nothing,
     ) -> None:
         self.address = address
         self.roles = roles
         self._served_models = served_models
+        self._may_connect = may_connect
         self.channel = open_channel(address)
         self.is_serving = True
         """False while the server's own health service says so; one that says nothing is taken to serve."""
@@ -61,22 +75,30 @@ class Connection:
     async def describe(self) -> ServerInfo | None:
         """Who is there; None, with the reason in :attr:`problem`, if nobody fit for use answers."""
         try:
-            info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=DESCRIBE_TIMEOUT_S)
-            if info.role not in self.roles:
-                raise ConfigError(
-                    f"it is a server of role {info.role!r}, expected {' or '.join(self.roles)}: "
-                    "check --prefill and --decode"
-                )
-            if self._served_models is not None and info.served_model_name not in self._served_models:
-                raise ConfigError(
-                    f"it serves {info.served_model_name!r}, and this router "
-                    f"{', '.join(map(repr, sorted(self._served_models)))}: check the server's "
-                    "--served-model-name and the router's --model"
-                )
+            info = await self.examine(DESCRIBE_TIMEOUT_S)
         except TwinfangError as error:
             self.failed(error.message)
             return None
         self._problem = ""
+        return info
+
+    async def examine(self, timeout_s: float) -> ServerInfo:
+        """Who is there. Raises :class:`ConfigError` if it is none that can be used, and what :func:`call`
+        raises if nobody answers."""
+        if self._problem:  # else it is known, and connected to
+            await self._may_connect(self.address)
+        info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=timeout_s)
+        if info.role not in self.roles:
+            raise ConfigError(
+                f"it is a server of role {info.role!r}, expected {' or '.join(self.roles)}: "
+                "check --prefill and --decode"
+            )
+        if self._served_models is not None and info.served_model_name not in self._served_models:
+            raise ConfigError(
+                f"it serves {info.served_model_name!r}, and this router "
+                f"{', '.join(map(repr, sorted(self._served_models)))}: check the server's "
+                "--served-model-name and the router's --model"
+            )
         return info
 
     async def stats(self) -> ServerStats | None:

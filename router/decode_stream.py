@@ -14,10 +14,10 @@ import grpc.aio
 
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import Connection
+from router.connection import Connection, MayConnect, require_nothing
 from router.receiver import Receiver
 from router.server_drain import ServerDrain
-from router.worker_id import AddedBy, PoolRole, worker_id
+from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import Cancel, ConnectPeers, DrainNews, ServerInfo, ServerStats, StepOutputs, Submit
@@ -43,6 +43,7 @@ class DecodeStream:
         address: str,
         *,
         served_models: frozenset[str] | None = None,
+        may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
@@ -51,7 +52,7 @@ class DecodeStream:
         self._info: ServerInfo | None = None
         """None as long as there is no stream."""
         self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ("decode", "both"), served_models)
+        self._connection = Connection(address, ROLES[self.pool_role], served_models, may_connect=may_connect)
         self._probe_interval_s = probe_interval_s
         self.drain = ServerDrain(self._connection)
         self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)

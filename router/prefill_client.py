@@ -10,9 +10,9 @@ from contextlib import aclosing
 
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import Connection
+from router.connection import Connection, MayConnect, require_nothing
 from router.server_drain import ServerDrain
-from router.worker_id import AddedBy, PoolRole, worker_id
+from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, PartialTicket
@@ -39,6 +39,7 @@ class PrefillClient:
         address: str,
         *,
         served_models: frozenset[str] | None = None,
+        may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
@@ -47,7 +48,7 @@ class PrefillClient:
         self._info: ServerInfo | None = None
         """None as long as the server does not answer."""
         self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ("prefill", "both"), served_models)
+        self._connection = Connection(address, ROLES[self.pool_role], served_models, may_connect=may_connect)
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._on_appear = on_appear

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 
 from router.absence import Absence
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait
 from router.config import RouterConfig
+from router.connection import Connection, MayConnect, require_nothing
 from router.decode_stream import DecodeStream
+from router.link_local import require_reachable
 from router.model_servers import ModelServers
 from router.prefill_client import PrefillClient
-from router.worker_id import AddedBy, PoolRole
+from router.worker_id import ROLES, AddedBy, PoolRole
 from router.worker_watch import Worker, WorkerWatch
-from wire.errors import ConflictError
+from wire.errors import ConfigError, ConflictError, TwinfangError
 from wire.generation import ServerInfo, ServerStats
 
+log = logging.getLogger(__name__)
+
+EXAMINE_TIMEOUT_S = 2.0
+"""What a server gets to say who it is before it is added as one that is not up yet."""
 LEAVE_POLL_S = 0.1
 LEAVE_GRACE_S = 5.0
 """A removed prefill server's lease may have to be given back after its request has left."""
@@ -32,6 +39,7 @@ class ServerPool:
         names = [source.name for source in config.models]
         self._served = frozenset(names) if len(names) > 1 else None
         self._interval_s = config.probe_interval_s
+        self._may_connect = require_nothing if config.allow_link_local_workers else require_reachable
         self._prefill: list[PrefillClient] = []
         self._decode: list[DecodeStream] = []
         self._watches: dict[Worker, WorkerWatch] = {}
@@ -56,9 +64,10 @@ class ServerPool:
 
     def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
         """A server to be used as soon as it answers. Raises :class:`ConflictError` if it is there already."""
-        if any((one.pool_role, one.address) == (role, address) for one in self.workers()):
-            raise ConflictError(f"{address} is a {role} server of this router already")
-        worker = self._make_prefill(address) if role == "prefill" else self._make_decode(address)
+        self._require_new(role, address)
+        may_connect = self._may_connect if added_by == "api" else require_nothing
+        make = self._make_prefill if role == "prefill" else self._make_decode
+        worker = make(address, may_connect)
         worker.added_by = added_by
         if isinstance(worker, PrefillClient):
             self._prefill.append(worker)
@@ -68,8 +77,30 @@ class ServerPool:
             self._watch(worker, self._on_fatal)
         return worker
 
+    async def examine(self, role: PoolRole, address: str) -> None:
+        """Looks at a server that is about to be added by the admin API; one that is not up yet will do.
+
+        Raises :class:`ConfigError` for an address or a server that can't be used, and
+        :class:`ConflictError` if it is there already.
+        """
+        self._require_new(role, address)
+        connection = Connection(address, ROLES[role], self._served, may_connect=self._may_connect)
+        try:
+            await connection.examine(EXAMINE_TIMEOUT_S)
+        except ConfigError:
+            raise
+        except TwinfangError as error:
+            log.info("%s server %s is not up yet: %s", role, address, error.message)
+        finally:
+            await connection.close()
+
+    def _require_new(self, role: PoolRole, address: str) -> None:
+        if any((one.pool_role, one.address) == (role, address) for one in self.workers()):
+            raise ConflictError(f"{address} is a {role} server of this router already")
+
     def remove(self, worker: Worker) -> None:
-        """Sends it nothing more; its connection lasts until what is under way there has ended."""
+        """Sends it nothing more. Its connection is closed at once, or when what is under way there has
+        ended."""
         if isinstance(worker, PrefillClient):
             self._prefill.remove(worker)
         else:
@@ -85,18 +116,20 @@ class ServerPool:
         for worker, watch in self._watches.items():
             watch.read_prefixes(self._reads_prefixes(worker))
 
-    def _make_prefill(self, address: str) -> PrefillClient:
+    def _make_prefill(self, address: str, may_connect: MayConnect) -> PrefillClient:
         return PrefillClient(
             address,
             served_models=self._served,
+            may_connect=may_connect,
             probe_interval_s=self._interval_s,
             on_appear=self._introduce_to_decode,
         )
 
-    def _make_decode(self, address: str) -> DecodeStream:
+    def _make_decode(self, address: str, may_connect: MayConnect) -> DecodeStream:
         return DecodeStream(
             address,
             served_models=self._served,
+            may_connect=may_connect,
             probe_interval_s=self._interval_s,
             prefill_addresses=self._prefill_addresses,
         )
@@ -119,11 +152,17 @@ class ServerPool:
         return policy.reads_prefixes
 
     async def _let_leave(self, worker: Worker) -> None:
-        while worker.assignments.num_requests:
-            await asyncio.sleep(LEAVE_POLL_S)
-        await asyncio.sleep(LEAVE_GRACE_S)
+        if worker.assignments.num_requests:
+            while worker.assignments.num_requests:
+                await asyncio.sleep(LEAVE_POLL_S)
+            await asyncio.sleep(LEAVE_GRACE_S)
         await self._watches[worker].close()
         del self._watches[worker]
+
+    @property
+    def is_letting_go(self) -> bool:
+        """Whether there are connections to servers that were removed."""
+        return bool(self._leaving)
 
     # --- what is known of them -------------------------------------------------------------------
 

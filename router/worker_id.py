@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
+from wire.handoff import Role
+
 PoolRole = Literal["prefill", "decode"]
 """The pool that a server is in. A server that does both stands in that of decode servers."""
+ROLES: dict[PoolRole, tuple[Role, ...]] = {"prefill": ("prefill", "both"), "decode": ("decode", "both")}
+"""What servers of a pool may say that they are."""
 AddedBy = Literal["flag", "api", "discovery"]
 
 

@@ -235,6 +235,14 @@ ALLOWED_HOSTS = Flag(
     repeatable=True,
     default_text="any, or loopback names alone where --host is one",
 )
+ALLOW_LINK_LOCAL_WORKERS = Flag(
+    *("--allow-link-local-workers", "", yes_or_no),
+    "the admin API may add servers at link-local addresses (169.254.0.0/16, fe80::/10), where clouds keep a "
+    "machine's credentials",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 MAX_BODY_SIZE = Flag(
     *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; a larger one is answered 413"),
     default=8.0,
@@ -472,6 +480,7 @@ ROUTER_LIMITS = (
     STATE_FILE,
     CORS_ORIGINS,
     ALLOWED_HOSTS,
+    ALLOW_LINK_LOCAL_WORKERS,
 )
 ROUTER_FLAGS = (
     MODELS,

@@ -116,6 +116,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         api_keys_file=values.api_keys_file,
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,
+        allow_link_local_workers=values.allow_link_local_workers,
         max_choices=values.max_choices,
         request_timeout_s=values.request_timeout,
         shutdown_grace_s=values.shutdown_grace,

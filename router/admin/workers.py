@@ -47,13 +47,19 @@ async def list_pools(request: Request) -> PoolsView:
 
 @router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))
 async def add_worker(request: Request) -> WorkerView:
-    """Adds a server. It is used as soon as it answers; until then its `problem` says why it is not."""
+    """Adds a server. One that is not up yet is used as soon as it answers; until then its `problem` says why
+    it is not. One that is up must be of that role, and serve a model of this router."""
     body = await read_json(request, NewWorker)
     try:
         check_address(body.address)
     except ConfigError as error:
         raise InvalidRequestError(error.message, param="address") from error
     role: PoolRole = "prefill" if body.role == "prefill" else "decode"
+    try:
+        await services_of(request).pool.examine(role, body.address)
+    except ConfigError as error:
+        message = f"{body.address} was not added as a {body.role} server: {error.message}"
+        raise InvalidRequestError(message, param="address") from error
     return WorkerView.of(await changes_of(request).add_worker(role, body.address))
 
 

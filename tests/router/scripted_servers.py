@@ -215,6 +215,8 @@ class ScriptedDecode(Scripted):
     peers: list[str] = field(default_factory=list)
     send: Send = lambda *outputs: None
     """Of the stream that was opened last; a script has its own."""
+    num_streams: int = 0
+    """That are open."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         return [service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})]
@@ -241,10 +243,12 @@ class ScriptedDecode(Scripted):
                     self.peers += message.addresses
 
         tasks.append(asyncio.create_task(read()))
+        self.num_streams += 1
         try:
             while True:
                 yield await outgoing.get()
         finally:
+            self.num_streams -= 1
             for task in tasks:
                 task.cancel()
 
