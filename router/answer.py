@@ -84,7 +84,7 @@ class Answer:
                 return self._finish(delta, "stop", self._stops.matched)
         if output.finish_reason is not None:
             self.stats = output.stats
-            self._show(delta, self._detokenizer.flush())
+            self._show(delta, self._detokenizer.finish())
             if self._stops.matched is not None:
                 return self._finish(delta, "stop", self._stops.matched)
             delta.text += self._stops.flush()

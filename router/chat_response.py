@@ -88,7 +88,9 @@ class ChatWriter:
         scanner = self._scanners[index]
         found = scanner.push(delta.text)
         if delta.finish_reason is not None:
-            found.content += scanner.finish().content
+            last = scanner.cut() if delta.finish_reason == "length" else scanner.finish()
+            found.content += last.content
+            found.calls += last.calls
         return found
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from router.tokenizer import REPLACEMENT, Tokenizer
@@ -69,6 +70,27 @@ class Detokenizer:
         held, self._num_shown = self._text[self._num_shown :], len(self._text)
         return held
 
+    def finish(self) -> str:
+        """What :meth:`flush` returns, but a code point that has begun: who ended the answer cut it.
+
+        Bytes that begin none stay replacement characters.
+        """
+        num_begun = self._num_begun()
+        held = self.flush()
+        return held[: max(0, len(held) - num_begun)]
+
+    def _num_begun(self) -> int:
+        """Replacement characters that stand for the beginning of a code point."""
+        if not self._text.endswith(REPLACEMENT):
+            return 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        before = decoder.decode(b"".join(bytes(self._tokenizer.token_bytes(i)) for i in self._window))
+        begun, _ = decoder.getstate()
+        if not begun:
+            return 0
+        # Byte-level BPE shows one character for such a beginning, byte fallback one for each byte.
+        return 1 if _num_replaced(before) + 1 == _num_replaced(self._text) else len(begun)
+
     def _end_cleanly(self, new_text: str) -> None:
         if new_text:  # the tokens it came from are context enough for the next
             del self._window[: self._num_clean]
@@ -85,8 +107,7 @@ class Detokenizer:
         self._num_clean = 0 if num_held else len(self._window)
 
     def _num_certain(self) -> int:
-        num_replaced = len(self._text) - len(self._text.rstrip(REPLACEMENT))
-        return len(self._text) - min(num_replaced, MAX_PARTIAL_CHARS)
+        return len(self._text) - min(_num_replaced(self._text), MAX_PARTIAL_CHARS)
 
     def _has_text(self, token_id: int) -> bool:
         return self._tokenizer.has_text(token_id, skip_special_tokens=self._skip_special_tokens)
@@ -94,3 +115,8 @@ class Detokenizer:
     def _decode(self) -> str:
         # Tokens without text were left out of the window: a special one counts as text from here on.
         return self._tokenizer.decode(self._window, skip_special_tokens=False) if self._window else ""
+
+
+def _num_replaced(text: str) -> int:
+    """Replacement characters at the end."""
+    return len(text) - len(text.rstrip(REPLACEMENT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.tool_calls.tool_format import Tool, ToolCall, ToolFormat
+from router.tool_calls.tool_format import Tool, ToolCall, ToolFormat, length_of_beginning
 
 
 @dataclass
@@ -19,8 +19,8 @@ class Found:
 class CallScanner:
     """Splits one answer into content and calls. What it finds does not depend on how the text was cut.
 
-    White space around calls is no content. A block that can't be read, or that never ends, is: nothing that a
-    model says gets lost.
+    White space around calls is no content. A block that can't be read, or that the model does not end, is:
+    nothing that it says gets lost. Of an answer that was cut, marks and their beginnings are no content.
     """
 
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, max_calls: int | None = None) -> None:
@@ -51,6 +51,21 @@ class CallScanner:
         self._held = ""
         return found
 
+    def cut(self) -> Found:
+        """Nothing more comes, though the model has not ended: a call is told as far as it goes."""
+        if not self._is_inside:
+            if num_begun := length_of_beginning(self._held, self._form.begin):
+                self._held = self._held[:-num_begun].rstrip()
+            return self.finish()
+        found, held = Found(), self._held
+        self._held, self._is_inside = "", False
+        block = held[: len(held) - length_of_beginning(held, self._form.end)]
+        try:
+            self._add(self._form.parse_cut(block, self._tools), found)
+        except (ValueError, RecursionError):
+            self._show(f"{self._opening}{held}", found)
+        return found
+
     def _take_content(self, found: Found) -> bool:
         """Up to a block's begin; whether there is one."""
         before, mark, behind = self._held.partition(self._form.begin)
@@ -60,7 +75,7 @@ class CallScanner:
             self._opening = before[len(said) :] + mark
             self._held, self._is_inside, self._num_searched = behind, True, 0
             return True
-        num_sure = len(self._held) - _length_of_beginning(self._held, self._form.begin)
+        num_sure = len(self._held) - length_of_beginning(self._held, self._form.begin)
         num_sure = len(self._held[:num_sure].rstrip())  # blanks may stand before a call
         self._show(self._held[:num_sure], found)
         self._held = self._held[num_sure:]
@@ -80,12 +95,15 @@ class CallScanner:
         except (ValueError, RecursionError):
             self._show(f"{self._opening}{block}{end}", found)
             return True
+        self._add(calls, found)
+        self._is_behind_call = True
+        return True
+
+    def _add(self, calls: list[ToolCall], found: Found) -> None:
         if self._max_calls is not None:
             calls = calls[: self._max_calls - self.num_calls]
         found.calls += calls
         self.num_calls += len(calls)
-        self._is_behind_call = True
-        return True
 
     def _show(self, text: str, found: Found) -> None:
         if self._is_behind_call:
@@ -93,11 +111,3 @@ class CallScanner:
         if text:
             found.content += text
             self._is_behind_call = False
-
-
-def _length_of_beginning(text: str, mark: str) -> int:
-    """Of the longest end of ``text`` that begins ``mark``."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

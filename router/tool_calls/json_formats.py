@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from router.grammar import literal, with_options
+from router.tool_calls.cut_call import cut_call, cut_calls
 from router.tool_calls.tool_format import Marks, Tool, ToolCall, call_from_json
 
 
@@ -22,6 +23,10 @@ class Hermes:
 
     def parse(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
         return [call_from_json(json.loads(block))]
+
+    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        begun = cut_call(block)
+        return [] if begun is None else [begun]
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         line = literal("\n")
@@ -43,6 +48,9 @@ class NemotronJson:
         if not isinstance(values, list) or not values:
             raise ValueError("calls must be a list")
         return [call_from_json(value) for value in values]
+
+    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        return cut_calls(block)
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         calls = f"one ({literal(', ')} one)*" if may_repeat else "one"

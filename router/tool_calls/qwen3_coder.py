@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.grammar import literal, with_options
-from router.tool_calls.tool_format import Marks, Tool, ToolCall
+from router.tool_calls.tool_format import Marks, Tool, ToolCall, length_of_beginning
 from wire.errors import InvalidRequestError
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
+_BEGUN = re.compile(r"\s*<function=([^>\n]+)>(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _AS_TEXT = {"type", "description", "title", "default", "examples", "enum", "const"}
 """Keywords of a string's schema that this format can enforce."""
@@ -36,15 +37,32 @@ class Qwen3Coder:
         if match is None:
             raise ValueError("a call must be <function=NAME> … </function>")
         name = match[1].strip()
-        schemas: dict[str, Any] = {}
-        for tool in tools:
-            if tool.name == name:
-                schemas = tool.parameters.get("properties", {})
+        schemas = _schemas(name, tools)
         arguments = {
             key.strip(): _value(_without_lines(said), schemas.get(key.strip()))
             for key, said in _PARAMETER.findall(match[2])
         }
         return [ToolCall(name, json.dumps(arguments, ensure_ascii=False))]
+
+    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """The JSON of parameters that are complete, and of a text that is not as much as there is of it."""
+        if "</function>" in block:
+            return self.parse(block, tools)
+        match = _BEGUN.fullmatch(block)
+        if match is None:
+            if not (begun := block.lstrip()).startswith("<function=") and not "<function=".startswith(begun):
+                raise ValueError("a call must be <function=NAME> … </function>")
+            return []
+        name = match[1].strip()
+        schemas, written = _schemas(name, tools), []
+        for said in _PARAMETER.finditer(match[2]):
+            key, schema = said[1].strip(), schemas.get(said[1].strip())
+            if said[0].endswith("</parameter>"):
+                value = json.dumps(_value(_without_lines(said[2]), schema), ensure_ascii=False)
+            else:
+                value = _begun(said[2], schema)
+            written.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
+        return [ToolCall(name, "{" + ", ".join(written))]
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         line = literal("\n")
@@ -54,6 +72,23 @@ class Qwen3Coder:
         for i, tool in enumerate(tools):
             rules += _rules_of(tool, f"tool{i}")
         return rules
+
+
+def _schemas(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """Of the parameters of the tool that has this name."""
+    for tool in tools:
+        if tool.name == name:
+            properties: dict[str, Any] = tool.parameters.get("properties", {})
+            return properties
+    return {}
+
+
+def _begun(text: str, schema: Any) -> str:
+    """The JSON that a value begins which is cut, without what may be its end's beginning."""
+    said = text[: len(text) - length_of_beginning(text, "\n</parameter>")].removeprefix("\n")
+    if isinstance(schema, dict) and not _is_text(schema):
+        return said
+    return json.dumps(said, ensure_ascii=False)[:-1]
 
 
 def _rules_of(tool: Tool, rule: str) -> list[str]:

@@ -49,6 +49,12 @@ class ToolFormat(Protocol):
         """The calls of what stands between the marks. Raises :class:`ValueError` if it is none."""
         ...
 
+    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """The calls of a block that ends before its end, the last one's arguments as far as they go: no JSON,
+        but its beginning. A call without a complete name is none. Raises :class:`ValueError` if it begins no
+        call at all."""
+        ...
+
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         """Lark rules, ``calls`` among them, for one call of one of ``tools`` or, ``may_repeat``, several."""
         ...
@@ -66,3 +72,11 @@ def call_from_json(value: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise ValueError("a call's arguments must be an object")
     return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def length_of_beginning(text: str, mark: str) -> int:
+    """Of the longest end of ``text`` that begins ``mark``."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

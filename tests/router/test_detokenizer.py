@@ -56,6 +56,31 @@ def test_a_code_point_of_byte_tokens_is_shown_with_its_last_byte():
     assert [detokenizer.push(i) for i in byte_tokens("😀é".encode())] == ["", "", "", "😀", "", "é"]
 
 
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("a😀".encode(), "a😀"),
+        ("a😀".encode()[:-1], "a"),
+        ("a😀".encode()[:2], "a"),
+        ("a€".encode()[:-1], "a"),
+        (b"a\xff", "a\ufffd"),
+        (b"a\x80", "a\ufffd"),
+        ("a\ufffd".encode(), "a\ufffd"),
+    ],
+)
+def test_of_an_answer_that_ends_inside_a_code_point_that_one_is_left_out(tokenizer, data, shown):
+    detokenizer = Detokenizer(tokenizer)
+    token = byte_token if tokenizer is BYTE_LEVEL else lambda byte: byte_tokens(bytes([byte]))[0]
+    assert "".join([*(detokenizer.push(token(byte)) for byte in data), detokenizer.finish()]) == shown
+
+
+def test_invalid_bytes_before_a_code_point_that_has_begun_stay():
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    data = b"\xf0\xf0\x9f"
+    assert "".join([*(detokenizer.push(byte_token(byte)) for byte in data), detokenizer.finish()]) == "\ufffd"
+
+
 def test_an_invalid_byte_does_not_take_back_what_was_shown():
     detokenizer = Detokenizer(BYTE_FALLBACK, context=BYTE_FALLBACK.encode_now("hello"))
     token_ids = [*byte_tokens("😀".encode() + b"\xf0"), *BYTE_FALLBACK.encode_now("hello")]
@@ -96,6 +121,10 @@ def test_endless_invalid_bytes_keep_the_window_small(data):
     pieces = [detokenizer.push(token_id) for token_id in token_ids]
     assert len(detokenizer._window) <= MAX_WINDOW_TOKENS
     assert "".join(pieces) + detokenizer.flush() == BYTE_LEVEL.decode(token_ids)
+
+
+def byte_token(byte: int) -> int:
+    return BYTE_LEVEL._backend.token_to_id(_character(byte))
 
 
 def _character(byte: int) -> str:

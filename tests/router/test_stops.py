@@ -1,8 +1,10 @@
 """Where a completion ends: stop strings and stop tokens, in text, token ids and stream."""
 
+import json
+
 import pytest
 
-from tests.router.conftest import events_of, until
+from tests.router.conftest import MODEL, events_of, until
 from tests.router.scripted_servers import saying
 
 
@@ -61,3 +63,35 @@ async def test_a_stop_token_is_reported_and_its_text_left_out(make_stack, words)
     assert choice["token_ids"][-1] == comma
     kept = await stack.complete(**body, include_stop_str_in_output=True)
     assert kept.json()["choices"][0]["text"] == "hello,"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
+async def test_max_tokens_inside_an_emoji_leaves_it_out_and_counts_its_tokens(
+    make_stack, words, endpoint, stream
+):
+    stack = await make_stack()
+    first, *rest = words.encode_now("😀")
+    assert rest
+    tokens = [*words.encode_now("hello "), first, *rest]
+    stack.decode[0].script = saying(tokens)
+    is_chat = endpoint == "chat/completions"
+    body = {"model": MODEL, "max_tokens": len(tokens) - 1, "return_token_ids": True, "stream": stream}
+    body |= {"messages": [{"role": "user", "content": "a"}], "logprobs": True} if is_chat else {"prompt": "a"}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    response = await stack.client.post(f"/v1/{endpoint}", json=body)
+    if not stream:
+        answers = [response.json()]
+    else:
+        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+        answers = [json.loads(line.removeprefix("data: ")) for line in lines]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    told = [choice.get("message") or choice.get("delta") or choice for choice in choices]
+    text = "".join(one.get("content" if is_chat else "text") or "" for one in told)
+    assert (text, choices[-1]["finish_reason"]) == ("hello ", "length")
+    assert [i for choice in choices for i in choice["token_ids"]] == tokens[:-1]
+    assert answers[-1]["usage"]["completion_tokens"] == len(tokens) - 1
+    if is_chat:
+        told_tokens = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+        assert sum(map(len, told_tokens)) == len(tokens) - 1

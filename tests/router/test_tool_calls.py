@@ -36,15 +36,16 @@ def asking(**fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "tools": [LOOK, WAIT]} | fields
 
 
-async def told(stack, text, words, *, stream, **fields):
-    """Content, calls by id's place, name and arguments, and the finish reason, as the client sees them."""
+async def told(stack, text, words, *, stream, read=json.loads, **fields):
+    """Content, calls by id's place, name and what ``read`` makes of arguments, and the finish reason, as the
+    client sees them."""
     stack.decode[0].script = saying([*words.encode_now(text), EOS], per_step=3, ends=True)
     made = await stack.openai.chat.completions.create(**asking(**fields), stream=stream)
     if not stream:
         (choice,) = made.choices
         calls = choice.message.tool_calls or []
         assert all(call.type == "function" and call.id.startswith("call_") for call in calls)
-        named = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+        named = [(call.function.name, read(call.function.arguments)) for call in calls]
         return choice.message.content, named, choice.finish_reason
     content, named, ids, reason = "", [], set(), None
     async for chunk in made:
@@ -53,7 +54,7 @@ async def told(stack, text, words, *, stream, **fields):
         for call in choice.delta.tool_calls or []:
             assert call.index == len(named)
             ids.add(call.id)
-            named.append((call.function.name, json.loads(call.function.arguments)))
+            named.append((call.function.name, read(call.function.arguments)))
         reason = choice.finish_reason or reason
     assert len(ids) == len(named)
     return content, named, reason
@@ -71,10 +72,29 @@ async def test_calls_are_read_out_of_the_answer(make_stack, words, stream):
     assert await told(stack, call, words, stream=stream) == (nothing, both[:1], "tool_calls")
     assert await told(stack, "No <tool", words, stream=stream) == ("No <tool", [], "stop")
     assert await told(stack, TEXT, words, stream=stream, tool_choice="none") == (TEXT, [], "stop")
-    cut = TEXT[:60]
-    reason = "length"
-    length = len(words.encode_now(cut))
-    assert await told(stack, TEXT, words, stream=stream, max_tokens=length) == (cut, [], reason)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        ("I look.\n<tool_", "I look.", []),
+        ("I look.\n<tool_call>", "I look.", []),
+        ('I look.\n<tool_call>\n{"name": "lo', "I look.", []),
+        ('I look.\n<tool_call>\n{"name": "look", "arg', "I look.", [("look", "")]),
+        ('I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "s', "I look.", [("look", '{"at": "s')]),
+        (TEXT[:-8], "I look.", [("look", '{"at": "sky"}')]),
+        (TWO[:-14], "I look.", [("look", '{"at": "sky"}'), ("wait", "{}")]),
+    ],
+)
+async def test_a_call_that_max_tokens_cuts_is_told_as_far_as_it_goes(
+    make_stack, words, stream, said, content, calls
+):
+    """As OpenAI does: no mark in the content, arguments that end where the answer does."""
+    stack = await make_stack(tokenizer_settings=HERMES)
+    length = len(words.encode_now(said))
+    cut = await told(stack, said + "x", words, stream=stream, read=str, max_tokens=length)
+    assert cut == (content, calls, "length")
 
 
 async def test_a_format_may_be_named_and_without_one_text_stays_text(make_stack, words):

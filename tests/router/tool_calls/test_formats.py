@@ -95,6 +95,62 @@ def test_a_format_reads_its_calls(name):
     assert scan(form, [text], max_calls=1) == ("", CALLS[:1])
 
 
+def cut_off(name, text):
+    scanner = CallScanner(FORMATS[name], TOOLS)
+    found = [scanner.push(text), scanner.cut()]
+    calls = [(call.name, call.arguments) for one in found for call in one.calls]
+    assert scanner.num_calls == len(calls)
+    return "".join(one.content for one in found), calls
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_wherever_an_answer_is_cut_its_content_has_no_marks_and_arguments_grow(name):
+    """Those of each call begin the JSON that they are once they are complete."""
+    text, before = "Let me see.\n" + SAID[name], []
+    whole = [json.dumps(arguments, ensure_ascii=False) for _, arguments in CALLS]
+    for length in range(len(text)):
+        content, calls = cut_off(name, text[:length])
+        assert "Let me see.\n".startswith(content)
+        assert [name for name, _ in calls] == [name for name, _ in CALLS[: len(calls)]]
+        assert len(calls) >= len(before)
+        for arguments, complete, (_, earlier) in zip(calls, whole, before, strict=False):
+            assert complete.startswith(arguments[1])
+            assert arguments[1].startswith(earlier)
+        before = calls
+    assert before == [(name, arguments) for (name, _), arguments in zip(CALLS, whole, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "calls"),
+    [
+        ("hermes", '{"arguments": {"a": 1}, "na', []),
+        ("hermes", '{"arguments": {"a": 1}, "name": "f"', [("f", '{"a": 1}')]),
+        ("hermes", '{"name": "f", "arguments": "{\\"a\\": \\"\\u00', [("f", '{"a": "')]),
+        ("hermes", '{"name": "f", "arguments": 1', [("f", "")]),
+        ("hermes", '{"name": 5, "arguments": {', []),
+        ("nemotron_json", '[{"name": "f"}, {"name": "g", "arguments": {"a', [("f", "{}"), ("g", '{"a')]),
+        ("qwen3_coder", "<function=weather><parameter=days>\n[1, 2\n</para", [("weather", '{"days": [1, 2')]),
+        ("qwen3_coder", "<function=weather>\n</function>\n", [("weather", "{}")]),
+        ("qwen3_coder", "<function=wea", []),
+    ],
+)
+def test_of_a_call_that_is_cut_what_is_certain_is_told(name, block, calls):
+    assert cut_off(name, FORMATS[name].begin + block) == ("", calls)
+
+
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("block", ["nonsense", " no call", "5"])
+def test_what_begins_no_call_is_content_where_it_is_cut_too(name, block):
+    text = FORMATS[name].begin + block
+    assert cut_off(name, text) == (text, [])
+
+
+def test_a_call_too_many_is_not_told_where_it_is_cut_either():
+    scanner = CallScanner(FORMATS["hermes"], TOOLS, max_calls=1)
+    found = [scanner.push(SAID["hermes"][:-5]), scanner.cut()]
+    assert [call.name for one in found for call in one.calls] == ["weather"]
+
+
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_enforced_is_what_is_read(name, tokenizer):
     form, text = FORMATS[name], SAID[name]
