@@ -1,4 +1,4 @@
-"""Greedy tokens through the HTTP endpoint, disaggregated, are those of transformers."""
+"""Greedy tokens and log-probabilities through HTTP, disaggregated, are those of transformers."""
 
 import asyncio
 import random
@@ -135,12 +135,39 @@ async def test_scores_of_prompts_are_transformers_with_and_without_an_answer(che
             assert torch.allclose(torch.tensor(with_answer[1:-1]), wanted, atol=1e-4)
 
 
+async def test_what_lm_eval_takes_for_the_likeliest_tokens_are_transformers_first_choices(
+    checkpoints, stack_of
+):
+    """Asked twice: what a prefix cache holds must not take the place of what is scored."""
+    model_dir = checkpoints["dense"]
+    sequences = [sequence for sequence in prompts() if len(sequence) > 1]
+    for _ in range(8):  # one ends as the model would go on
+        sequences[5] = [*sequences[5], int(transformers_logits(model_dir, sequences[5])[-1].argmax())]
+    with stack_of("up", "dense") as stack:
+        answers = [await echoed_choices(stack, sequences, 1) for _ in range(2)]
+    for choices in answers:
+        for sequence, choice in zip(sequences, choices, strict=True):
+            table = choice["logprobs"]
+            likeliest = [
+                own == max(top.values())
+                for own, top in zip(table["token_logprobs"][1:-1], table["top_logprobs"][1:-1], strict=True)
+            ]
+            wanted = transformers_logits(model_dir, sequence)[:-1].argmax(-1) == torch.tensor(sequence[1:])
+            assert likeliest == wanted.tolist()
+
+
 async def score(stack, sequences, max_tokens):
     """The log-probabilities of each sequence's tokens; of the answer's too if there is one."""
+    choices = await echoed_choices(stack, sequences, max_tokens)
+    return [choice["logprobs"]["token_logprobs"] for choice in choices]
+
+
+async def echoed_choices(stack, sequences, max_tokens):
+    """A choice for each sequence, as lm-eval asks for them."""
     body = {"model": stack.model, "prompt": sequences, "max_tokens": max_tokens, "temperature": 0}
     async with http_client(stack) as client:
         response = await client.post("/v1/completions", json=body | {"echo": True, "logprobs": 1})
     assert response.status_code == 200, response.text
     answer = response.json()
     assert answer["usage"]["completion_tokens"] == max_tokens * len(sequences)
-    return [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
+    return answer["choices"]
