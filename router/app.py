@@ -119,6 +119,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         pods.start(on_fatal)
     feed = app.state.event_feed = EventFeed(services)
     watching = [start_background(feed.run(), "admin events", on_fatal)]
+    if resources.state_file is not None:
+        watching.append(start_background(resources.state_file.keep_trying(), "state file", on_fatal))
     if resources.key_file is not None:
         watching.append(start_background(resources.key_file.watch(), "watch of the API keys", on_fatal))
     try:

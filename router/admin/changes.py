@@ -37,6 +37,11 @@ class Changes:
         self._settings = settings
         self._state_file = state_file
 
+    @property
+    def warning(self) -> str:
+        """Why changes would not survive a restart of the router; empty if they would, or nothing is to."""
+        return "" if self._state_file is None else self._state_file.warning
+
     def restore(self, saved: SavedChanges) -> None:
         """Brings the pool to where operators had left it; settings are the configuration's already."""
         for worker in saved.workers:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from router.config import RouterConfig
 from router.live_config import with_changes
 from router.worker_id import AddedBy, PoolRole
-from wire.errors import ConfigError, TwinfangError
+from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ SCHEMA = f"""
     PRAGMA user_version = {VERSION};
 """
 BUSY_TIMEOUT_S = 5.0
+RETRY_S = 10.0
+"""Between two tries to save what could not be saved."""
 
 SavedState = Literal["serving", "draining", "removed"]
 T = TypeVar("T")
@@ -71,6 +73,10 @@ class StateFile:
     """One router's own: two of them would overwrite what the other saved."""
 
     def __init__(self, path: Path) -> None:
+        self.warning = ""
+        """Why changes would be lost if the router started again now; empty: they would not."""
+        self._unsaved: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Rows by table and key."""
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-file")
 
@@ -88,29 +94,50 @@ class StateFile:
             ) from error
 
     async def save_worker(self, worker: SavedWorker) -> None:
-        await self._save(
-            "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",
-            (worker.role, worker.address, worker.state, worker.added_by),
-        )
+        self._unsaved["workers", worker.role, worker.address] = (worker.state, worker.added_by)
+        await self._save()
 
     async def save_settings(self, settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
-            await self._save("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+        self._unsaved |= {("settings", name): (json.dumps(value),) for name, value in settings.items()}
+        await self._save()
+
+    async def keep_trying(self) -> None:
+        """Saves what could not be saved, as soon as that can be."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self._unsaved:
+                await self._save()
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    async def _save(self, statement: str, values: tuple[str, ...]) -> None:
+    async def _save(self) -> None:
+        """All that is not saved yet, in one transaction. A change holds whether it can be saved or not."""
+        rows = dict(self._unsaved)
+
         def save(connection: sqlite3.Connection) -> None:
             with connection:
-                connection.execute(statement, values)
+                for (table, *key), values in rows.items():
+                    places = ", ".join("?" * (len(key) + len(values)))
+                    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", (*key, *values))
 
         try:
             await self._run(save)
         except sqlite3.Error as error:
-            raise TwinfangError.told(
-                f"the change holds until the router stops: it can't be saved in {self._path}: {error}"
-            ) from error
+            had_warned = bool(self.warning)
+            self.warning = (
+                "the change holds, but it will be lost when the router restarts: it can't be saved in "
+                f"{self._path}: {error}; the router goes on trying"
+            )
+            if not had_warned:
+                log.warning("%s", self.warning)
+            return
+        for key, values in rows.items():
+            if self._unsaved.get(key) is values:
+                del self._unsaved[key]
+        if self.warning and not self._unsaved:
+            self.warning = ""
+            log.info("all changes are saved in %s again", self._path)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """On the thread, with a connection: they are cheap, changes rare, and none is left open."""

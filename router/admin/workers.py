@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
+from router.admin.changed_view import ChangedWorkerView
 from router.admin.changes import changes_of
 from router.admin.worker_view import PoolsView, WorkersView, WorkerView
 from router.config import check_address
@@ -46,7 +47,7 @@ async def list_pools(request: Request) -> PoolsView:
 
 
 @router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))
-async def add_worker(request: Request) -> WorkerView:
+async def add_worker(request: Request) -> ChangedWorkerView:
     """Adds a server. One that is not up yet is used as soon as it answers; until then its `problem` says why
     it is not. One that is up must be of that role, and serve a model of this router."""
     body = await read_json(request, NewWorker)
@@ -60,19 +61,19 @@ async def add_worker(request: Request) -> WorkerView:
     except ConfigError as error:
         message = f"{body.address} was not added as a {body.role} server: {error.message}"
         raise InvalidRequestError(message, param="address") from error
-    return WorkerView.of(await changes_of(request).add_worker(role, body.address))
+    return _changed(request, await changes_of(request).add_worker(role, body.address))
 
 
 @router.delete("/workers/{worker_id}")
-async def remove_worker(request: Request, worker_id: str) -> WorkerView:
+async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
     """Removes a server. What is under way there ends there; the server itself is not told, and runs on."""
     worker = _find(services_of(request), worker_id)
     await changes_of(request).remove_worker(worker)
-    return WorkerView.of(worker)
+    return _changed(request, worker)
 
 
 @router.post("/workers/{worker_id}/drain")
-async def drain(request: Request, worker_id: str) -> WorkerView:
+async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
     """Sends no new requests there, from any router. What a decode server generates goes on at another one,
     without a gap or a repeated token; where there is no other, and on a prefill server, it ends where it is.
 
@@ -81,15 +82,19 @@ async def drain(request: Request, worker_id: str) -> WorkerView:
     """
     worker = _find(services_of(request), worker_id)
     await changes_of(request).set_draining(worker, True)
-    return WorkerView.of(worker)
+    return _changed(request, worker)
 
 
 @router.post("/workers/{worker_id}/undrain")
-async def undrain(request: Request, worker_id: str) -> WorkerView:
+async def undrain(request: Request, worker_id: str) -> ChangedWorkerView:
     """Requests may be sent there again."""
     worker = _find(services_of(request), worker_id)
     await changes_of(request).set_draining(worker, False)
-    return WorkerView.of(worker)
+    return _changed(request, worker)
+
+
+def _changed(request: Request, worker: Worker) -> ChangedWorkerView:
+    return ChangedWorkerView.with_warning(WorkerView.of(worker), changes_of(request).warning)
 
 
 def _find(services: Services, worker_id: str) -> Worker:

@@ -1,13 +1,16 @@
 """What the admin API changed, kept for the router's next start."""
 
+import asyncio
+import resource
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
+from router.admin import state_file
 from router.admin.state_file import StateFile
 from tests.router.admin.conftest import get, ids, patch, post
-from tests.router.conftest import until
+from tests.router.conftest import TIMEOUT_S, until
 from wire.errors import ConfigError
 
 
@@ -58,11 +61,72 @@ async def test_a_state_file_that_is_none_is_refused_at_the_start(tmp_path, conte
         StateFile(path).load()
 
 
-async def test_a_change_that_can_not_be_saved_says_so_and_holds(make_admin_stack, tmp_path):
-    state_file = tmp_path / "state.db"
-    stack = await make_admin_stack(state_file=state_file)
-    state_file.unlink()
-    state_file.mkdir()
-    failed = await patch(stack, 500, max_choices=3)
-    assert str(state_file) in failed["error"]["message"]
-    assert (await get(stack, "/config"))["max_choices"] == 3
+@contextmanager
+def on_a_full_disk(path):
+    """A file that takes no byte more, whoever writes it: files of this process may not grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def replaced(path, replace):
+    kept = path.rename(path.with_name("kept"))
+    replace(path)
+    try:
+        yield
+    finally:
+        path.rmdir() if path.is_dir() else path.unlink()
+        kept.rename(path)
+
+
+FAILING_FILES = {
+    "full": on_a_full_disk,
+    "device": lambda path: replaced(path, lambda path: path.symlink_to("/dev/full")),
+    "directory": lambda path: replaced(path, lambda path: path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("failing", FAILING_FILES.values(), ids=FAILING_FILES)
+async def test_a_change_that_can_not_be_saved_holds_with_a_warning_and_is_saved_later(
+    make_admin_stack, tmp_path, monkeypatch, caplog, failing
+):
+    path = tmp_path / "state.db"
+    monkeypatch.setattr(state_file, "RETRY_S", 0.02)
+    stack = await make_admin_stack(state_file=path)
+    (worker,) = await ids(stack)
+    with failing(path):
+        changed = await patch(stack, max_choices=3, max_queue=5)
+        drained = await post(stack, f"/workers/{worker}/drain")
+    for answer in (changed, drained):
+        assert str(path) in answer["warning"]
+        assert "will be lost when the router restarts" in answer["warning"]
+    assert (changed["max_choices"], drained["draining"]) == (3, True)
+    assert len([one for one in caplog.records if "will be lost" in one.getMessage()]) == 1
+
+    async def is_saved():
+        return not (await get(stack, "/config"))["warning"]
+
+    await until_async(is_saved)
+    saved = StateFile(path).load()
+    assert dict(saved.settings) == {"max_choices": 3, "max_queue": 5}
+    assert [one.state for one in saved.workers] == ["draining"]
+    assert (await patch(stack, max_choices=4))["warning"] == ""
+
+
+async def test_a_successful_change_saves_the_ones_before_it(make_admin_stack, tmp_path):
+    path = tmp_path / "state.db"
+    stack = await make_admin_stack(state_file=path)
+    with FAILING_FILES["directory"](path):
+        assert (await patch(stack, max_choices=3, max_queue=5))["warning"]
+    assert (await patch(stack, max_choices=4))["warning"] == ""
+    assert dict(StateFile(path).load().settings) == {"max_choices": 4, "max_queue": 5}
+
+
+async def until_async(condition):
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await condition():
+            await asyncio.sleep(0.01)
