@@ -1,7 +1,8 @@
 """Memory of a stack's processes: before an attack, its peak, and a while after.
 
-Resident memory, less the servers' caches. Those are reserved at the start (``--cache-memory``), and their
-pages become resident when they are first used: any client's prompts make them grow, up to what was reserved.
+Resident memory, also of what a process has started, less the servers' caches. Those are reserved at the
+start (``--cache-memory``), and their pages become resident when they are first used: any client's prompts
+make them grow, up to what was reserved.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Memory:
         found = {}
         for name, process in self._stack.processes().items():
             with suppress(psutil.NoSuchProcess, FileNotFoundError):
-                caches = self._caches.get(process.pid)
-                size = psutil.Process(process.pid).memory_info().rss
+                parent, caches = psutil.Process(process.pid), self._caches.get(process.pid)
+                size = sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True)))
                 size -= 0 if caches is None else caches.resident_bytes
                 found[name] = round(size / MIB, 1)
         return found
@@ -86,6 +87,6 @@ class Memory:
 
     async def _watch(self) -> None:
         while True:
-            for name, size in self.now().items():
+            for name, size in (await asyncio.to_thread(self.now)).items():
                 self.peak[name] = max(size, self.peak.get(name, 0.0))
             await asyncio.sleep(INTERVAL_S)

@@ -9,18 +9,17 @@ from typing import Any
 def table(trials: Sequence[dict[str, Any]]) -> str:
     """Markdown: a line for each attack, the baseline's figure before each arrow; then the goals not met."""
     lines = [
-        "| attack | worst gap, s | tokens/s | TTFT at most, s | errors | /healthz, s | /v1/models, s "
-        "| memory before, peak, after, MiB | goals |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| attack | worst gap, s | tokens/s | tokens a core-second | TTFT at most, s | errors "
+        "| /healthz, s | /v1/models, s | memory before, peak, after, MiB | goals |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for trial in trials:
         baseline, attacked = trial["baseline"], trial["attacked"]
         cells = [
             trial["attack"],
-            *(
-                f"{baseline[key]} → {attacked[key]}"
-                for key in ("worst_gap_s", "tokens_per_s", "ttft_max_s", "errors")
-            ),
+            *(f"{baseline[key]} → {attacked[key]}" for key in ("worst_gap_s", "tokens_per_s")),
+            f"{_per_core_second(baseline)} → {_per_core_second(attacked)}",
+            *(f"{baseline[key]} → {attacked[key]}" for key in ("ttft_max_s", "errors")),
             *(
                 f"{baseline['probes_max_s'][path]} → {slowest}"
                 for path, slowest in attacked["probes_max_s"].items()
@@ -34,6 +33,12 @@ def table(trials: Sequence[dict[str, Any]]) -> str:
     lines += ["", f"Others took {min(others):.2f} to {max(others):.2f} cores meanwhile."]
     lines += ["", "All goals are met." if not missed else "Goals not met:", *(f"* {line}" for line in missed)]
     return "\n".join(lines)
+
+
+def _per_core_second(seen: dict[str, Any]) -> str:
+    """The victim's tokens for a second of a core that the stack got: others' load moves it by little."""
+    cores = seen["cores"]["stack"]
+    return f"{seen['tokens_per_s'] / cores:.0f}" if cores else "none"
 
 
 def _memory(memory: dict[str, dict[str, float]]) -> str:

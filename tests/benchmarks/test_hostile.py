@@ -29,7 +29,7 @@ CALM = {
     "errors": 0,
     "probes_max_s": {"/healthz": 0.01, "/v1/models": 0.01},
     "probe_errors": 0,
-    "cores": {"others": 0.1},
+    "cores": {"stack": 1.5, "others": 0.1},
 }
 TRIAL = {
     "attack": "grammar",
