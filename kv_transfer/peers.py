@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from functools import partial
 
 import grpc.aio
 
@@ -25,6 +27,10 @@ from wire.handoff import (
 from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, call, call_for_replies, open_channel
 
 log = logging.getLogger(__name__)
+
+RECONNECT_S = 1.0
+"""What a channel that broke gets to connect again before a handshake, longer than gRPC's pause between two
+tries: a server that has just come back must not be given up because of that pause."""
 
 
 class Peers:
@@ -102,11 +108,8 @@ class Peers:
         await asyncio.shield(task)
 
     async def _shake_hands(self, address: str) -> None:
-        request = self._sink.handshake_request()
         try:
-            reply: HandshakeReply = await call(
-                self._channel(address), HANDSHAKE, request, timeout_s=self._timeout_s
-            )
+            reply = await self._ask_for_memory(address)
         except UnavailableError as error:
             raise UnavailableError(f"the server at {address} is out of reach: {error.message}") from error
         except DeadlineError as error:  # not the request's deadline: it may be tried again elsewhere
@@ -116,6 +119,18 @@ class Peers:
         if not self._sink.knows(reply.incarnation):
             await asyncio.to_thread(self._sink.add_peer, address, reply)
             log.info("connected to server %s, incarnation %s", address, reply.incarnation)
+
+    async def _ask_for_memory(self, address: str) -> HandshakeReply:
+        """Once more if the channel was broken and connects again."""
+        request, channel = self._sink.handshake_request(), self._channel(address)
+        ask = partial(call, channel, HANDSHAKE, request, timeout_s=self._timeout_s)
+        try:
+            reply: HandshakeReply = await ask()
+        except UnavailableError:
+            with suppress(TimeoutError):  # it is gone: the second call says how
+                await asyncio.wait_for(channel.channel_ready(), RECONNECT_S)
+            reply = await ask()
+        return reply
 
     async def _connect_quietly(self, address: str) -> None:
         try:

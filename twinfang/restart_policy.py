@@ -12,7 +12,7 @@ class RestartLimits:
 
     max_restarts: int = 5
     window_s: float = 120.0
-    first_delay_s: float = 0.5
+    first_delay_s: float = 0.1
     max_delay_s: float = 8.0
 
 

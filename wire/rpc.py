@@ -74,7 +74,7 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     # gRPC's own backoff grows to two minutes: a server that comes back would be overlooked as long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # Else channels to one address share their backoff, those of an earlier client in the process too.
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
+import grpc
+import grpc.aio
 import pytest
 
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.peers import Peers
-from wire.errors import TransferError, UnavailableError
+from twinfang.ports import free_ports
+from wire.errors import HandshakeError, TransferError, UnavailableError
 from wire.handoff import Ticket
+from wire.rpc import HANDSHAKE, SERVER_OPTIONS, TRANSFER_SERVICE, service, unary_handler
 
 
 @pytest.fixture
@@ -32,3 +37,27 @@ async def test_a_server_out_of_reach_is_named(sink, silent_port, refuses, timeou
         await peers.ensure(ticket)
     await peers.close()
     assert failures.counts()[cause] == 1
+
+
+async def test_a_server_that_has_just_come_back_is_waited_for(sink):
+    """gRPC pauses between two tries to connect; the server is there before the next one."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    peers = Peers(sink, FailureCounts(), timeout_s=30.0)
+    asked = asyncio.create_task(peers.ensure(Ticket("r", 0, 1, address, "source", 16, (1,), 1, 1.0, None)))
+    channel = peers._channel(address)
+    while (state := channel.get_state()) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        await asyncio.wait_for(channel.wait_for_state_change(state), 20)
+
+    async def refuse(_request, _context):
+        raise HandshakeError("it is back, and no friend of yours")
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    handlers = {HANDSHAKE.name: unary_handler(HANDSHAKE, refuse)}
+    server.add_generic_rpc_handlers((service(TRANSFER_SERVICE, handlers),))
+    server.add_insecure_port(address)
+    await server.start()
+    with pytest.raises(HandshakeError, match="it is back"):
+        await asked
+    await peers.close()
+    await server.stop(None)
