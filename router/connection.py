@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from wire.errors import ConfigError, TwinfangError
+from wire.errors import ConfigError, DeadlineError, TwinfangError
 from wire.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.handoff import Role
 from wire.health import watch_health
@@ -16,7 +16,14 @@ from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
 
 log = logging.getLogger(__name__)
 
-DESCRIBE_TIMEOUT_S = 5.0
+LOOK_INTERVAL_S = 0.75
+"""Between two looks whether a server that is in use still answers."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""Who does not even say who it is for so long is taken to be frozen or cut off: with :data:`LOOK_INTERVAL_S`,
+within 3 s. A server's event loop answers whatever its engine does, and gRPC's own threads keep the time: a
+router that is late itself still finds an answer that came in time."""
+RETRY_INTERVAL_S = 0.5
+"""The longest pause between two tries to reach a server that is away."""
 STATS_TIMEOUT_S = 2.0
 NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
@@ -49,6 +56,10 @@ class Connection:
         """False while the server's own health service says so; one that says nothing is taken to serve."""
         self.held_back = ""
         """Why the router does not want to use it now; empty if it does."""
+        self.last_info: ServerInfo | None = None
+        """What the server said of itself when it was asked last and answered."""
+        self._num_heard = 0
+        """Signs of life."""
         self._problem: str = "not reached yet"
 
     @property
@@ -75,11 +86,34 @@ class Connection:
     async def describe(self) -> ServerInfo | None:
         """Who is there; None, with the reason in :attr:`problem`, if nobody fit for use answers."""
         try:
-            info = await self.examine(DESCRIBE_TIMEOUT_S)
+            return await self._ask_who()
         except TwinfangError as error:
             self.failed(error.message)
             return None
+
+    async def look(self) -> ServerInfo | None:
+        """As :meth:`describe`, of a server that is in use: one that is just slow to answer counts as there as
+        long as it says anything else."""
+        num_heard = self._num_heard
+        try:
+            return await self._ask_who()
+        except DeadlineError as error:
+            if self._num_heard > num_heard:
+                return self.last_info
+            self.failed(f"it does not answer: {error.message}")
+        except TwinfangError as error:
+            self.failed(error.message)
+        return None
+
+    def heard(self) -> None:
+        """The server has said something, so it is not frozen."""
+        self._num_heard += 1
+
+    async def _ask_who(self) -> ServerInfo:
+        """Raises what :meth:`examine` raises."""
+        info = await self.examine(DESCRIBE_TIMEOUT_S)
         self._problem = ""
+        self.last_info = info
         return info
 
     async def examine(self, timeout_s: float) -> ServerInfo:
@@ -108,6 +142,7 @@ class Connection:
         except TwinfangError as error:
             log.debug("server %s gave no figures: %s", self.address, error.message)
             return None
+        self.heard()
         return stats
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
@@ -118,6 +153,7 @@ class Connection:
         except TwinfangError as error:
             log.debug("server %s did not tell its prefixes: %s", self.address, error.message)
             return None
+        self.heard()
         return news
 
     def failed(self, reason: str) -> None:

@@ -14,7 +14,7 @@ import grpc.aio
 
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import Connection, MayConnect, require_nothing
+from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, Connection, MayConnect, require_nothing
 from router.receiver import Receiver
 from router.server_drain import ServerDrain
 from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
@@ -25,8 +25,6 @@ from wire.prefixes import PrefixNews
 from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
 
 log = logging.getLogger(__name__)
-
-MAX_BACKOFF_S = 2.0
 
 
 class DecodeStream:
@@ -51,11 +49,14 @@ class DecodeStream:
         self.worker_id = worker_id(self.pool_role, address)
         self._info: ServerInfo | None = None
         """None as long as there is no stream."""
+        self._is_silent = False
+        """Whether it was asked in vain who it is: frozen, maybe. What it has under way may still come."""
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ROLES[self.pool_role], served_models, may_connect=may_connect)
         self._probe_interval_s = probe_interval_s
         self.drain = ServerDrain(self._connection)
-        self._max_backoff_s = min(MAX_BACKOFF_S, probe_interval_s)
+        self._max_backoff_s = min(RETRY_INTERVAL_S, probe_interval_s)
+        self._look_interval_s = min(LOOK_INTERVAL_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
@@ -63,8 +64,14 @@ class DecodeStream:
 
     @property
     def info(self) -> ServerInfo | None:
-        """None as long as the server can't be used: there is no stream, or it says that it does not serve."""
-        return self._info if self._connection.is_usable else None
+        """None as long as the server can't be used: there is no stream, it is silent, or it says that it does
+        not serve."""
+        return self._info if self._connection.is_usable and not self._is_silent else None
+
+    @property
+    def last_info(self) -> ServerInfo | None:
+        """What it said last, whether or not it can be used now; None: nothing yet."""
+        return self._connection.last_info
 
     @property
     def is_connected(self) -> bool:
@@ -141,10 +148,10 @@ class DecodeStream:
         stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
         self._outgoing = asyncio.Queue()
         self.assignments.appeared(info)
-        self._info = info
+        self._info, self._is_silent = info, False
         log.info("connected to %s server %s", info.role, self.address)
         self.connect_peers(self._prefill_addresses(info))
-        writer = asyncio.create_task(self._write(stream))
+        helpers = [asyncio.create_task(one) for one in (self._write(stream), self._keep_looking())]
         try:
             self._connection.failed(await self._read(stream, info))
         except grpc.aio.AioRpcError as error:
@@ -154,7 +161,7 @@ class DecodeStream:
         finally:
             self._info = None
             stream.cancel()
-            await cancel_and_wait(writer)
+            await cancel_and_wait(*helpers)
             self._fail_all(
                 "the decode server was lost while it answered; send the request again",
                 f"the connection was lost while it answered: {self.problem}",
@@ -163,6 +170,7 @@ class DecodeStream:
     async def _read(self, stream: Any, info: ServerInfo) -> str:
         """Until the stream is of no more use; says why."""
         while (data := await stream.read()) is not grpc.aio.EOF:
+            self._connection.heard()
             news = await read_long(decode_stream_reply, data)
             if not isinstance(news, DrainNews):
                 self._deliver(news)
@@ -171,6 +179,11 @@ class DecodeStream:
             else:  # a call that no server had taken yet goes to the next process by itself
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_interval_s)
+            self._is_silent = await self._connection.look() is None
 
     async def _write(self, stream: Any) -> None:
         try:

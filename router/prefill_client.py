@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from router.assignments import Assignments
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import Connection, MayConnect, require_nothing
+from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, Connection, MayConnect, require_nothing
 from router.server_drain import ServerDrain
 from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
@@ -60,6 +60,11 @@ class PrefillClient:
     def info(self) -> ServerInfo | None:
         """None as long as the server can't be used."""
         return self._info if self._connection.is_usable else None
+
+    @property
+    def last_info(self) -> ServerInfo | None:
+        """What it said last, whether or not it can be used now; None: nothing yet."""
+        return self._connection.last_info
 
     @property
     def is_connected(self) -> bool:
@@ -114,6 +119,7 @@ class PrefillClient:
         has_started = False
         async with aclosing(replies):
             async for reply in replies:
+                self._connection.heard()
                 if isinstance(reply, PrefillReply):
                     return reply
                 if not has_started:
@@ -144,7 +150,8 @@ class PrefillClient:
     async def _keep_watch(self) -> None:
         while True:
             num_wishes = self.drain.num_wishes
-            info = await self._connection.describe()
+            connection = self._connection
+            info = await (connection.describe() if self._info is None else connection.look())
             appeared = info is not None and (self._info is None or self._info.incarnation != info.incarnation)
             self._info = info
             if info is not None:
@@ -155,8 +162,9 @@ class PrefillClient:
                 log.info("prefill server %s is there", self.address)
                 self._on_appear(self)
             self._probe_now.clear()
+            pause_s = min(RETRY_INTERVAL_S if info is None else LOOK_INTERVAL_S, self._probe_interval_s)
             try:
-                await asyncio.wait_for(self._probe_now.wait(), self._probe_interval_s)
+                await asyncio.wait_for(self._probe_now.wait(), pause_s)
             except TimeoutError:
                 continue
             await asyncio.sleep(min(0.1, self._probe_interval_s))  # a server that refuses is not hammered
