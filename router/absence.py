@@ -10,6 +10,10 @@ from wire.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 
+class NobodyServesError(UnavailableError):
+    """No server can take the request, so none was asked; one that comes back may."""
+
+
 @dataclass(frozen=True)
 class Absence:
     """What a router would need."""
@@ -19,8 +23,8 @@ class Absence:
     detail: str
     """For the log and the admin API: each server's problem, and the remedy."""
 
-    def error(self) -> UnavailableError:
-        return UnavailableError.told(f"{self.missing}; send the request again later", detail=self.detail)
+    def error(self) -> NobodyServesError:
+        return NobodyServesError.told(f"{self.missing}; send the request again later", detail=self.detail)
 
 
 class AbsenceLog:

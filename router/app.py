@@ -25,7 +25,8 @@ from router.backlog import Backlog
 from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
-from router.drain import DrainMiddleware
+from router.drain import Drain, DrainMiddleware
+from router.hold import Hold, watch
 from router.http.allowed_hosts import AllowedHosts, AllowedHostsMiddleware
 from router.http.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.head import HeadMiddleware
@@ -48,6 +49,9 @@ from router.tool_calls.format_names import tool_format
 from telemetry.loop_lag import LoopLag
 
 NOBODY = Absence("no server is ready", "no server is there")
+
+REFUSAL_S = 1.0
+"""Before the end of a router's grace: requests that wait for a server are told so before they are cut."""
 
 
 def end_process(_error: BaseException) -> None:
@@ -86,7 +90,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     config = resources.config
     pool = ServerPool(config)
     models = [
-        _served(name, folder, pool.models[name], config) for name, folder in resources.model_folders.items()
+        _served(name, folder, pool.models[name], config, resources.drain)
+        for name, folder in resources.model_folders.items()
     ]
     membership = Membership(pool)
     pods = None if resources.make_pod_watch is None else resources.make_pod_watch(membership)
@@ -94,6 +99,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     settings.on_change(pool.use_policies)
     for model in models:
         settings.on_change(model.gate.use_limits)
+        settings.on_change(model.hold.use_limits)
     services = app.state.services = Services(
         settings=settings,
         models=ModelCatalog(models, config.aliases),
@@ -118,7 +124,10 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         services.metrics.registry.register(pods.figures)
         pods.start(on_fatal)
     feed = app.state.event_feed = EventFeed(services)
-    watching = [start_background(feed.run(), "admin events", on_fatal)]
+    watching = [
+        start_background(feed.run(), "admin events", on_fatal),
+        start_background(watch([model.hold for model in models]), "watch for absences", on_fatal),
+    ]
     if resources.state_file is not None:
         watching.append(start_background(resources.state_file.keep_trying(), "state file", on_fatal))
     if resources.key_file is not None:
@@ -135,9 +144,19 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         await resources.close()
 
 
-def _served(name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig) -> ServedModel:
-    limits = GateLimits(config.max_requests_in_flight, config.max_queue)
-    gate = Gate(limits, servers.room, lambda: (servers.not_ready_reason() or NOBODY).error())
+def _served(
+    name: str, folder: ModelFolder, servers: ModelServers, config: RouterConfig, drain: Drain
+) -> ServedModel:
+    def is_stopping() -> bool:
+        return drain.is_over(config.shutdown_grace_s - REFUSAL_S)
+
+    hold = Hold(servers, config, is_stopping=is_stopping)
+    gate = Gate(
+        GateLimits(config.max_requests_in_flight, config.max_queue, config.hold_s),
+        servers.room,
+        lambda: (servers.not_ready_reason() or NOBODY).error(),
+        lambda: hold.may_end,
+    )
     servers.on_prefilled = gate.look
     return ServedModel(
         name,
@@ -146,6 +165,7 @@ def _served(name: str, folder: ModelFolder, servers: ModelServers, config: Route
         folder.defaults,
         servers,
         gate,
+        hold,
         tool_format(config.tool_call_parser, folder.chat_template),
     )
 

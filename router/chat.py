@@ -10,9 +10,10 @@ from router.api_schemas import ChatCompletion, answers
 from router.chat_request import ChatBody, check_chat
 from router.chat_response import ChatWriter
 from router.deadline import deadline_of
-from router.json_body import body_schema, read_json
+from router.json_body import body_schema
 from router.openai_errors import request_id_of
 from router.services import services_of
+from router.text_request import read_once_known
 from router.text_response import respond
 
 router = APIRouter()
@@ -29,7 +30,8 @@ async def create_chat_completion(request: Request) -> Response:
     with services.metrics.refusals(api_key.name):
         deadline = deadline_of(request, services.config)
         chat = await check_chat(
-            await read_json(request, ChatBody),  # by no name, which would keep it as long as the answer
+            # by no name, which would keep it as long as the answer
+            await read_once_known(request, ChatBody, services, api_key, deadline=deadline),
             services,
             request_id=request_id_of(request),
             api_key=api_key,

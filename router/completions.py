@@ -10,9 +10,10 @@ from router.api_schemas import Completion, answers
 from router.completion_request import CompletionBody, check_completion
 from router.completion_response import CompletionWriter
 from router.deadline import deadline_of
-from router.json_body import body_schema, read_json
+from router.json_body import body_schema
 from router.openai_errors import request_id_of
 from router.services import services_of
+from router.text_request import read_once_known
 from router.text_response import respond
 
 router = APIRouter()
@@ -27,7 +28,8 @@ async def create_completion(request: Request) -> Response:
     with services.metrics.refusals(api_key.name):
         deadline = deadline_of(request, services.config)
         completion = await check_completion(
-            await read_json(request, CompletionBody),  # by no name, which would keep it as long as the answer
+            # by no name, which would keep it as long as the answer
+            await read_once_known(request, CompletionBody, services, api_key, deadline=deadline),
             services,
             request_id=request_id_of(request),
             api_key=api_key,

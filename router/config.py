@@ -99,6 +99,8 @@ class RouterConfig:
     """Choices of one model at one time, if servers have room for so many."""
     max_queue: int = 1024
     """HTTP requests that wait for one model; one more is answered 429."""
+    hold_s: float = 15.0
+    """How long requests, and answers under way, wait for a server that is expected back; 0: not at all."""
     max_choices: int = 512
     """Prompts times ``n`` of one request."""
     request_timeout_s: float = 600.0
@@ -160,8 +162,9 @@ class RouterConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.max_queue < 0:
-            raise ConfigError(f"max_queue must be at least 0, got {self.max_queue}")
+        for name in ("max_queue", "hold_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in self.allowed_hosts:
             if name != "*" and not ALLOWED_HOST.fullmatch(name):
                 raise ConfigError(

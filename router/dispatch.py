@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from router.absence import NobodyServesError
 from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
 from router.choice import Choice
 from router.choice_timeline import ChoiceTimeline
 from router.decode_stream import DecodeStream
+from router.hold import Hold
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
@@ -44,6 +46,9 @@ class Dispatch:
     twice. After several failures without a token in between the error is let through; the last attempt before
     that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
 
+    Where no server is left to try, it waits for one that comes back (``hold``); that costs no attempt.
+    What the client has begun to get goes on at servers of the same fingerprint only.
+
     A server that is about to stop lets its requests go (``moved``): another one reads their state.
 
     A prompt that is only scored ends with the prefill's reply: no decode server takes part, and no server at
@@ -55,6 +60,7 @@ class Dispatch:
         pool: ModelServers,
         choice: Choice,
         *,
+        hold: Hold,
         deadline: float,
         receiver: Receiver,
         on_retry: Callable[[str], None],
@@ -75,6 +81,7 @@ class Dispatch:
         """Set while a prefill's reply is waited for."""
         self._held_back: list[RequestOutput] = []
         self._pool = pool
+        self._hold = hold
         self._servers = AttemptServers(pool, timeline)
         self._choice = choice.seeded
         self._deadline = deadline
@@ -86,6 +93,10 @@ class Dispatch:
         """Whether a token has come since the last submission."""
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
+        self._fingerprint = ""
+        """Of the servers of the last attempt."""
+        self._told_fingerprint: str | None = None
+        """Of those that computed what the client has got; None: nothing yet."""
         self._attempt = 0
         self._failures = 0
         """Attempts in a row that brought no token."""
@@ -105,7 +116,7 @@ class Dispatch:
         try:
             decode = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
             assert decode.info is not None
-            self._has_begun = True
+            self._has_begun, self._fingerprint = True, decode.info.fingerprint
             if self._prefills_elsewhere(decode.info):
                 self._task = asyncio.create_task(self._prefill_then_submit(decode, decode.info.fingerprint))
             else:
@@ -133,7 +144,10 @@ class Dispatch:
 
     @property
     def _demand(self) -> Demand:
-        return Demand(self._token_ids, self._choice.cache_salt, self._choice.session, self._has_begun)
+        choice = self._choice
+        return Demand(
+            self._token_ids, choice.cache_salt, choice.session, self._has_begun, self._told_fingerprint
+        )
 
     def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
         if len(self._token_ids) == 1 or decode.role != "decode":
@@ -147,8 +161,12 @@ class Dispatch:
     def _fail(self, error: TwinfangError) -> None:
         """Tries again, or lets the error through."""
         now = asyncio.get_running_loop().time()
-        self._failures += 1
         self._call_back()
+        if isinstance(error, NobodyServesError) and self._hold.may_end:
+            self._timeline.retried(error.code)
+            self._task = asyncio.create_task(self._wait_for_servers(error))
+            return
+        self._failures += 1
         if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
             self._receiver.take(error)
             return
@@ -176,6 +194,13 @@ class Dispatch:
         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
         self._attempt += 1
         self.start()
+
+    async def _wait_for_servers(self, error: NobodyServesError) -> None:
+        if await self._hold.end(self._demand, deadline=self._deadline):
+            self._attempt += 1
+            self.start()
+        else:
+            self._receiver.take(error)
 
     async def _prefill_then_submit(self, decode: DecodeStream, fingerprint: str) -> None:
         try:
@@ -232,6 +257,7 @@ class Dispatch:
         self._servers.prefilled(reply)
         # No await from here on: a cancel comes before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
+            self._told_fingerprint = fingerprint
             self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
             self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
@@ -288,6 +314,7 @@ class Dispatch:
         if output.token_ids:
             if not self._has_progressed:
                 self._has_progressed = True
+                self._told_fingerprint = self._fingerprint
                 self._servers.progressed()
                 self.first_output_s = time.monotonic() - self._submitted_s
             self._answer_ids += output.token_ids
@@ -310,7 +337,9 @@ class Dispatch:
         self._servers.ended()
         self._attempt += 1
         try:
-            chosen = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
+            chosen = self._servers.choose_decode(
+                self._demand, self._fingerprint, avoid=self._failed_addresses
+            )
             self._submit(chosen, ticket)
         except TwinfangError as error:
             self._fail(error)

@@ -95,6 +95,7 @@ class Generation:
         dispatch = Dispatch(
             self._model.servers,
             choice,
+            hold=self._model.hold,
             deadline=self._deadline,
             receiver=_ChoiceReceiver(self, index, self._inbox),
             on_retry=self._services.metrics.retried,

@@ -15,6 +15,7 @@ CHANGEABLE = (
     "session_header",
     "max_requests_in_flight",
     "max_queue",
+    "hold_s",
     "max_choices",
     "request_timeout_s",
 )

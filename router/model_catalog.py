@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from router.admission.gate import Gate
 from router.chat_template import ChatTemplate
 from router.config import ModelAlias
+from router.hold import Hold
 from router.model_servers import ModelServers
 from router.openai_errors import shown
 from router.sampling_defaults import SamplingDefaults
@@ -26,6 +27,7 @@ class ServedModel:
     defaults: SamplingDefaults
     servers: ModelServers
     gate: Gate
+    hold: Hold
     tool_format: ToolFormat | None = None
     """How the model writes calls of tools; None: nobody knows."""
 

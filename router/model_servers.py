@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from router.absence import Absence
+from router.absence import Absence, NobodyServesError
 from router.admission.room import Room
 from router.config import RouterConfig
 from router.conversations import Conversations
@@ -17,7 +17,6 @@ from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
 from router.worker_id import PoolRole
-from wire.errors import UnavailableError
 from wire.generation import ServerInfo
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
@@ -58,6 +57,8 @@ class ModelServers:
             self._remedy += f", or a pod with {ROLE_LABEL}=prefill in namespace {config.pods.namespace}"
         self._prefill = prefill
         self._decode = decode
+        self._limits: ModelLimits | None = None
+        """What they were when a decode server was connected last."""
         # One's turns, and what is kept for one's conversations, are nothing to another.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
@@ -70,16 +71,24 @@ class ModelServers:
         self.prefill_policy = make_policy(config.prefill_policy, has_sessions=has_sessions)
         self.decode_policy = make_policy(config.decode_policy, has_sessions=has_sessions)
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether any decode server has ever said what it can take."""
+        return self._limits is not None or any(self._connected(self._decode))
+
     def limits(self) -> ModelLimits:
-        """Raises :class:`UnavailableError` while no decode server is connected."""
+        """While no decode server is connected those of the last ones, which are expected back. Raises
+        :class:`NobodyServesError` if there never was one."""
         infos = [info for _, info in self._connected(self._decode)]
-        if not infos:
+        if infos:
+            self._limits = ModelLimits(
+                vocab_size=min(info.vocab_size for info in infos),
+                max_model_len=min(info.max_model_len for info in infos),
+                eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
+            )
+        if self._limits is None:
             raise self._unavailable("decode", "no decode server is connected")
-        return ModelLimits(
-            vocab_size=min(info.vocab_size for info in infos),
-            max_model_len=min(info.max_model_len for info in infos),
-            eos_token_ids=frozenset(i for info in infos for i in info.eos_token_ids),
-        )
+        return self._limits
 
     def choose_decode(
         self, fingerprint: str | None = None, *, avoid: Sequence[str] = (), demand: Demand = ANY
@@ -90,16 +99,56 @@ class ModelServers:
         circuit breaker is open only where all are.
         """
 
+        candidates = self._decode_for(demand, fingerprint)
+        if not candidates:
+            raise self._unavailable("decode", self._misfit(demand))
+        return _chosen(self.decode_policy, candidates, avoid, demand)
+
+    def can_take(self, demand: Demand) -> bool:
+        """Whether a decode server can, and a prefill server that it may need."""
+        return bool(self._decode_for(demand))
+
+    def may_return(self) -> bool:
+        """Whether servers that are away can make up for what is missing, once they are back.
+
+        One that is away may come back as anything, but for what its role was. One that drains by somebody's
+        wish, or was removed, is not expected.
+        """
+        decode = [stream for stream in self._decode if self._is_expected(stream)]
+        prefill = [client for client in self._prefill if self._is_expected(client)]
+        for stream in decode:
+            info = stream.info
+            if info is None and (prefill or stream.last_info is None):
+                return True
+            info = info or stream.last_info
+            assert info is not None
+            if info.role == "both" or info.local_prefill:
+                return True
+            if any(one.info is None or one.info.fingerprint == info.fingerprint for one in prefill):
+                return True
+        return False
+
+    def _is_expected(self, server: PrefillClient | DecodeStream) -> bool:
+        info = server.last_info
+        is_ours = info is None or self._is_only_model or info.served_model_name == self.model
+        return is_ours and not server.drain.is_draining
+
+    def _decode_for(self, demand: Demand, fingerprint: str | None = None) -> list[DecodeStream]:
+        """Those that can take it; with ``fingerprint`` those that can read what was prefilled."""
+
         def fits(info: ServerInfo) -> bool:
+            if demand.fingerprint not in (None, info.fingerprint):
+                return False
             if fingerprint is None:
                 return self._is_usable(info, demand)
             return info.role == "decode" and info.fingerprint == fingerprint
 
-        fitting = [stream for stream, info in self._connected(self._decode) if fits(info)]
-        candidates = _taking(fitting, demand)
-        if not candidates:
-            raise self._unavailable("decode", "no decode server fits the prefill server")
-        return _chosen(self.decode_policy, candidates, avoid, demand)
+        return _taking([stream for stream, info in self._connected(self._decode) if fits(info)], demand)
+
+    def _misfit(self, demand: Demand) -> str:
+        if demand.fingerprint is not None:
+            return "no decode server has the fingerprint (config, dtype, weights) that the answer began with"
+        return "no decode server fits the prefill server"
 
     def can_prefill(self, fingerprint: str) -> bool:
         """Whether a prefill server serves, as far as circuit breakers tell, whose state a decode server of
@@ -166,7 +215,7 @@ class ModelServers:
     def _lacks(self, role: PoolRole, detail: str) -> Absence:
         return Absence(f"no {role} server is ready for model {self.model!r}", detail)
 
-    def _unavailable(self, role: PoolRole, detail: str) -> UnavailableError:
+    def _unavailable(self, role: PoolRole, detail: str) -> NobodyServesError:
         """That nobody is there for one request, though others may be served."""
         return (self.not_ready_reason() or self._lacks(role, detail)).error()
 

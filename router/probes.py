@@ -80,7 +80,9 @@ def _readiness(services: Services, status: str) -> JSONResponse:
         return error_response(UnavailableError.told("this router is about to stop"))
     absence = services.absence
     services.absence_log.saw(absence)
-    return JSONResponse({"status": status}) if absence is None else error_response(absence.error())
+    if services.has_short_absence or absence is None:
+        return JSONResponse({"status": status})
+    return error_response(absence.error())
 
 
 def _own_figures(services: Services) -> bytes:
@@ -88,7 +90,7 @@ def _own_figures(services: Services) -> bytes:
         services.metrics.servers.labels(role).set(num)
     for role, num in services.pool.num_configured().items():
         services.metrics.configured.labels(role).set(num)
-    gates = {model.name: model.gate for _, model in services.models}
+    gates = {model.name: (model.gate, model.hold) for _, model in services.models}
     services.metrics.gate_figures.update(gates)
     services.metrics.server_figures.update(services.pool.assignments())
     return services.metrics.of_router()

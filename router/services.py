@@ -58,6 +58,13 @@ class Services:
         return replace(absence, detail=f"{absence.detail}; pods can't be followed: {self.pods.problem}")
 
     @property
+    def has_short_absence(self) -> bool:
+        """Whether requests of some model are served or wait for servers that may be back soon: they are best
+        off here."""
+        are_short = [model.hold.is_short for _, model in self.models]  # each of them looks
+        return any(are_short)
+
+    @property
     def config(self) -> RouterConfig:
         """As it is now: what it says may change while the router runs."""
         return self.settings.current

@@ -6,15 +6,23 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import Request
 
 from router.access.api_keys import ApiKey
+from router.disconnect import run_until_disconnect
+from router.json_body import read_json
 from router.model_catalog import ServedModel
 from router.prompt import Prompt
 from router.request_trace import UNTRACED, RequestTrace
 from router.sampling_fields import SamplingFields
+from router.services import Services
 from router.tool_calls.tool_use import ToolUse
 from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
+
+Body = TypeVar("Body", bound=SamplingFields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +113,23 @@ class TextRequest:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens count once a prompt, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+async def read_once_known(
+    http: Request, kind: type[Body], services: Services, api_key: ApiKey, *, deadline: float
+) -> Body:
+    """Reads a request's body, and waits for its model's first server, which says what it is checked against.
+
+    Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
+    if the client goes away.
+    """
+    body = await read_json(http, kind)
+    model = services.models.find(body.model)
+    if not model.servers.has_limits:
+        priority = body.priority_for(api_key)
+        wait = model.gate.wait_for_servers(api_key.name, priority, deadline=deadline)
+        await run_until_disconnect(http.receive, wait)
+    return body
 
 
 def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:

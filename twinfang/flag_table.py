@@ -23,6 +23,7 @@ from twinfang.flag_values import (
     process_place,
     some_text,
     yes_or_no,
+    zero_or_more,
 )
 from twinfang.flags import Flag, FlagGroup
 from twinfang.logs import LEVELS
@@ -211,6 +212,12 @@ MAX_REQUESTS_IN_FLIGHT = Flag(
 MAX_QUEUE = Flag(
     *("--max-queue", "N", integer(0), "requests that wait for one model; one more is answered 429"),
     default=1024,
+)
+HOLD = Flag(
+    *("--hold-s", "SECONDS", zero_or_more("seconds")),
+    "how long requests, and answers under way, wait for a server that is expected back, after a restart for "
+    "example, before they are answered 503; 0: not at all",
+    default=15.0,
 )
 API_KEYS_FILE = Flag(
     *("--api-keys-file", "FILE", existing_file),
@@ -466,6 +473,7 @@ ROUTER_LIMITS = (
     API_KEYS_FILE,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_QUEUE,
+    HOLD,
     MAX_BODY_SIZE,
     MAX_HEADER_SIZE,
     MAX_CHOICES,

@@ -40,6 +40,21 @@ def positive(unit: str) -> Callable[[str], float]:
     return parse
 
 
+def zero_or_more(unit: str) -> Callable[[str], float]:
+    """A finite number of at least zero, in ``unit``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < math.inf:
+            raise ValueError(f"expected a number of {unit} of at least 0")
+        return value
+
+    return parse
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:

@@ -113,6 +113,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         max_header_bytes=int(values.max_header_size * KIB),
         max_requests_in_flight=values.max_requests_in_flight,
         max_queue=values.max_queue,
+        hold_s=values.hold_s,
         api_keys_file=values.api_keys_file,
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,

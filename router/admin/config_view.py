@@ -20,6 +20,7 @@ class ConfigView(BaseModel):
     """Requests with equal values of this header go to the same servers; empty: none do."""
     max_requests_in_flight: int
     max_queue: int
+    hold_s: float
     max_choices: int
     request_timeout_s: float
 
@@ -38,6 +39,7 @@ class ConfigChange(BaseModel):
     session_header: Annotated[str, Field(max_length=256)] | None = None
     max_requests_in_flight: int | None = None
     max_queue: int | None = None
+    hold_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
     max_choices: int | None = None
     request_timeout_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
 

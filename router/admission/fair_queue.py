@@ -28,6 +28,8 @@ class Turn:
     """Choices that run at the same time once it is let in."""
     num_tokens: int
     """Of all its prompts, each counted once a choice."""
+    since_s: float = 0.0
+    """When it came, by the monotonic clock."""
 
 
 @dataclass

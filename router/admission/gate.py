@@ -17,8 +17,6 @@ from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
 LOOK_INTERVAL_S = 0.01
 """Between two looks at the servers while somebody waits. Places of requests that end are given on at once."""
-EMPTY_POOL_GRACE_S = 1.0
-"""How long those that wait do so without a server: one that is connected again at once has lost nothing."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,8 @@ class GateLimits:
     """Choices at one time, whatever the servers have room for."""
     max_queue: int
     """Requests that wait."""
+    hold_s: float = 0.0
+    """How long each of them waits for servers that are away."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,17 @@ class Gate:
 
     A place is one choice's, since each is a row on a decode server. A request gets all of its places at once,
     and one with more choices than there are places gets in once nothing else runs: nobody overtakes it
-    meanwhile. ``room`` says what the servers have; None while a request could not be served at all.
+    meanwhile. ``room`` says what the servers have; None while no request could be served at all. Then
+    requests wait for ``hold_s``, as long as ``may_return`` says that this may end; ``problem`` is what they
+    are told after that.
     """
 
     def __init__(
-        self, limits: GateLimits, room: Callable[[], Room | None], problem: Callable[[], UnavailableError]
+        self,
+        limits: GateLimits,
+        room: Callable[[], Room | None],
+        problem: Callable[[], UnavailableError],
+        may_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self.limits = limits
         self.num_in_flight = 0
@@ -68,6 +74,7 @@ class Gate:
         self.residence = Residence()
         self._room = room
         self._problem = problem
+        self._may_return = may_return
         self._queue = FairQueue()
         self._admissions: dict[Turn, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
@@ -78,6 +85,11 @@ class Gate:
         return len(self._queue)
 
     @property
+    def num_held(self) -> int:
+        """Of those that wait, how many do so for servers that are away."""
+        return self.num_waiting if self._room() is None else 0
+
+    @property
     def places(self) -> int:
         """How many choices may run now."""
         room = self._room()
@@ -86,7 +98,7 @@ class Gate:
     def use_limits(self, config: RouterConfig) -> None:
         """Those of ``config`` from now on; who is in stays in, and who waits in a queue that is too long
         waits."""
-        self.limits = GateLimits(config.max_requests_in_flight, config.max_queue)
+        self.limits = GateLimits(config.max_requests_in_flight, config.max_queue, config.hold_s)
         self.look()
 
     def refuse_early(self, key: str, priority: int) -> None:
@@ -94,10 +106,12 @@ class Gate:
         the request: that is when work must not be wasted."""
         if not self._is_full:
             return
-        room = self._room()
-        if room is None:
-            raise self._problem()
-        has_to_wait = len(self._queue) or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
+        room = self._room_or_hold()
+        has_to_wait = (
+            room is None
+            or len(self._queue)
+            or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
+        )
         if has_to_wait and self._queue.displaced_by(key, priority) is None:
             raise self._overloaded()
 
@@ -106,24 +120,35 @@ class Gate:
         """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
         to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
         :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
-        arrived_s = time.monotonic()
-        turn = Turn(asked.key, asked.priority, asked.num_choices, asked.num_tokens)
+        turn = Turn(asked.key, asked.priority, asked.num_choices, asked.num_tokens, time.monotonic())
         if not self._admits(turn):
             await self._wait(turn, deadline)
-        place = Place(turn, time.monotonic() - arrived_s)
+        place = Place(turn, time.monotonic() - turn.since_s)
         try:
             yield place
         finally:
             self._leave(place)
 
+    async def wait_for_servers(self, key: str, priority: int, *, deadline: float) -> None:
+        """Waits in the queue and takes no place: for what can't be checked before a server has said what it
+        can take. Raises what :meth:`enter` raises."""
+        turn = Turn(key, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
+        if not self._admits(turn):
+            await self._wait(turn, deadline)
+
     # --- in ----------------------------------------------------------------------------------------
+
+    def _room_or_hold(self) -> Room | None:
+        """None: nobody serves, and a request may wait for somebody. Else raises :class:`UnavailableError`."""
+        room = self._room()
+        if room is None and not (self.limits.hold_s > 0 and self._may_return()):
+            raise self._problem()
+        return room
 
     def _admits(self, turn: Turn) -> bool:
         """Whether it was let in without a wait."""
-        room = self._room()
-        if room is None:
-            raise self._problem()
-        if len(self._queue) or not self._fits(turn, room):
+        room = self._room_or_hold()
+        if room is None or len(self._queue) or not self._fits(turn, room):
             return False
         self.num_in_flight += turn.num_places
         return True
@@ -206,12 +231,14 @@ class Gate:
         self.look()
 
     def _without_servers(self) -> None:
-        now = time.monotonic()
+        """Ends the wait of those that had theirs. The oldest are first in :attr:`_admissions`."""
+        now, hold_s = time.monotonic(), self.limits.hold_s if self._may_return() else 0.0
         if self._empty_since_s is None:
             self._empty_since_s = now
-        if now - self._empty_since_s >= EMPTY_POOL_GRACE_S:
-            for turn in list(self._admissions):
-                self._give_up(turn, self._problem())
+        while (turn := next(iter(self._admissions), None)) is not None:
+            if now - max(turn.since_s, self._empty_since_s) < hold_s:
+                return
+            self._give_up(turn, self._problem())
 
     def _give_up(self, turn: Turn, error: OverloadedError | UnavailableError) -> None:
         admission = self._admissions[turn]

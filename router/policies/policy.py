@@ -39,6 +39,8 @@ class Demand:
     """Requests of one session should meet at one server."""
     has_begun: bool = False
     """It was taken once: for want of another, a server that drains goes on with it."""
+    fingerprint: str | None = None
+    """Of the servers that have computed what the client has of the answer: no others go on with it."""
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ async def test_a_decode_server_that_dies_leaves_no_lease_behind():
             )
             stack.kill("decode-0")
             for response in await asyncio.gather(*requests):
-                assert response.status_code == 503
+                assert response.status_code == 200, "its next life answers them"
         stack.wait_until(stack.is_ready, "the decode server is back", 60)
         stack.wait_until(stack.is_idle, "all leases have ended, long before their time to live")
 

@@ -162,8 +162,8 @@ def _running(
         folder,
         _SERVERS,
         routers,
-        # Tests know whose turn it is.
-        router_flags=("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
+        # Tests know whose turn it is, and kill servers that nobody starts again.
+        router_flags=("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--hold-s", "0"),
         server_module="tests.faults.injected",
         environment={"UCX_TLS": ucx_tls, FOLDER_VARIABLE: str(faults)},
         places=places,

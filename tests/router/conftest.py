@@ -197,6 +197,7 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
                 "prefill_policy": "round_robin",  # tests know whose turn it is
                 "decode_policy": "round_robin",
                 "request_timeout_s": TIMEOUT_S,
+                "hold_s": 0.0,  # a test of waits for servers says how long
             }
             url, app = await exits.enter_async_context(running_router(RouterConfig(**(settings | config))))
             client = await exits.enter_async_context(

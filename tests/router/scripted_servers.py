@@ -155,9 +155,21 @@ class Scripted:
     drains: list[SetDraining] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     """SetDraining is answered once this is set, as it is at first."""
+    may_speak: asyncio.Event = field(default_factory=asyncio.Event)
+    """Describe and GetStats are answered while this is set, as it is at first."""
+    num_described: int = 0
+    """How often it was asked who it is."""
 
     def __post_init__(self) -> None:
         self.may_drain.set()
+        self.may_speak.set()
+
+    def freeze(self) -> None:
+        """It answers nobody who asks for it; its port stays open."""
+        self.may_speak.clear()
+
+    def thaw(self) -> None:
+        self.may_speak.set()
 
     @property
     def address(self) -> str:
@@ -171,9 +183,12 @@ class Scripted:
             await self.health.set("serving")
 
         async def describe(_request: Any, _context: Any) -> ServerInfo:
+            self.num_described += 1
+            await self.may_speak.wait()
             return self.info
 
         async def get_stats(_request: Any, _context: Any) -> ServerStats:
+            await self.may_speak.wait()
             if self.stats is None:
                 await asyncio.Event().wait()
             return self.stats

@@ -58,6 +58,7 @@ async def fleet(tmp_path):
             prefill_addresses=tuple(server.address for server in prefill.values()),
             decode_addresses=tuple(server.address for server in decode.values()),
             probe_interval_s=0.1,
+            hold_s=0.0,
             conversation_return=True,
         )
         url, app = await exits.enter_async_context(running_router(config))

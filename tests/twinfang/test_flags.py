@@ -141,6 +141,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
         (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
         (table.MAX_QUEUE, "max_queue"),
+        (table.HOLD, "hold_s"),
         (table.MAX_CHOICES, "max_choices"),
         (table.REQUEST_TIMEOUT, "request_timeout_s"),
         (table.PREFILL_POLICY, "prefill_policy"),

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.admission import gate as gate_module
 from router.admission.gate import Asked, Gate, GateLimits
 from router.admission.room import Resource, Room
 from tests.router.conftest import until
@@ -17,6 +16,7 @@ class Servers:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        self.may_return = True
 
     def room(self) -> Room | None:
         return Room((Resource(self.rows),), (), ()) if self.rows else None
@@ -49,11 +49,11 @@ class Client:
 
 
 @asynccontextmanager
-async def gate_of(rows: int, max_queue: int = 100, max_in_flight: int = 1000):
+async def gate_of(rows: int, max_queue: int = 100, max_in_flight: int = 1000, hold_s: float = 0):
     servers = Servers(rows)
-    gate = Gate(
-        GateLimits(max_in_flight, max_queue), servers.room, lambda: UnavailableError("no server is there")
-    )
+    limits = GateLimits(max_in_flight, max_queue, hold_s)
+    problem = UnavailableError("no server is there")
+    gate = Gate(limits, servers.room, lambda: problem, lambda: servers.may_return)
     yield gate, servers
     assert (gate.num_in_flight, gate.num_waiting) == (0, 0), "something was left behind"
 
@@ -184,17 +184,57 @@ async def test_room_that_appears_is_used():
         await leave(clients)
 
 
-async def test_without_servers_new_requests_are_refused_at_once_and_waiting_ones_after_a_moment(monkeypatch):
-    monkeypatch.setattr(gate_module, "EMPTY_POOL_GRACE_S", 0.2)
+async def test_without_servers_nobody_is_held_unless_told_to():
     async with gate_of(rows=1) as (gate, servers):
         clients = await clients_of(gate, 3)
         servers.rows = 0
         (new,) = await clients_of(gate, 1)
-        assert isinstance(await new.end(), UnavailableError)
-        assert not clients[1].task.done()
-        servers.rows = 1  # it was away for a moment only
-        await clients[0].leave()
-        await until(lambda: clients[1].is_in)
+        for refused in (new, *clients[1:]):
+            assert isinstance(await refused.end(), UnavailableError)
+        await leave(clients[:1])
+
+
+async def test_without_servers_requests_wait_and_are_let_in_by_priority_once_one_is_back():
+    async with gate_of(rows=1, hold_s=20) as (gate, servers):
         servers.rows = 0
-        assert isinstance(await clients[2].end(), UnavailableError)
-        await clients[1].leave()
+        late, early = await clients_of(gate, 1, priority=1) + await clients_of(gate, 1)
+        assert (gate.num_held, gate.num_in_flight) == (2, 0)
+        servers.rows = 1
+        await until(lambda: early.is_in)
+        assert not late.is_in
+        assert gate.num_held == 0, "it waits for its turn now"
+        await leave([early, late])
+
+
+async def test_nobody_waits_for_servers_that_will_not_return():
+    async with gate_of(rows=1, hold_s=20) as (gate, servers):
+        clients = await clients_of(gate, 2)
+        servers.rows = 0
+        await until(lambda: gate.num_held == 1)
+        servers.may_return = False
+        (new,) = await clients_of(gate, 1)
+        for refused in (clients[1], new):
+            assert isinstance(await refused.end(), UnavailableError)
+        await leave(clients[:1])
+
+
+async def test_who_waits_for_the_first_server_takes_no_place():
+    async with gate_of(rows=0, hold_s=20) as (gate, servers):
+        deadline = asyncio.get_running_loop().time() + 20
+        waiting = [asyncio.create_task(gate.wait_for_servers("", 0, deadline=deadline)) for _ in range(3)]
+        await until(lambda: gate.num_held == 3)
+        servers.rows = 1
+        await asyncio.gather(*waiting)
+        assert gate.num_in_flight == 0
+
+
+async def test_a_full_queue_refuses_those_that_would_wait_for_servers():
+    async with gate_of(rows=0, max_queue=1, hold_s=20) as (gate, servers):
+        (held,) = await clients_of(gate, 1)
+        with pytest.raises(OverloadedError):
+            gate.refuse_early("", 0)
+        (refused,) = await clients_of(gate, 1)
+        assert isinstance(await refused.end(), OverloadedError)
+        servers.rows = 1
+        await until(lambda: held.is_in)
+        await leave([held])
