@@ -11,9 +11,12 @@ import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.http.half_close import COMMENT, CONTINUE, HalfClose
+from router.http.lingering import LingeringTransport
 
 WRITE_PART = "twinfang.write_part"
 """In a request's scope: writes a part of its answer, :data:`WritePart`."""
@@ -29,7 +32,11 @@ class HttpConnection(HttpToolsProtocol):
     """The limit in bytes is uvicorn's ``h11_max_incomplete_event_size``. A larger head is answered 431."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self._may_send)
+        super().connection_made(cast(asyncio.Transport, self._lingering))
+        self._half_close: HalfClose | None = None
+        self._keeps_alive = True
+        self._is_refused = False
         self._is_in_head = True
         self._num_head_bytes = 0
         self._is_too_large = False
@@ -38,9 +45,24 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._lingering.lost()
+        if self._half_close is not None:
+            self._half_close.stop()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps the connection open: a request that has all come is answered to who waits for it."""
+        cycle = self.cycle
+        if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        cycle.keep_alive = False
+        self._half_close = HalfClose(self.transport, self._probe)
+        return True
+
     def data_received(self, data: bytes) -> None:
+        if self._lingering.lingers:
+            self._lingering.drop(len(data))
+            return
         if self._is_in_head:
             self._num_head_bytes += len(data)
         super().data_received(data)
@@ -63,9 +85,13 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
             scope[WRITE_PART] = partial(_write_part, self.cycle)
+            # An answer before the body's end is the last one: the rest of the body could trickle in for ever.
+            self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
         self._is_in_head = True
         self._num_head_bytes = 0
 
@@ -83,13 +109,31 @@ class HttpConnection(HttpToolsProtocol):
         body = json.dumps({"error": error}).encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
         self.transport.write(b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body))
+        self._is_refused = True
         self.transport.close()
+
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
 
     @property
     def _max_bytes(self) -> int:
         limit = self.config.h11_max_incomplete_event_size
         assert limit is not None
         return limit
+
+    def _may_send(self) -> bool:
+        """Whether a client may still send what belongs to a request that is answered."""
+        cycle = self.cycle
+        return self._half_close is None and (self._is_refused or (cycle is not None and cycle.more_body))
+
+    def _probe(self) -> bytes | None:
+        """What :class:`HalfClose` may write at this moment."""
+        cycle = self.cycle
+        if cycle.response_started:
+            return COMMENT if cycle.chunked_encoding and not cycle.flow.write_paused else b""
+        is_answered_next = not self.pipeline
+        return CONTINUE if is_answered_next and self.scope["http_version"] == "1.1" else None
 
     def _await_head(self) -> None:
         self._head_timeout = self.loop.call_later(HEADER_TIMEOUT_S, self._on_head_timeout)
