@@ -26,6 +26,7 @@ from router.body_limit import BodyLimitMiddleware
 from router.config import RouterConfig
 from router.direct_routes import DirectRoutes
 from router.drain import Drain, DrainMiddleware
+from router.grammar_checker import GrammarChecker
 from router.hold import Hold, watch
 from router.http.allowed_hosts import AllowedHosts, AllowedHostsMiddleware
 from router.http.body_room import BODIES_AT_ONCE, BodyRoom
@@ -107,6 +108,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         metrics=Metrics(),
         drain=resources.drain,
         key_file=resources.key_file,
+        grammars=GrammarChecker(),
         requests=RequestLog(),
         backlog=Backlog(),
         slices=SliceLane(),
@@ -141,6 +143,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
             await pods.close()
         await cancel_and_wait(*watching)
         await pool.close()
+        await services.grammars.close()
         await resources.close()
 
 

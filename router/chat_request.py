@@ -85,7 +85,7 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
     if num_logprobs is not None:
         logprob_limits.check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
     body.answer_length(1)  # what is wrong there is said before any work is done
-    structure = await wanted_structure(body)
+    structure = await wanted_structure(body, services.grammars)
     text = await chat_text(body, model)
     tools, tool_choice = offered_tools(body.tools, body.tool_choice)
     tool_use = await wanted_tool_use(
@@ -95,6 +95,7 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
         tokenizer=model.tokenizer,
         structure=structure,
         may_repeat=body.parallel_tool_calls is not False,
+        grammars=services.grammars,
     )
     form = structure if tool_use is None else tool_use
     limits = model.servers.limits()

@@ -75,7 +75,7 @@ async def check_completion(
         raise InvalidRequestError(
             f"max_tokens must be at least {least}, got {shown(max_tokens)}", param="max_tokens"
         )
-    structure = await wanted_structure(body)
+    structure = await wanted_structure(body, services.grammars)
     limits = model.servers.limits()
     params = body.sampling_params(
         model.defaults,

@@ -12,6 +12,7 @@ from router.access.key_file import KeyFile
 from router.backlog import Backlog
 from router.config import RouterConfig
 from router.drain import Drain
+from router.grammar_checker import GrammarChecker
 from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
@@ -35,6 +36,7 @@ class Services:
     drain: Drain
     key_file: KeyFile | None
     """None: no API key is needed."""
+    grammars: GrammarChecker
     requests: RequestLog
     backlog: Backlog
     slices: SliceLane

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from router import grammar
+from router.grammar_checker import GrammarChecker
 from router.http.json_shape import check_shape
 from router.openai_errors import shown
 from wire.errors import InvalidRequestError
@@ -34,9 +35,11 @@ class Structure:
     grammar: str
     schema: dict[str, Any] | None = None
     """The schema, if the form is that of JSON."""
+    is_text: bool = False
+    """Whether the grammar is as the client wrote it: Lark or GBNF."""
 
 
-async def wanted_structure(fields: StructuredFields) -> Structure | None:
+async def wanted_structure(fields: StructuredFields, grammars: GrammarChecker) -> Structure | None:
     """Checked; None where any text will do. Raises :class:`InvalidRequestError` that names the field."""
     asked = [
         structure
@@ -47,8 +50,8 @@ async def wanted_structure(fields: StructuredFields) -> Structure | None:
         names = " and ".join(structure.param for structure in asked)
         raise InvalidRequestError(f"{names} can't both be followed: give one of them", param=asked[1].param)
     for structure in asked:
-        await grammar.check(structure.grammar, param=structure.param)
-        return structure
+        checked = await grammars.check(structure.grammar, param=structure.param, is_text=structure.is_text)
+        return replace(structure, grammar=checked)
     return None
 
 
@@ -110,7 +113,7 @@ def _choice(value: Any, param: str) -> Structure:
 def _grammar(value: Any, param: str) -> Structure:
     if not isinstance(value, str) or not value.strip():
         raise _wrong(param, f"the grammar must be a string that is not empty, got {shown(value)}")
-    return Structure(param, grammar.of_text(value, param=param))
+    return Structure(param, value, is_text=True)
 
 
 _KINDS: dict[str, Callable[[Any, str], Structure]] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router import grammar
+from router.grammar_checker import GrammarChecker
 from router.openai_errors import shown
 from router.structured_output import Structure
 from router.tokenizer import Tokenizer
@@ -14,7 +15,7 @@ from router.tool_calls.call_scanner import CallScanner
 from router.tool_calls.format_names import FORMATS
 from router.tool_calls.tool_choice import FREE
 from router.tool_calls.tool_format import Marks, Tool, ToolFormat
-from wire.errors import InvalidRequestError
+from wire.errors import GrammarError, InvalidRequestError
 
 ENFORCED = FORMATS["hermes"]
 """The format of calls that must be made by a model whose own is not known."""
@@ -46,6 +47,7 @@ async def wanted_tool_use(
     tokenizer: Tokenizer,
     structure: Structure | None,
     may_repeat: bool,
+    grammars: GrammarChecker,
 ) -> ToolUse | None:
     """None where answers are just text. ``tools`` and ``choice`` are checked, ``form`` is the model's own.
 
@@ -68,9 +70,13 @@ async def wanted_tool_use(
     lark: str | None = None
     if is_forced or (structure is not None and structure.schema is not None):
         schema = None if structure is None else structure.schema
-        for tool in allowed:  # the library's words about one are clearer than those about all
-            await grammar.check(grammar.of_schema(tool.parameters), param="tools")
-        await grammar.check(_grammar(form, allowed, text_marks, schema, may_repeat=may_repeat), param="tools")
+        calls = _grammar(form, allowed, text_marks, schema, may_repeat=may_repeat)
+        try:
+            await grammars.check(calls, param="tools")
+        except GrammarError:
+            for tool in allowed:  # the library's words about one are clearer than those about all
+                await grammars.check(grammar.of_schema(tool.parameters), param="tools")
+            raise
         lark = _grammar(form, allowed, marks, schema, may_repeat=may_repeat)
     elif structure is not None:
         lark = structure.grammar

@@ -6,6 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as FastTokenizer
 
+from router.grammar_checker import GrammarChecker
 from router.tokenizer import Tokenizer
 from router.tool_calls.format_names import FORMATS
 from router.tool_calls.tool_use import wanted_tool_use
@@ -212,8 +213,9 @@ async def test_marks_that_are_special_tokens_are_written_and_shown_as_such(follo
     backend = FastTokenizer.from_str(byte_level_backend().to_str())
     backend.add_special_tokens(["<tool_call>", "</tool_call>"])
     tokenizer = Tokenizer(backend)
-    wanted = {"structure": None, "may_repeat": False}
+    wanted = {"structure": None, "may_repeat": False, "grammars": GrammarChecker()}
     use = await wanted_tool_use([WAIT], "required", FORMATS["hermes"], tokenizer=tokenizer, **wanted)
+    await wanted["grammars"].close()
     assert use.has_special_marks
     matcher = LLMatcher(LLTokenizer(backend.to_str(), eos_token=[EOS]), use.grammar)
     tokens = tokenizer.encode_now('<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>')

@@ -1,0 +1,128 @@
+"""Has what clients send as grammars compiled in another process, and keeps what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import sys
+from asyncio.subprocess import Process
+from collections import OrderedDict
+from typing import NamedTuple
+
+from router.grammar_process import LENGTH, Question, Reply, pack, unpack
+from wire.errors import GrammarError, TwinfangError
+from wire.sampling_params import MAX_GRAMMAR_BYTES
+
+MAX_AT_ONCE = 8
+"""Grammars that are compiled side by side; more wait. They share the cores, so a quick one is soon done."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of grammars whose checks are remembered."""
+MODULE = "router.grammar_process"
+
+
+class Checked(NamedTuple):
+    problem: str
+    grammar: str
+
+
+class GrammarChecker:
+    """Starts its process with the first question. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._starting = asyncio.Lock()
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._asked: dict[int, asyncio.Future[Reply]] = {}
+        self._kept: OrderedDict[bytes, Checked] = OrderedDict()
+        self._num_kept_bytes = 0
+
+    async def check(self, grammar: str, *, param: str, is_text: bool = False) -> str:
+        """The grammar in llguidance's form; ``is_text``: it is Lark or GBNF, as clients write it.
+
+        Raises :class:`GrammarError`, with the library's message, for one that can't be compiled, and for one
+        that is too long or too hard to compile.
+        """
+        size = len(grammar.encode(errors="surrogatepass"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                f"{param} makes a grammar of {size} bytes, the limit is {MAX_GRAMMAR_BYTES}: shorten it",
+                param=param,
+            )
+        digest = hashlib.blake2b(
+            grammar.encode(errors="surrogatepass"), digest_size=16, key=b"text" if is_text else b""
+        ).digest()
+        checked = self._kept.get(digest)
+        if checked is None:
+            async with self._places:
+                reply = await self._ask(grammar, is_text)
+            checked = Checked(reply.problem, reply.grammar if is_text else "")
+            self._keep(digest, checked)
+        if checked.problem:
+            raise GrammarError(f"{param} can't be enforced: {checked.problem}", param=param)
+        return checked.grammar if is_text else grammar
+
+    async def close(self) -> None:
+        if self._process is None or self._reading is None:
+            return
+        self._reading.cancel()
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    async def _ask(self, grammar: str, is_text: bool) -> Reply:
+        process = await self._running()
+        assert process.stdin is not None
+        number = next(self._numbers)
+        reply = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            process.stdin.write(pack(Question(number, grammar, is_text)))
+            await process.stdin.drain()
+            answer: Reply = await reply
+            return answer
+        except ConnectionError as error:
+            raise TwinfangError("the grammar could not be checked: its process has ended") from error
+        finally:
+            self._asked.pop(number, None)
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    MODULE,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                self._reading = asyncio.create_task(self._read(self._process), name="grammar checks")
+            return self._process
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+                reply = Reply(*unpack(await process.stdout.readexactly(length)))
+                future = self._asked.get(reply.number)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+        except asyncio.IncompleteReadError:  # it has ended; the next question starts another one
+            await process.wait()
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(TwinfangError("the grammar could not be checked: its process ended"))
+
+    def _keep(self, digest: bytes, checked: Checked) -> None:
+        if digest in self._kept:  # asked twice at a time
+            return
+        self._kept[digest] = checked
+        self._num_kept_bytes += _size(checked)
+        while self._num_kept_bytes > MAX_KEPT_BYTES:
+            self._num_kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def _size(checked: Checked) -> int:
+    return 256 + len(checked.problem) + len(checked.grammar)
