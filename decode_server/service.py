@@ -227,21 +227,29 @@ class DecodeService:
         try:
             if grammar is not None:
                 answer = message.token_ids[len(message.token_ids) - message.num_answered :]
-                request.matcher = await asyncio.to_thread(self._engine.grammars.matcher, grammar, answer)
+                request.follower = self._engine.grammars.follow(grammar, answer)
+                await asyncio.wrap_future(request.follower.opened)
             if self._exchange is not None and ticket is not None and not self._exchange.knows(ticket):
                 await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
+            self._drop_follower(request)
             self._refuse(request.request_id, ticket, error)
         except Exception as error:
             log.exception("request %s could not be prepared", request.request_id)
+            self._drop_follower(request)
             fault = TwinfangError(f"the handshake or the grammar failed: {type(error).__name__}")
             self._refuse(request.request_id, ticket, fault)
         except asyncio.CancelledError:
+            self._drop_follower(request)
             if ticket is not None:
                 self._end_lease(ticket)
             raise
         else:
             self._host.post(lambda: self._add(request))
+
+    def _drop_follower(self, request: Request) -> None:
+        if request.follower is not None:
+            self._engine.grammars.drop(request.follower)
 
     def _refuse(self, request_id: str, ticket: AnyTicket | None, error: TwinfangError) -> None:
         if ticket is not None:

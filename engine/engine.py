@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
@@ -28,11 +29,12 @@ from engine.token_gaps import measure_gaps
 from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
-from wire.errors import InvalidRequestError, TwinfangError
+from wire.errors import InvalidRequestError, TwinfangError, error_from_code
 from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
 from wire.handoff import Digests
 from wire.lockstep import StepShape
 from wire.prefixes import PrefixNews
+from wire.ranks import GrammarNews
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ class Engine:
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
+        self._following: dict[str, Request] = {}
+        """Requests with grammars, by id."""
         self._kept: dict[str, Request] = {}
         self._read_s = 0.0
         """When the last step was read back."""
@@ -122,18 +126,33 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served.
 
-        A grammar is compiled here unless the request comes with its matcher, which other threads can make.
+        Waits for the grammar's first masks, unless the request comes with a follower that has them.
         """
+        try:
+            self._check_ids(request)
+            self._follow(request)
+            self.scheduler.add(request)
+        except TwinfangError:
+            if request.follower is not None:
+                self.grammars.drop(request.follower)
+            raise
+        if request.follower is not None:
+            self._following[request.request_id] = request
+            self.grammars.add(request.follower, request.request_id)
+
+    def _check_ids(self, request: Request) -> None:
         vocab_size = self.model.config.vocab_size
         for token_id in (min(request.tokens), max(request.tokens)):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
                     f"token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}"
                 )
+
+    def _follow(self, request: Request) -> None:
         grammar = None if request.params is None else request.params.grammar
-        if grammar is not None and request.matcher is None:
-            request.matcher = self.grammars.matcher(grammar, request.tokens[request.num_prompt :])
-        self.scheduler.add(request)
+        if grammar is not None and request.follower is None:
+            request.follower = self.grammars.follow(grammar, request.tokens[request.num_prompt :])
+            request.follower.opened.result()
 
     def cancel(self, request_id: str) -> Request | None:
         """Ends a request wherever it is and returns it; None if it has ended already.
@@ -141,17 +160,14 @@ class Engine:
         Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
         A step in flight lands first: what it writes must not be anyone else's by then.
         """
-        request = self._cancel(request_id)
-        if request is not None:
-            self.measures.ended["cancelled"] += 1
-        return request
+        return self._cancel(request_id, "cancelled")
 
-    def _cancel(self, request_id: str) -> Request | None:
+    def _cancel(self, request_id: str, reason: FinishReason) -> Request | None:
         self._land_all()
         request = self.scheduler.find_active(request_id)
         if request is None:
             return None
-        request.finish_reason = "cancelled"
+        self._ended(request, reason)
         if request_id in self.scheduler.transferring:
             self.scheduler.quarantine(request)
         else:
@@ -171,12 +187,11 @@ class Engine:
                 self._store.drop(request.request_id)
                 self.scheduler.hold(request)
                 self._landed.kept.append(request)
+                self._ended(request, "moved")
             else:
                 if request.request_id in self.scheduler.waiting:
                     ticket = request.ticket  # an early one can be followed as well
-                self._cancel(request.request_id)
-            request.finish_reason = "moved"
-            self.measures.ended["moved"] += 1
+                self._cancel(request.request_id, "moved")
             self._landed.outputs.add(
                 RequestOutput(
                     request.request_id, (), finish_reason="moved", ticket=ticket, stats=request.stats()
@@ -228,13 +243,28 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits, launches one batch, and reads back the step that so is no longer needed in flight."""
-        if self._in_flight and (self.scheduler.must_preempt or self._runner.awaits_tokens):
-            self._land_all()
+        return self.step_with(self.grammar_news())
+
+    def grammar_news(self) -> tuple[GrammarNews, ...]:
+        """What has come of grammars since the last step."""
+        if not self._following:
+            return ()
+        self._land_needed()
+        awaited = [r.follower for r in self._following.values() if r.row >= 0 and r.follower is not None]
+        return tuple(
+            GrammarNews(one.request_id, one.masks, _reply_of(one.error))
+            for one in self.grammars.news(awaited)
+        )
+
+    @torch.inference_mode()
+    def step_with(self, news: tuple[GrammarNews, ...]) -> StepResult:
+        """The same with what has come of grammars: of several ranks rank 0 says that to all."""
+        self._land_needed()
+        self._take_in(news)
         plan = self.scheduler.schedule()
         self._move(plan)
-        for find_faults in (self._damaged, self._runner.constrain):
-            plan, failed = self._without(plan, find_faults(plan))
-            self._landed.outputs.add_all(failed)
+        plan, failed = self._without(plan, self._damaged(plan))
+        self._landed.outputs.add_all(failed)
         shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan, shape))
@@ -252,6 +282,26 @@ class Engine:
         )
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
         return self._result(plan, did_nothing=did_nothing)
+
+    def _land_needed(self) -> None:
+        """Reads back what the next plan depends on: where it may preempt, and tokens that grammars follow."""
+        follows = bool(self._following) and any(map(_follows, self._in_flight))
+        if self._in_flight and (follows or self.scheduler.must_preempt):
+            self._land_all()
+
+    def _take_in(self, news: tuple[GrammarNews, ...]) -> None:
+        for one in news:
+            request = self._following.get(one.request_id)
+            if request is None or request.follower is None:  # it has ended meanwhile
+                continue
+            if one.error is not None:
+                error = error_from_code(one.error.code, one.error.message)
+                self._landed.outputs.add(self._failed(request, error))
+                self._leave(request)
+                continue
+            request.follower.masks = np.frombuffer(one.masks, dtype=np.int32)
+            if request.row >= 0:
+                self._runner.allow(request)
 
     def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
         """What has been read back since the last result, and what the plan has begun."""
@@ -343,14 +393,24 @@ class Engine:
             measure_gaps(self.measures, self._read_s, brought)
             for row, result in brought:
                 self._land(row, result)
+            if self._following:
+                self._ask([(row.request, result) for row, result in brought if row.samples])
+
+    def _ask(self, gained: list[tuple[Request, RowResult]]) -> None:
+        """Asks what may come behind the tokens gained, where a grammar says that."""
+        going_on = [
+            (request, result) for request, result in gained if request.follower and not request.finish_reason
+        ]
+        drafts = self._runner.drafts([request for request, _ in going_on]) if going_on else []
+        for (request, result), drafted in zip(going_on, drafts, strict=True):
+            assert request.follower is not None
+            self.grammars.ask(request.follower, result.tokens, drafted)
 
     def _extend(self, row: PlannedRow, result: RowResult) -> None:
         """Gained tokens join the answer; a forced one is the prompt's own."""
         request = row.request
         if row.samples and result.is_finite:
             request.tokens += result.tokens
-            if request.matcher is not None and result.tokens[-1] not in request.stop_token_ids:
-                request.matcher.advance(result.tokens)
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request
@@ -411,8 +471,7 @@ class Engine:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """The answer is complete; what the conversation's next turn may want of it is held."""
-        request.finish_reason = reason
-        self.measures.ended[reason] += 1
+        self._ended(request, reason)
         request.keeps_state = request.keeps_state and self.scheduler.may_keep
         if request.keeps_state:
             self._store.drop(request.request_id)
@@ -422,14 +481,20 @@ class Engine:
         else:
             self._leave(request)
 
+    def _ended(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        self.measures.ended[reason] += 1
+        if request.follower is not None:
+            self._following.pop(request.request_id, None)
+            self.grammars.drop(request.follower)
+
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)
         self.scheduler.finish(request)
 
     def _failed(self, request: Request, error: TwinfangError) -> RequestOutput:
         log.warning("request %s failed: %s", request.request_id, error)
-        request.finish_reason = "error"
-        self.measures.ended["error"] += 1
+        self._ended(request, "error")
         return RequestOutput(
             request_id=request.request_id,
             token_ids=(),
@@ -447,3 +512,12 @@ class Engine:
     def stats(self) -> ServerStats:
         """Load and memory now; the transfer layer adds what it knows."""
         return load_of(self.scheduler, self._counts)
+
+
+def _follows(launched: LaunchedStep) -> bool:
+    """Whether a step in flight brings tokens that a grammar follows."""
+    return any(row.request.follower is not None and row.samples for row in launched.plan.rows)
+
+
+def _reply_of(error: TwinfangError | None) -> ErrorReply | None:
+    return None if error is None else ErrorReply(error.code, error.message)

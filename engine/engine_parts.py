@@ -12,7 +12,7 @@ from engine.capacity import CapacityPlan
 from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
 from engine.fingerprint import fingerprint
-from engine.grammar import Grammars
+from engine.grammar.grammars import Grammars, GrammarSource, RemoteGrammars
 from engine.host_store import HostStore
 from engine.models import load_model, read_config
 from engine.models.causal_lm import CausalLM
@@ -32,7 +32,7 @@ class EngineParts:
     device: torch.device
     model: CausalLM
     fingerprint: str
-    grammars: Grammars
+    grammars: GrammarSource
     capacity: CapacityPlan
     caches: Caches
     scheduler: Scheduler
@@ -71,7 +71,10 @@ class EngineParts:
             config.load_format,
             stochastic_rounding=config.mamba_cache_stochastic_rounding,
         )
-        grammars = Grammars(config.model_dir, model_config.vocab_size, model_config.eos_token_ids)
+        grammars: GrammarSource = RemoteGrammars()
+        if tp.rank == 0:
+            vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
+            grammars = Grammars(config.model_dir, vocab_size, eos_token_ids, niceness=config.niceness)
         scheduler = _make_scheduler(config, demand.spec, capacity, digest)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()

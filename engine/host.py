@@ -68,6 +68,7 @@ class EngineHost:
         self._group = self._join_group(on_fatal, on_leaving)
         self.engine = self._make_engine(config, start_up)
         self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
+        self.engine.grammars.on_news(lambda: self._loop.post(lambda: None))
         if self._group is not None:
             self._group.on_wake(lambda: self._loop.post(lambda: None))
         self._event_loop = asyncio.get_running_loop()
@@ -114,6 +115,7 @@ class EngineHost:
 
     def stop(self) -> None:
         self._loop.stop()
+        self.engine.grammars.close()
         self._membership.say_goodbye()
         if self.ranks is not None:
             self.ranks.stop()

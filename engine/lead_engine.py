@@ -47,6 +47,7 @@ class LeadEngine(Engine):
         self._tell = tell
 
     def add(self, request: Request) -> None:
+        self._follow(request)
         self._tell(
             AddRequest(
                 request_id=request.request_id,
@@ -89,5 +90,6 @@ class LeadEngine(Engine):
         return super().digests(request)
 
     def step(self) -> StepResult:
-        self._tell(RunStep())
-        return super().step()
+        news = self.grammar_news()  # how long that takes is for this rank alone to judge
+        self._tell(RunStep(news))
+        return self.step_with(news)

@@ -68,7 +68,7 @@ class RankWorker:
     def _carry_out(self, call: object) -> None:
         engine = self._engine
         if isinstance(call, RunStep):
-            result = engine.step()
+            result = engine.step_with(call.news)
             for request in result.to_transfer:
                 self._requests[request.request_id] = request
             self._on_step(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from engine.grammar import Matcher
+from engine.grammar.follower import Follower
 from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, RequestStats, TokenLogprobs
@@ -45,7 +45,7 @@ class Request:
     """Only requests with the same salt share cached blocks and states."""
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
-    matcher: Matcher | None = None
+    follower: Follower | None = None
     """Follows the answer, as far as steps are read back, where it has a grammar."""
 
     num_given: int = field(init=False)
@@ -104,6 +104,11 @@ class Request:
     @property
     def prefill_only(self) -> bool:
         return self.params is None
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether it is not known yet what its grammar allows next: it takes part in no step that samples."""
+        return self.follower is not None and self.follower.masks is None
 
     @property
     def target(self) -> int:

@@ -247,7 +247,10 @@ class Scheduler:
         return missing > self.owned.cache.num_available_blocks
 
     def _decodes(self, request: Request) -> bool:
-        """Whether its next row is a decode row; one that surely reaches its end in flight has none."""
+        """Whether its next row is a decode row; one that surely reaches its end in flight has none, nor has
+        one whose grammar's masks have not come."""
+        if request.awaits_masks:
+            return False
         if request.is_prompt_planned and not request.prefill_only:
             return request.num_planned < request.max_total_tokens
         num_new, num_before = request.target - request.num_planned, request.num_planned
@@ -279,7 +282,7 @@ class Scheduler:
     def _is_calm(self, request: Request) -> bool:
         """Whether its next row is a decode row that needs nothing which it does not have."""
         most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
-        return most <= request.calm_until
+        return most <= request.calm_until and not request.awaits_masks
 
     def _calm_until(self, request: Request, most_computed: int) -> int:
         """See :attr:`Request.calm_until`; ``most_computed`` is what :meth:`_most_computed` says now."""
@@ -392,6 +395,8 @@ class Scheduler:
                 if end == start:
                     break
             end = self._mode.chunk_end(request, start, end)
+            if end == request.target and request.awaits_masks:
+                continue
             if is_decode_row(num_new=end - start, num_before=start, chunks_until=request.chunks_until):
                 if budget < self._num_positions:
                     break

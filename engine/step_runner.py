@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -13,7 +14,7 @@ from engine.capacity import CapacityPlan
 from engine.checks import Checks
 from engine.config import EngineConfig
 from engine.drafters import MtpDrafter, NgramDrafter
-from engine.grammar_masks import GrammarMasks
+from engine.grammar.masks import GrammarMasks
 from engine.launched_step import LaunchedStep
 from engine.models.causal_lm import CausalLM
 from engine.recorded_forward import RecordedForward
@@ -27,7 +28,6 @@ from engine.step_buffers import StepBuffers
 from engine.step_graph import StepGraphs
 from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from telemetry.measures import StepRun
-from wire.errors import TwinfangError
 from wire.lockstep import NOTHING, StepShape
 from wire.sampling_params import MAX_STOP_TOKEN_IDS
 
@@ -115,11 +115,6 @@ class StepRunner:
         """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
         self._graphs.capture_all(CAPTURED)
 
-    @property
-    def awaits_tokens(self) -> bool:
-        """Whether some row's next step depends on what the last one gained: what its grammar allows does."""
-        return bool(self._masks)
-
     def begin(self, request: Request) -> None:
         """A request got its row, or its state got there: the next step may name the row."""
         self._rows.fill(request)
@@ -141,20 +136,13 @@ class StepRunner:
         self._sampling.clear(row)
         self._masks.clear(row)
 
-    def constrain(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
-        """What the plan's rows may choose is brought up to date; those whose grammars can't be followed on.
+    def allow(self, request: Request) -> None:
+        """What a running request's grammar allows next has come."""
+        self._masks.fill(request)
 
-        What is in flight for rows with grammars must have been read back.
-        """
-        if not self._masks:
-            return []
-        by_row = {
-            row.request.row: row.request
-            for row in plan.rows
-            if row.samples and row.request.matcher is not None
-        }
-        errors = self._masks.update(list(by_row), self.state) if by_row else {}
-        return [(by_row[row], error) for row, error in errors.items()]
+    def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What the next step will try for each. What is in flight for them must have been read back."""
+        return self._masks.drafts([request.row for request in requests], self.state)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
         """What the plan's step takes of the passes that ranks of a group compute together."""
@@ -175,6 +163,7 @@ class StepRunner:
     def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
         """Starts the plan's step, which fits into ``shape``; returns while the device computes."""
         self._agreed(shape)
+        self._masks.send()
         launched_s = time.monotonic()
         run: StepRun = "eager"
         rows = plan.rows

@@ -62,8 +62,20 @@ class SumDigests:
 
 
 @message
+class GrammarNews:
+    """What may come next in one answer, or why it can't go on."""
+
+    request_id: str
+    masks: bytes
+    """Bits ``[n, W]`` int32 of the tokens that may follow the answer and each draft behind it."""
+    error: ErrorReply | None = None
+
+
+@message
 class RunStep:
-    pass
+    """:meth:`engine.engine.Engine.step_with`"""
+
+    news: tuple[GrammarNews, ...] = ()
 
 
 @message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -89,13 +90,19 @@ def serve(engine, asks, concurrency=32, *, per_step=32, cancels=None, on_step=No
     """
     answers = [Answer(ask.request(str(i))) for i, ask in enumerate(asks)]
     waiting, active, cancels = list(reversed(answers)), set(), dict(cancels or {})
+    masks_came = threading.Event()
+    engine.grammars.on_news(masks_came.set)
     for _ in range(MOST_STEPS):
         for _ in range(per_step):
             if waiting and len(active) < concurrency:
                 answer = waiting.pop()
                 engine.add(answer.request)
                 active.add(answer.request.request_id)
-        for output in engine.step().outputs:
+        masks_came.clear()
+        result = engine.step()
+        if result.did_nothing and active:
+            assert masks_came.wait(60), "there is nothing to compute, and no mask comes"
+        for output in result.outputs:
             answers[int(output.request_id)].add(output)
             if output.finish_reason is not None:
                 active.discard(output.request_id)

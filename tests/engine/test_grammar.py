@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from engine.grammar import Grammars
+from engine.grammar.grammars import Grammars
 from engine.request import Request
 from tests.engine.speculating import (
     Answer,
@@ -100,7 +100,7 @@ def test_constrained_answers_are_the_same_with_drafts_and_ahead(
     engine = engines.get(bundled_model, mode, k, drafter, ahead)
     assert_same(serve(engine, asks, per_step=2), expected)
     assert_nothing_is_owned(engine)
-    assert not engine._runner.awaits_tokens
+    assert not engine._following
     assert (engine._runner._masks.table == -1).all()
 
 
@@ -220,8 +220,9 @@ def test_one_grammar_that_can_not_be_followed_on_ends_its_request_alone(engines,
     expected = engines.plain(bundled_model, asks)
 
     def break_one(answers):
-        if len(answers[1].tokens) == 4 and answers[1].request.matcher.error is None:
-            answers[1].request.matcher.advance([300, 300])  # as a limit of the library would
+        follower = answers[1].request.follower
+        if len(answers[1].tokens) == 4 and follower.answer[-1] != 300:
+            follower.answer += [300, 300]  # forbidden: the next masks won't come, as behind a limit
 
     answers = serve(engine, asks, on_step=break_one)
     assert [answer.finish_reason for answer in answers[:2]] == ["stop", "error"]
@@ -239,7 +240,7 @@ def test_bad_grammars_are_refused_with_the_librarys_words(engines, bundled_model
         with pytest.raises(GrammarError, match=words):
             engine.add(Request("r", [5, 6], SamplingParams(max_tokens=4, grammar=grammar)))
     with pytest.raises(GrammarError, match="can't be followed"):
-        engine.grammars.matcher('start: "a"', [300])
+        engine.grammars.follow('start: "a"', [300]).opened.result(10)
     with pytest.raises(InvalidRequestError, match="grammar"):
         SamplingParams(max_tokens=4, grammar="x" * (MAX_GRAMMAR_BYTES + 1))
     with pytest.raises(InvalidRequestError, match="ignore_eos"):
@@ -250,6 +251,6 @@ def test_a_model_folder_without_a_tokenizer_serves_all_but_grammars(bundled_mode
     for name in ("config.json", "tokenizer_config.json"):
         shutil.copy(bundled_model / name, tmp_path / name)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
-        Grammars(tmp_path, 1024, [2]).matcher('start: "a"')
+        Grammars(tmp_path, 1024, [2]).follow('start: "a"').opened.result(10)
     with pytest.raises(ModelLoadError, match="end of sequence"):
-        Grammars(bundled_model, 1024, []).matcher('start: "a"')
+        Grammars(bundled_model, 1024, []).follow('start: "a"').opened.result(10)

@@ -1,0 +1,409 @@
+"""Grammars that answers must follow. What follows them runs in processes of its own, the lanes.
+
+Clients write grammars, and a short one can keep a processor busy for minutes and fill gigabytes. So nothing
+of it runs in the server. Followers that are quick share a lane. One that is slow gets a lane of its own,
+at the lowest priority and with a budget of processor time and memory: it waits for its masks, and
+nobody else does. Beyond the budget its request fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.grammar.follower import Follower
+from engine.grammar.lane import Lane, LaneEnd
+from engine.grammar.lane_process import LaneSettings
+from engine.grammar.messages import Followed, Job
+from wire.errors import GrammarError, ModelLoadError, OverloadedError, TwinfangError
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.001
+WAIT_EACH_S = 0.00025
+"""A step waits so long for the masks of a shared lane, and for each of them: rows that miss it would make a
+step of their own. It waits for none of a slow follower."""
+MAX_WAITED_S = 20.0
+"""For all masks of an answer together: its row is of no use to others meanwhile."""
+SHARED_JOB_S = 0.25
+MAX_JOB_S = 1.0
+BASE_S = 2.0
+PER_JOB_S = 0.02
+"""Processor time of a slow follower: 20 ms a mask on average is 20 times what schemas of hundreds of fields
+take, with a vocabulary of 128,000 tokens."""
+MAX_LANE_BYTES = 512 << 20
+MAX_IDLE_BYTES = 32 << 20
+"""A shared lane that has taken more than this is replaced once it has no followers: memory comes back."""
+MAX_OWN_LANES = 8
+MAX_WAITING = 8
+"""Slow followers that wait for one of these lanes; one more is refused."""
+CORES_PER_SHARED_LANE = 8
+MAX_SHARED_LANES = 4
+MAX_NICENESS = 19
+REMEMBERED = 1024
+"""Grammars that are known to be slow or wrong."""
+
+
+class News(NamedTuple):
+    """What may come next in one answer."""
+
+    request_id: str
+    masks: bytes
+    """As :attr:`Follower.masks`."""
+    error: TwinfangError | None
+    """Why the answer can't go on."""
+
+
+class GrammarSource(Protocol):
+    """Where an engine gets masks from."""
+
+    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower: ...
+
+    def add(self, follower: Follower, request_id: str) -> None: ...
+
+    def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None: ...
+
+    def drop(self, follower: Follower) -> None: ...
+
+    def news(self, awaited: Sequence[Follower]) -> list[News]: ...
+
+    def on_news(self, tell: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RemoteGrammars:
+    """Of a rank other than 0. Rank 0 tells it all masks and errors: no clock but its enters a plan."""
+
+    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
+        follower = Follower(0, grammar, [])
+        follower.begun()
+        return follower
+
+    def add(self, follower: Follower, request_id: str) -> None:
+        pass
+
+    def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
+        follower.masks = None
+
+    def drop(self, follower: Follower) -> None:
+        pass
+
+    def news(self, awaited: Sequence[Follower]) -> list[News]:
+        return []
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Known(NamedTuple):
+    error: TwinfangError | None
+    """Why it can't be followed from the start; None: it is just slow."""
+
+
+class Grammars:
+    """Of one model on one server. From any thread."""
+
+    def __init__(
+        self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int], *, niceness: int = 0
+    ) -> None:
+        self._path = model_dir / "tokenizer.json"
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._shared_settings = LaneSettings(
+            tokenizer=self._path,
+            vocab_size=vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            niceness=niceness,
+            is_shared=True,
+            max_job_s=SHARED_JOB_S,
+            base_s=0.0,
+            per_job_s=0.0,
+            max_bytes=MAX_LANE_BYTES,
+        )
+        self._own_settings = replace(
+            self._shared_settings,
+            niceness=MAX_NICENESS,
+            is_shared=False,
+            max_job_s=MAX_JOB_S,
+            base_s=BASE_S,
+            per_job_s=PER_JOB_S,
+        )
+        self._lock = threading.Lock()
+        self._keys = itertools.count(1)
+        self._followers: dict[int, Follower] = {}
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._shared: list[Lane] = []
+        self._own: dict[int, Lane] = {}
+        """By the keys of their only followers."""
+        self._waiting: deque[Follower] = deque()
+        """For a lane of their own."""
+        self._news: deque[tuple[Follower, bytes, TwinfangError | None]] = deque()
+        """Not yet returned by :meth:`news`."""
+        self._arrived = threading.Condition()
+        self._on_news: Callable[[], None] = lambda: None
+        self._has_closed = False
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called, on any thread, when masks have come that :meth:`news` has not returned yet."""
+        self._on_news = tell
+
+    # --- an answer's life ------------------------------------------------------------------------
+
+    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
+        """Begins to follow a new answer, or one of which another server has generated ``answer``.
+
+        Returns at once. :attr:`Follower.opened` is done when the first masks are there; its exception is a
+        :class:`GrammarError`, or a :class:`ModelLoadError` where the model has no tokenizer for that.
+        """
+        follower = Follower(next(self._keys), grammar, list(answer))
+        error = self._obstacle(grammar)
+        if error is not None:
+            follower.begun(error)
+            return follower
+        with self._lock:
+            self._followers[follower.key] = follower
+            self._ask(follower, ())
+        return follower
+
+    def add(self, follower: Follower, request_id: str) -> None:
+        """The request is the engine's from now on: :meth:`news` tells of its masks, the first ones too."""
+        follower.request_id = request_id
+        if follower.masks is not None:
+            self._tell(follower, follower.masks.tobytes(), None)
+            follower.masks = None
+
+    def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
+        """The answer went on with ``token_ids``: what may follow it, and each of these drafts?"""
+        follower.masks = None
+        with self._lock:
+            follower.answer += token_ids
+            self._ask(follower, drafts)
+
+    def drop(self, follower: Follower) -> None:
+        """The answer has ended, or its request never began."""
+        with self._lock:
+            follower.has_ended = True
+            self._followers.pop(follower.key, None)
+            if follower in self._waiting:
+                self._waiting.remove(follower)
+            self._leave(follower)
+
+    def news(self, awaited: Sequence[Follower]) -> list[News]:
+        """Masks, or errors, that have come since the last call, by request; waits a moment for ``awaited``
+        if they are likely to come soon."""
+        quick = [follower for follower in awaited if follower.asked_s and not follower.needs_own_lane]
+        if quick:
+            wait_s = WAIT_S + len(quick) * WAIT_EACH_S
+            with self._arrived:
+                self._arrived.wait_for(lambda: not any(one.asked_s for one in quick), wait_s)
+        news = []
+        while self._news:
+            follower, masks, error = self._news.popleft()
+            if not follower.has_ended:
+                news.append(News(follower.request_id, masks, error))
+        return news
+
+    def close(self) -> None:
+        """Ends all processes."""
+        with self._lock:
+            self._has_closed = True
+            lanes = [*self._shared, *self._own.values()]
+            self._shared, self._own = [], {}
+        for lane in lanes:
+            lane.end()
+        for lane in lanes:
+            lane.join()
+
+    def _obstacle(self, grammar: str) -> TwinfangError | None:
+        if not self._eos_token_ids:
+            return ModelLoadError(
+                "answers can't follow a grammar with this model: its config.json names no end of sequence"
+            )
+        if not os.access(self._path, os.R_OK):
+            return ModelLoadError(
+                f"answers can't follow a grammar here: {self._path} can't be read; put the model's "
+                "tokenizer.json there and restart this server"
+            )
+        known = self._known.get(_digest(grammar))
+        return None if known is None else known.error
+
+    # --- lanes; all with the lock held -----------------------------------------------------------
+
+    def _ask(self, follower: Follower, drafts: Sequence[int]) -> None:
+        follower.asked_s = time.monotonic()
+        follower.drafts = tuple(drafts)
+        lane = follower.lane
+        if lane is not None and lane.settings.is_shared and follower.needs_own_lane:
+            self._leave(follower)
+        if follower.lane is None:
+            self._enter(follower)
+        else:
+            self._put(follower)
+
+    def _enter(self, follower: Follower) -> None:
+        """Finds a lane for one that has none, and begins anew there."""
+        if self._has_closed:
+            return
+        if not follower.needs_own_lane:
+            follower.needs_own_lane = _digest(follower.grammar) in self._known
+        if follower.needs_own_lane:
+            if len(self._own) >= MAX_OWN_LANES:
+                self._wait(follower)
+                return
+            lane = self._own[follower.key] = Lane(self._own_settings, self)
+        else:
+            lane = self._shared_lane()
+        lane.num_followers += 1
+        follower.lane, follower.num_followed = lane, -1
+        self._put(follower)
+
+    def _wait(self, follower: Follower) -> None:
+        """For a lane of its own: rows that wait are of no use to others, so just a few may."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(follower)
+            return
+        error = OverloadedError(
+            f"{MAX_OWN_LANES + MAX_WAITING} answers with grammars that are slow to follow are under way on "
+            "this server; make the grammar simpler or try again later",
+            retry_after_s=1,
+        )
+        self._answer(follower, b"", error, is_lasting=False)
+
+    def _shared_lane(self) -> Lane:
+        """The emptiest one; as many are made as there are cores for."""
+        most = min(max(1, (os.cpu_count() or 1) // CORES_PER_SHARED_LANE), MAX_SHARED_LANES)
+        emptiest = min(self._shared, key=lambda lane: lane.num_followers, default=None)
+        if emptiest is None or (emptiest.num_followers and len(self._shared) < most):
+            emptiest = Lane(self._shared_settings, self)
+            self._shared.append(emptiest)
+        return emptiest
+
+    def _put(self, follower: Follower) -> None:
+        assert follower.lane is not None
+        begins = follower.num_followed < 0
+        token_ids = follower.answer[max(0, follower.num_followed) :]
+        follower.num_followed = len(follower.answer)
+        grammar = follower.grammar if begins else None
+        follower.lane.put(Job(follower.key, grammar, tuple(token_ids), follower.drafts))
+
+    def _leave(self, follower: Follower) -> None:
+        lane, follower.lane = follower.lane, None
+        if lane is None:
+            return
+        lane.num_followers -= 1
+        if not lane.settings.is_shared:
+            del self._own[follower.key]
+            lane.end()
+            self._let_in()
+        elif lane.num_followers == 0 and lane.num_bytes_grown > MAX_IDLE_BYTES:
+            self._shared.remove(lane)
+            lane.end()
+        else:
+            lane.drop(follower.key)
+
+    def _let_in(self) -> None:
+        """The next one that waits for a lane of its own."""
+        while self._waiting and len(self._own) < MAX_OWN_LANES:
+            self._enter(self._waiting.popleft())
+
+    # --- what lanes say, on their threads --------------------------------------------------------
+
+    def followed(self, lane: Lane, followed: Sequence[Followed]) -> None:
+        with self._lock:
+            for one in followed:
+                follower = self._followers.get(one.key)
+                if follower is not None and follower.lane is lane:
+                    self._take(follower, one)
+
+    def _take(self, follower: Follower, followed: Followed) -> None:
+        if followed.is_slow and not follower.needs_own_lane:
+            follower.needs_own_lane = True
+            if not followed.masks and followed.error is None:
+                self._remember(follower.grammar, None)
+                self._leave(follower)
+                self._enter(follower)
+                return
+        error, is_lasting = None, True
+        waited_s = time.monotonic() - follower.asked_s
+        follower.waited_s += waited_s
+        if followed.error is not None:
+            error = GrammarError(f"the grammar {followed.error}")
+        elif follower.waited_s > MAX_WAITED_S:
+            waited = f"its answer waited {follower.waited_s:.0f} s for what may come next"
+            error, is_lasting = GrammarError(f"the grammar can't be followed here: {waited}"), False
+        self._answer(follower, followed.masks, error, is_lasting=is_lasting)
+
+    def _answer(
+        self, follower: Follower, masks: bytes, error: TwinfangError | None, *, is_lasting: bool
+    ) -> None:
+        """Masks or an error have come that somebody waits for."""
+        if error is not None and is_lasting and not follower.answer:
+            self._remember(follower.grammar, error)
+        if follower.opened.done():
+            with self._arrived:
+                follower.asked_s = 0.0
+                self._tell(follower, masks, error)
+                self._arrived.notify()
+            return
+        follower.asked_s = 0.0
+        if error is None:
+            follower.masks = np.frombuffer(masks, dtype=np.int32)
+        follower.begun(error)
+
+    def _tell(self, follower: Follower, masks: bytes, error: TwinfangError | None) -> None:
+        self._news.append((follower, masks, error))
+        if len(self._news) == 1:  # else whoever was told has not come yet
+            self._on_news()
+
+    def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
+        """Its followers begin anew elsewhere. What it worked on last gets a lane of its own, or had one."""
+        log.warning("a process that follows grammars has ended: %s", end.why)
+        with self._lock:
+            if lane in self._shared:
+                self._shared.remove(lane)
+            for follower in [one for one in self._followers.values() if one.lane is lane]:
+                follower.lane = None
+                if not lane.settings.is_shared:
+                    self._own.pop(follower.key, None)
+                    error = GrammarError(f"the grammar can't be followed: {end.why}; make it simpler")
+                    self._answer(follower, b"", error, is_lasting=end.is_of_time)
+                elif follower.asked_s:
+                    follower.needs_own_lane |= follower.key in keys[:1]
+                    self._enter(follower)
+            self._let_in()
+
+    def failed(self, lane: Lane, why: str) -> None:
+        with self._lock:
+            if lane in self._shared:
+                self._shared.remove(lane)
+            for follower in [one for one in self._followers.values() if one.lane is lane]:
+                follower.lane = None
+                follower.begun(
+                    ModelLoadError(
+                        f"answers can't follow a grammar with this model: {self._path} does not say what "
+                        f"bytes its tokens stand for: {why}"
+                    )
+                )
+
+    def _remember(self, grammar: str, error: TwinfangError | None) -> None:
+        self._known[_digest(grammar)] = _Known(error)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _digest(grammar: str) -> bytes:
+    return hashlib.blake2b(grammar.encode(errors="surrogatepass"), digest_size=16).digest()

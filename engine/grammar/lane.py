@@ -1,0 +1,142 @@
+"""A lane as the server sees it: a process that follows grammars, and the thread that speaks with it."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from engine.grammar.lane_process import LaneSettings, run
+from engine.grammar.messages import Followed, FollowedAll, Job, Jobs, LaneReady
+from wire.codec import decode, encode
+
+log = logging.getLogger(__name__)
+
+_processes = multiprocessing.get_context("forkserver")
+"""A lane is made in milliseconds: as a copy of a process that has imported what lanes need."""
+_processes.set_forkserver_preload(["engine.grammar.lane_process"])
+
+
+class LaneEnd(NamedTuple):
+    """How a lane came to its end."""
+
+    why: str
+    is_of_time: bool
+    """The same job would end another lane as well."""
+
+
+class LaneUser(Protocol):
+    """Is told, on the lane's thread, what comes of jobs."""
+
+    def followed(self, lane: Lane, followed: Sequence[Followed]) -> None: ...
+
+    def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
+        """The process is gone unasked: ``keys`` are those of jobs without an answer, in their order."""
+
+    def failed(self, lane: Lane, why: str) -> None:
+        """The process can't follow grammars of this model at all."""
+
+
+class Lane:
+    """Started when made. Jobs are done in order; from any thread."""
+
+    def __init__(self, settings: LaneSettings, user: LaneUser) -> None:
+        self.settings = settings
+        self.num_followers = 0
+        """Kept by its user."""
+        self._user = user
+        self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._has_ended = False
+        self._num_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        self._queue.put(job)
+
+    def drop(self, key: int) -> None:
+        """A follower is no longer needed."""
+        self._queue.put(key)
+
+    def end(self) -> None:
+        """Ends the process, at once where it does nothing; its user hears no more of it."""
+        self._has_ended = True
+        self._queue.put(None)
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def num_bytes_grown(self) -> int:
+        """Memory that the process has taken since it was ready; 0 where the system does not tell."""
+        return _resident_bytes(self._process.pid) - self._num_bytes if self._process is not None else 0
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        ours, theirs = _processes.Pipe()
+        process = _processes.Process(
+            target=run, args=(theirs, self.settings), name="grammar-lane", daemon=True
+        )
+        process.start()
+        theirs.close()  # so that ours ends with the process
+        self._process = process
+        waiting: list[Job] = []
+        try:
+            ready = decode(ours.recv_bytes(), LaneReady)
+            if ready.error is not None:
+                self._user.failed(self, ready.error)
+                return
+            self._num_bytes = _resident_bytes(process.pid)
+            while not self._has_ended and (jobs := self._next_jobs()) is not None:
+                waiting = list(jobs.jobs)
+                ours.send_bytes(encode(jobs))
+                while waiting:
+                    answer = decode(ours.recv_bytes(), FollowedAll)
+                    del waiting[: len(answer.followed)]
+                    self._user.followed(self, answer.followed)
+        except (EOFError, OSError):
+            if not self._has_ended:
+                process.join()
+                waiting += [one for one in self._left() if isinstance(one, Job)]
+                self._user.ended(self, self._end_of(process.exitcode), [job.key for job in waiting])
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+
+    def _next_jobs(self) -> Jobs | None:
+        """All that wait, at least one; None: the lane is to end."""
+        items = [self._queue.get(), *self._left()]
+        if None in items:
+            return None
+        ended = {item for item in items if isinstance(item, int)}
+        jobs = tuple(item for item in items if isinstance(item, Job) and item.key not in ended)
+        return Jobs(jobs, tuple(ended))
+
+    def _left(self) -> list[Job | int | None]:
+        items = []
+        while not self._queue.empty():
+            items.append(self._queue.get())
+        return items
+
+    def _end_of(self, exit_code: int | None) -> LaneEnd:
+        if exit_code == -signal.SIGPROF:
+            return LaneEnd("it takes more processor time than one request may have", True)
+        if exit_code in (-signal.SIGABRT, 1):  # Rust's way to tell, and Python's
+            return LaneEnd(f"it needs more than {self.settings.max_bytes >> 20} MB of memory", False)
+        return LaneEnd(f"its process ended with exit code {exit_code}", False)
+
+
+def _resident_bytes(pid: int | None) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,198 @@
+"""Inside a lane: a process that compiles grammars and computes masks, so that none can hold the server.
+
+The library has limits by count, which bound neither time nor memory tightly enough: a mask of an ambiguous
+grammar takes half a second within them. Here the kernel enforces both. A job that takes more processor time
+than it may is ended by ``SIGPROF``, and with it the process; so is one that needs more memory, by the
+failed allocation.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from engine.grammar.messages import Followed, FollowedAll, Job, Jobs, LaneReady
+from wire.codec import decode, encode
+
+KEPT_GRAMMARS = 32
+"""Compiled grammars that a shared lane keeps for requests to come: clients use one schema many times."""
+PROBE_S = 0.03
+"""Processor time in which a grammar must be compiled and give its first mask to be let into a shared lane."""
+SLOW_JOB_S = 0.005
+"""A follower whose job took longer leaves the shared lane: others wait behind it."""
+FLUSH_S = 0.001
+MAX_MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True)
+class LaneSettings:
+    """What a lane is told at its start."""
+
+    tokenizer: Path
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    niceness: int
+    is_shared: bool
+    max_job_s: float
+    """Processor time of one job."""
+    base_s: float
+    """Processor time of all jobs together, and ``per_job_s`` for each; 0: any."""
+    per_job_s: float
+    max_bytes: int
+    """Memory beyond what the process has once it is ready."""
+
+    @property
+    def num_words(self) -> int:
+        """W: int32 words that hold a bit for each token."""
+        return (self.vocab_size + 31) // 32
+
+
+def run(connection: Connection, settings: LaneSettings) -> None:
+    """The process: serves until whoever started it is gone or has enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+    os.nice(settings.niceness)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library says there how it dies
+    try:
+        tokenizer = _load_tokenizer(settings)
+    except (OSError, ValueError) as error:
+        connection.send_bytes(encode(LaneReady(str(error))))
+        return
+    _limit_memory(settings.max_bytes)
+    connection.send_bytes(encode(LaneReady(None)))
+    lane = _Lane(tokenizer, settings)
+    try:
+        while True:
+            lane.work(decode(connection.recv_bytes(), Jobs), connection)
+    except (EOFError, OSError):  # the server is gone
+        pass
+
+
+def _load_tokenizer(settings: LaneSettings) -> LLTokenizer:
+    text = settings.tokenizer.read_text(encoding="utf-8")
+    return LLTokenizer(text, n_vocab=settings.vocab_size, eos_token=list(settings.eos_token_ids))
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """An allocation beyond it fails, and that ends the process."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + max_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class _Lane:
+    def __init__(self, tokenizer: LLTokenizer, settings: LaneSettings) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._limits = LLParserLimits(verbose_errors=False)  # messages go to clients and logs
+        self._matchers: dict[int, LLMatcher] = {}
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._allowed_s = settings.base_s
+
+    def work(self, jobs: Jobs, connection: Connection) -> None:
+        """Answers early when jobs take long, so that little is lost with a process that has to end."""
+        for key in jobs.ended:
+            self._matchers.pop(key, None)
+        followed: list[Followed] = []
+        flushed_s = time.monotonic()
+        for job in jobs.jobs:
+            followed.append(self._follow(job))
+            if (now := time.monotonic()) - flushed_s > FLUSH_S:
+                connection.send_bytes(encode(FollowedAll(tuple(followed))))
+                followed, flushed_s = [], now
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if followed:
+            connection.send_bytes(encode(FollowedAll(tuple(followed))))
+
+    def _follow(self, job: Job) -> Followed:
+        if self._settings.is_shared and job.grammar is not None and not self._is_quick(job):
+            return Followed(job.key, b"", None, True)
+        began_s = time.thread_time()
+        self._arm()
+        matcher = self._matchers[job.key] if job.grammar is None else self._open(job.key, job.grammar)
+        masks = _masks(matcher, job, self._settings)
+        error = None
+        if matcher.is_error():
+            has_begun = job.grammar is None or bool(job.token_ids)
+            error = f"can't be {'followed' if has_begun else 'compiled'}: {_short(matcher.get_error())}"
+        is_slow = self._settings.is_shared and time.thread_time() - began_s > SLOW_JOB_S
+        return Followed(job.key, masks, error, is_slow)
+
+    def _arm(self) -> None:
+        """Has the kernel end this process if the job to come takes more than it may."""
+        settings = self._settings
+        limit_s = settings.max_job_s
+        if settings.base_s:
+            self._allowed_s += settings.per_job_s
+            limit_s = min(limit_s, self._allowed_s - time.process_time())
+        signal.setitimer(signal.ITIMER_PROF, max(limit_s, 0.001))
+
+    def _is_quick(self, job: Job) -> bool:
+        """Whether this lane can begin with a grammar without holding up others.
+
+        A copy of this process tries it: the library can't be interrupted, a process can be ended.
+        """
+        assert job.grammar is not None
+        if job.grammar in self._compiled:
+            return True
+        copy = os.fork()
+        if copy == 0:
+            signal.setitimer(signal.ITIMER_PROF, PROBE_S)
+            try:
+                _masks(self._compile(job.grammar), job, self._settings)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(copy, 0)
+        return status == 0
+
+    def _open(self, key: int, grammar: str) -> LLMatcher:
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compiled[grammar] = self._compile(grammar)
+            if len(self._compiled) > KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        matcher = self._matchers[key] = compiled.deep_copy()
+        return matcher
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+
+
+def _masks(matcher: LLMatcher, job: Job, settings: LaneSettings) -> bytes:
+    """Goes on with the job's tokens. The matcher stands behind these again when the drafts are tried."""
+    masks = np.full((1 + len(job.drafts), settings.num_words), -1, dtype=np.int32)
+    if not matcher.is_error():
+        matcher.consume_tokens(list(job.token_ids))
+    if matcher.is_error():
+        return b""
+    fill_next_token_bitmask(matcher, masks, 0)
+    matcher.rollback(_try_drafts(matcher, job.drafts, masks, settings.eos_token_ids))
+    return masks.tobytes()
+
+
+def _try_drafts(
+    matcher: LLMatcher, drafts: Sequence[int], masks: NDArray[np.int32], eos_token_ids: Sequence[int]
+) -> int:
+    """Fills a mask behind each draft up to one that is forbidden or ends the answer; how many it took."""
+    for i, draft in enumerate(drafts):
+        if matcher.is_error() or draft in eos_token_ids or matcher.try_consume_tokens([draft]) != 1:
+            return i
+        fill_next_token_bitmask(matcher, masks, i + 1)
+    return len(drafts)
+
+
+def _short(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
