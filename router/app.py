@@ -77,8 +77,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     install_error_handlers(app)
     for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)
-    if resources.admin_token is not None:
-        add_admin_api(app, resources.admin_token)
+    if resources.files.admin_token is not None:
+        add_admin_api(app, resources.files.admin_token)
         app.include_router(pages.router)
     app.state.drain = resources.drain
     _add_middleware(app, resources)
@@ -88,11 +88,11 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 @asynccontextmanager
 async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> AsyncIterator[None]:
     """The application's life on the running event loop, which its channels belong to."""
-    config = resources.config
+    config = resources.files.config
     pool = ServerPool(config)
     models = [
         _served(name, folder, pool.models[name], config, resources.drain)
-        for name, folder in resources.model_folders.items()
+        for name, folder in resources.files.model_folders.items()
     ]
     membership = Membership(pool)
     pods = None if resources.make_pod_watch is None else resources.make_pod_watch(membership)
@@ -107,7 +107,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         pool=pool,
         metrics=Metrics(),
         drain=resources.drain,
-        key_file=resources.key_file,
+        key_file=resources.files.key_file,
         grammars=GrammarChecker(),
         requests=RequestLog(),
         backlog=Backlog(),
@@ -119,21 +119,22 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         pods=pods,
     )
     services.metrics.registry.register(services.lag)
-    changes = app.state.changes = Changes(pool, membership, settings, resources.state_file)
-    changes.restore(resources.saved)
+    changes = app.state.changes = Changes(pool, membership, settings, resources.files.state_file)
+    changes.restore(resources.files.saved)
     pool.start(on_fatal)
     if pods is not None:
         services.metrics.registry.register(pods.figures)
         pods.start(on_fatal)
     feed = app.state.event_feed = EventFeed(services)
+    files = resources.files
     watching = [
         start_background(feed.run(), "admin events", on_fatal),
         start_background(watch([model.hold for model in models]), "watch for absences", on_fatal),
     ]
-    if resources.state_file is not None:
-        watching.append(start_background(resources.state_file.keep_trying(), "state file", on_fatal))
-    if resources.key_file is not None:
-        watching.append(start_background(resources.key_file.watch(), "watch of the API keys", on_fatal))
+    if files.state_file is not None:
+        watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
+    if files.key_file is not None:
+        watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
     try:
         yield
     finally:
@@ -175,7 +176,7 @@ def _served(
 
 def _add_middleware(app: FastAPI, resources: Resources) -> None:
     """The last one added is the first one that a request meets."""
-    config = resources.config
+    config = resources.files.config
     endpoints = {
         "/v1/completions": completions.create_completion,
         "/v1/chat/completions": chat.create_chat_completion,
@@ -183,8 +184,8 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room)
-    if resources.key_file is not None:
-        app.add_middleware(AuthenticationMiddleware, key_file=resources.key_file)
+    if resources.files.key_file is not None:
+        app.add_middleware(AuthenticationMiddleware, key_file=resources.files.key_file)
     app.add_middleware(DrainMiddleware, drain=resources.drain)
     if config.cors_origins:
         app.add_middleware(

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from router.access.key_file import KeyFile
-from router.admin.admin_token import AdminToken
-from router.admin.state_file import SavedChanges, StateFile
 from router.config import RouterConfig
 from router.drain import Drain
+from router.files import Files
 from router.membership import Membership
-from router.model_folder import ModelFolder
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
@@ -28,38 +25,23 @@ if TYPE_CHECKING:
 class Resources:
     """Files, tokenizers and traces of one router."""
 
-    config: RouterConfig
-    """With the changes that outlived the last start."""
+    files: Files
     drain: Drain
-    key_file: KeyFile | None
     make_pod_watch: Callable[[Membership], PodWatch] | None
-    model_folders: Mapping[str, ModelFolder]
-    """By the names that models are served under."""
-    admin_token: AdminToken | None
-    state_file: StateFile | None
-    saved: SavedChanges
     tracing: Tracing | None
 
     @classmethod
     def open(cls, config: RouterConfig) -> Resources:
-        """Raises :class:`ConfigError`, or :class:`ModelLoadError` for a tokenizer or a chat template."""
-        key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
+        """Raises :class:`ConfigError`, and what :meth:`Files.read` raises."""
         make_pod_watch = _pod_watch_maker(config)
-        folders = {source.name: ModelFolder.read(source) for source in config.models}
-        token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
-        state_file = None if config.state_file is None else StateFile(config.state_file)
-        saved = SavedChanges() if state_file is None else state_file.load()
-        config = saved.applied_to(config)
+        files = Files.read(config)
         tracing = start_tracing(
             "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
         )
-        return cls(config, Drain(), key_file, make_pod_watch, folders, token, state_file, saved, tracing)
+        return cls(files, Drain(), make_pod_watch, tracing)
 
     async def close(self) -> None:
-        if self.state_file is not None:
-            self.state_file.close()
-        for folder in self.model_folders.values():
-            folder.tokenizer.close()
+        self.files.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -23,7 +23,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.nodes import Nodes
-    from router.config import ModelSource
+    from router.config import ModelSource, RouterConfig
     from router.kubernetes.settings import PodDiscovery
     from wire.handoff import Role
 
@@ -98,10 +98,38 @@ def _other_host(config: EngineConfig) -> Callable[[], None]:
 
 
 def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
-    from router.config import RouterConfig
     from router.main import run
 
-    config = RouterConfig(
+    config = router_config(values)
+    if values.workers > 1:
+        from router.files import Files
+        from twinfang import router_processes
+
+        def run_several() -> None:
+            Files.read(config).close()  # once and here: else each process would say what is wrong with them
+            router_processes.run(values)
+
+        return run_several
+
+    def run_until_signal() -> None:
+        # When uvicorn has stopped it raises the signal that made it stop once more, for us.
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda _signum, _frame: sys.exit(0))
+        run(config)
+
+    return run_until_signal
+
+
+def router_config(values: argparse.Namespace) -> RouterConfig:
+    """What a router is told. Raises :class:`ConfigError` for flags that don't go together."""
+    from router.config import RouterConfig
+
+    if values.workers > 1 and values.admin_token_file is not None:
+        raise ConfigError(
+            f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach one "
+            "process alone; run several routers on ports of their own"
+        )
+    return RouterConfig(
         models=_served_models(values),
         aliases=values.alias,
         decode_addresses=values.decode,
@@ -131,24 +159,6 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         place=values.place,
         state_file=values.state_file,
     )
-
-    if values.workers > 1:
-        from twinfang import router_processes
-
-        if values.admin_token_file is not None:
-            raise ConfigError(
-                f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach one "
-                "process alone; run several routers on ports of their own"
-            )
-        return partial(router_processes.run, values)
-
-    def run_until_signal() -> None:
-        # When uvicorn has stopped it raises the signal that made it stop once more, for us.
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda _signum, _frame: sys.exit(0))
-        run(config)
-
-    return run_until_signal
 
 
 def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:

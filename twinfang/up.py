@@ -9,13 +9,17 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from router.config import RouterConfig
+from router.files import Files
 from twinfang.child import Child
+from twinfang.flags import add_flags, resolve
 from twinfang.ports import ports_held
+from twinfang.server_commands import router_config
 from twinfang.stack import Stack, child_environment, plan_stack
 from twinfang.supervisor import Supervisor
 
@@ -24,10 +28,12 @@ EXAMPLE_PROMPT = "def fibonacci(n):"
 
 def prepare(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
     """Plans a stack of so many servers of each role; the result runs it until Ctrl-C or SIGTERM."""
-    return partial(_run, plan_stack(values, roles), values)
+    stack = plan_stack(values, roles)
+    return partial(_run, stack, values, router_config(router_values(stack.router.arguments)))
 
 
-def _run(stack: Stack, values: argparse.Namespace) -> None:
+def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
+    Files.read(router).close()  # the router itself starts last: servers would have loaded for nothing
     _say(f"model {stack.model_name} ({values.model}), CPU threads a server: {stack.num_threads}")
     try:
         asyncio.run(_supervise(stack, values))
@@ -50,6 +56,15 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
         loop.add_signal_handler(signum, supervisor.request_stop)
     with ports_held(_addresses(stack)):
         await supervisor.run()
+
+
+def router_values(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flag values of a router's command line, with the command at its head."""
+    from twinfang.commands import ROUTER  # it names this module
+
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ROUTER.groups)
+    return resolve(ROUTER.groups, parser.parse_args(arguments[1:]), {})
 
 
 def _addresses(stack: Stack) -> list[str]:

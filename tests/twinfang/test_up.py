@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from benchmarks.fleet import START_DEADLINE_S
+from router.config import ModelSource
+from router.model_folder import ModelFolder
 from tests import endless
 from tests.stack import Stack, Stacks, running_stack, start_stack
-from wire.errors import UnavailableError
+from twinfang.child import Child
+from twinfang.cli import main
+from wire.errors import ConfigError, ModelLoadError, UnavailableError
 
 TIMEOUT_S = 60.0
 PROMPT = "def fibonacci(n):"
@@ -133,6 +139,39 @@ def test_an_idle_stack_stops_without_a_kill_however_long_its_interpreters_would_
         assert stack.stop() == 0
         assert "was killed" not in stack.log
         assert "was told to stop and ended with" not in stack.log
+
+
+BROKEN = {
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "chat template": lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"),
+    "generation config": lambda folder: (folder / "generation_config.json").write_text('{"top_p": "x"}'),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize(
+    "command", [("up",), ("serve",), ("router", "--decode", "127.0.0.1:1", "--workers", "2")], ids=" ".join
+)
+def test_what_is_wrong_with_a_model_s_files_is_said_before_any_process_starts(
+    tmp_path, bundled_model, monkeypatch, capsys, command, broken
+):
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_model, folder)
+    BROKEN[broken](folder)
+    with pytest.raises(ModelLoadError) as refused:
+        ModelFolder.read(ModelSource("model", folder))
+    started: list[Child] = []
+
+    async def start(child: Child, **_: Any) -> None:
+        started.append(child)
+        raise ConfigError("a process was started")
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr("twinfang.cli.configure_logs", lambda *_: None)  # this process's logs are pytest's
+    assert main([*command, "--port", "0", "--model", str(folder)]) == 1
+    assert capsys.readouterr().err == f"twinfang {command[0]}: error: {refused.value.message}\n"
+    assert not started
 
 
 def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Path):
