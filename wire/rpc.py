@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -128,8 +129,12 @@ GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 
-LONG_BYTES = 256 << 10
-"""A message of more takes longer to read than other tasks of the event loop should wait."""
+LONG_BYTES = 64 << 10
+"""A message of more takes longer to read than other tasks of the event loop should wait: several may come in
+one turn of it, as the prompts' log-probabilities of many choices do."""
+
+_reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
+"""One thread: with each further one the event loop's gets less of the interpreter."""
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
 """Bidirectional: ``Submit``, ``Cancel``, ``ConnectPeers`` one way, ``StepOutputs`` and ``DrainNews`` back."""
@@ -154,11 +159,13 @@ def submitted_id(data: bytes) -> str | None:
 
 
 async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
-    """What ``read`` makes of a message, in another thread if it is long: that may take a second.
+    """What ``read`` makes of a message, in another thread if it is long, one message after the other.
 
-    Log-probabilities of a long prompt are such a message, and can't be divided.
+    Log-probabilities of a prompt are such a message, which can't be divided and may take a second.
     """
-    return read(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(read, data)
+    if len(data) <= LONG_BYTES:
+        return read(data)
+    return await asyncio.get_running_loop().run_in_executor(_reader, read, data)
 
 
 def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
