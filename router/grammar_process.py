@@ -66,7 +66,7 @@ def problem_of(grammar: str) -> str:
 
 
 def short(message: str) -> str:
-    text = " ".join(message.split())
+    text = " ".join(message.removesuffix("<non-verbose/>").split())
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
 
 

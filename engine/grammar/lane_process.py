@@ -194,5 +194,5 @@ def _try_drafts(
 
 
 def _short(message: str) -> str:
-    text = " ".join(message.split())
+    text = " ".join(message.removesuffix("<non-verbose/>").split())
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
