@@ -108,6 +108,13 @@ class BodyTooLargeError(InvalidRequestError):
     code = "body_too_large"
 
 
+class BodyEncodingError(InvalidRequestError):
+    """The request's body is compressed in a way that is not known here."""
+
+    http_status = 415
+    code = "unsupported_content_encoding"
+
+
 class AuthenticationError(InvalidRequestError):
     """The request brings no API key, or none that holds."""
 
