@@ -44,7 +44,7 @@ def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None
 
 
 async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
-    progress = Progress(stack, values.status_file)
+    progress = Progress(stack, values.status_file, values.admin_token_file)
     supervisor = Supervisor(
         [stack.servers, (stack.router,)],
         environment=child_environment(os.environ),
@@ -77,8 +77,9 @@ def _addresses(stack: Stack) -> list[str]:
 class Progress:
     """What a person at the terminal and the status file get to see."""
 
-    def __init__(self, stack: Stack, status_file: Path | None) -> None:
+    def __init__(self, stack: Stack, status_file: Path | None, admin_token_file: Path | None) -> None:
         self._stack = stack
+        self._admin_token_file = admin_token_file
         self._status_file = status_file
         self._started = time.monotonic()
         self._announced = False
@@ -90,19 +91,31 @@ class Progress:
             _say(f"{child.name:<12} ready{again}{after}  {child.spec.address}  pid {child.pid}")
         if supervisor.is_ready and not self._announced:
             self._announced = True
-            _say(_invitation(self._stack))
+            _say(_invitation(self._stack, self._admin_token_file))
         if self._announced and self._status_file is not None:
             _write_atomically(self._status_file, _status(self._stack, supervisor))
 
 
-def _invitation(stack: Stack) -> str:
+def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
     return (
         f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
         f"  curl -N {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
+        f"{_pages(stack, admin_token_file)}\n\n"
         "Ctrl-C stops everything."
     )
+
+
+def _pages(stack: Stack, admin_token_file: Path | None) -> str:
+    """Where to look how it goes."""
+    pages = {child.name: child.metrics_url for child in (stack.router, *stack.servers)}
+    lines = [f"  metrics    {url}  {name}" for name, url in pages.items() if url is not None]
+    if admin_token_file is not None:
+        lines.append(f"  dashboard  {stack.url}/admin/ui  asks for the token of {admin_token_file}")
+    else:
+        lines.append("  dashboard  with --admin-token-file FILE; make one with `openssl rand -hex 32 > FILE`")
+    return "\n".join(lines)
 
 
 def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:

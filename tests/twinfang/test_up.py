@@ -70,6 +70,10 @@ def test_progress_is_a_line_for_each_process_then_a_curl_that_works(stacks: Stac
     command = ["bash", "-c", curl[0]]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert ran.stdout.rstrip().endswith("data: [DONE]")
+    pages = dict(re.findall(r"^  metrics +(\S+) +(\S+)$", stack.log, re.M))
+    assert set(pages.values()) == {"router", "prefill-0", "decode-0"}
+    assert all(httpx.get(url, timeout=TIMEOUT_S).status_code == 200 for url in pages)
+    assert re.search(r"^  dashboard +with --admin-token-file FILE", stack.log, re.M)
 
 
 @pytest.mark.exhaustive
@@ -182,6 +186,15 @@ def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Pa
     assert re.search(r"^twinfang (prefill|decode): error: .*--cache-memory", stack.log, re.M)
     assert re.search(r"^twinfang up: error: (prefill|decode)-0 could not start", stack.log, re.M)
     assert "Traceback" not in stack.log
+
+
+@pytest.mark.exhaustive
+def test_a_stack_with_an_admin_token_says_where_its_dashboard_is(tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("a-token-for-tests-0123456789\n")
+    with running_stack("serve", *SMALL, "--admin-token-file", str(token)) as stack:
+        (url,) = re.findall(rf"^  dashboard +(\S+) +asks for the token of {token}$", stack.log, re.M)
+        assert httpx.get(url, timeout=TIMEOUT_S, follow_redirects=True).status_code == 200
 
 
 @pytest.mark.exhaustive

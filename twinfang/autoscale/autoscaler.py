@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.kubernetes.cluster_error import ClusterError
@@ -59,6 +59,8 @@ class Autoscaler:
         self.routers = PageWindow(config.window_s)
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
+        self._no_router = ""
+        """Why nothing can be computed, where that is the routers' fault; empty: it is not."""
         self._tpot_seen: deque[tuple[float, TpotPoint]] = deque()
 
     def _pool(self, source: PoolSource) -> Pool:
@@ -93,6 +95,7 @@ class Autoscaler:
         sources = (config.router_urls, config.prefill.urls, config.decode.urls)
         routers, prefill, decode = await asyncio.gather(*(read_pages(urls, now_s) for urls in sources))
         self._log_unread([*routers, *prefill, *decode])
+        self._no_router = "" if _read_of(routers) else _no_router(config.router_urls, routers)
         self.routers.take(_read_of(routers))
         for pool, found in ((self.prefill, prefill), (self.decode, decode)):
             pages = _read_of(found)
@@ -136,13 +139,16 @@ class Autoscaler:
             decision, history = decide(
                 now_s, size, needs, pool.source.limits, self._config.pace, pool.history
             )
+            if decision.kind == "unknown" and self._no_router:
+                decision = replace(decision, why=self._no_router)
             self.figures.decided(role, size, decision.num_servers)
             if decision.num_servers == size.wanted:
                 pool.history = history
             elif pool.target is not None and scale is not None and self._config.applies:
                 await pool.target.change(scale, decision.num_servers)
                 pool.history = history
-            about = (decision.kind, size.wanted, decision.num_servers)
+            cause = decision.why if decision.kind == "unknown" else decision.kind
+            about = (cause, size.wanted, decision.num_servers)
             self._tell(pool, about, _line(role, size, decision, will_apply=self._config.applies))
         except ClusterError as error:
             self.figures.failures[role] += 1
@@ -164,6 +170,12 @@ def _line(role: str, size: PoolSize, decision: Decision, *, will_apply: bool) ->
         return f"{role} stays at {size.wanted}: {decision.why}"
     mode = "" if will_apply else " (dry run)"
     return f"{role} {size.wanted} -> {decision.num_servers}{mode}: {decision.why}"
+
+
+def _no_router(urls: Iterable[str], found: list[Page | Unread]) -> str:
+    unread = [f"{one.address}: {one.reason}" for one in found if isinstance(one, Unread)]
+    told = "; ".join(unread) or f"{', '.join(urls)}: the name stands for no address"
+    return f"no router tells its metrics ({told}): check that one runs, and --router-metrics"
 
 
 def _read_of(found: list[Page | Unread]) -> list[Page]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 
 import httpx
@@ -141,10 +142,29 @@ async def test_what_can_not_be_scaled_is_said_and_tried_again(make_fleet):
 async def test_pages_that_can_not_be_read_change_nothing(make_fleet, pages):
     fleet = make_fleet()
     await fleet.look(1, prompts=145)
+    assert "no figures yet" in fleet.said[-1]
     pages.are_shown = False
     await fleet.look(6, prompts=145)
     assert fleet.api.replicas == {"pre": 1, "dec": 1}
-    assert "no figures yet" in fleet.said[-1]
+    where = fleet.router.url.removeprefix("http://")
+    assert f"no router tells its metrics ({where}: it answers 503)" in fleet.said[-1]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://nobody:8000/metrics"])
+async def test_a_router_that_can_not_be_reached_is_named_with_a_remedy_at_once(make_fleet, monkeypatch, url):
+    def look_up(host, *place, **fields):
+        if host == "nobody":  # no name server is asked
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return sound(host, *place, **fields)
+
+    sound = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    fleet = make_fleet(router_urls=(url,))
+    await fleet.look(1)
+    assert [line.partition(":")[0] for line in fleet.said] == ["prefill stays at 1", "decode stays at 1"]
+    for line in fleet.said:
+        assert url.removeprefix("http://").partition("/")[0] in line
+        assert "--router-metrics" in line
 
 
 async def test_limits_are_kept(make_fleet, pages):
