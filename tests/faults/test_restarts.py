@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ NUM_BODIES = 12
 TIMEOUT_S = 60.0
 RESTART_DEADLINE_S = 60.0
 FLAGS = ("--max-model-len", "512", "--max-num-seqs", "16", "--cache-memory", "0.05", "--threads", "1")
+FLAGS += ("--hold-s", str(RESTART_DEADLINE_S))
+"""A restart takes some five seconds, and far more than the default's fifteen on a machine that is loaded."""
 
 
 def make_bodies():
@@ -116,12 +119,42 @@ def kill_and_await(stack, clients, name):
     stack.wait_until(lambda: clients.num_answered >= answered + NUM_CLIENTS, "answers come again")
 
 
+def num_used(stack, role):
+    """Servers of a role that the router uses."""
+    page = httpx.get(f"{stack.url}/metrics", timeout=TIMEOUT_S).text
+    return float(page.partition(f'twinfang_servers_connected{{role="{role}"}} ')[2].partition("\n")[0])
+
+
+def freeze_until_missed(stack, clients, role):
+    """Freezes a server, and thaws it once the router has missed it; returns once all are served again."""
+    stack.kill(f"{role}-0", signal.SIGSTOP)
+    try:
+        stack.wait_until(lambda: num_used(stack, role) == 0, f"the router misses {role}-0")
+    finally:
+        stack.kill(f"{role}-0", signal.SIGCONT)
+    stack.wait_until(lambda: num_used(stack, role) == 1, f"the router uses {role}-0")
+    answered = clients.num_answered
+    stack.wait_until(lambda: clients.num_answered >= answered + NUM_CLIENTS, "answers come again")
+
+
 def test_a_restart_of_the_only_server_of_a_role_is_not_seen():
     with running_stack("up", *FLAGS) as stack:
 
         def disturb(clients):
             for name in ("prefill-0", "decode-0"):
                 kill_and_await(stack, clients, name)
+
+        assert under_load(stack, disturb).wrong == []
+        stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+@pytest.mark.exhaustive
+def test_a_freeze_of_the_only_server_of_a_role_is_not_seen_but_by_the_router():
+    with running_stack("up", *FLAGS) as stack:
+
+        def disturb(clients):
+            for role in ("prefill", "decode"):
+                freeze_until_missed(stack, clients, role)
 
         assert under_load(stack, disturb).wrong == []
         stack.wait_until(stack.is_idle, "nothing is left of the requests")
