@@ -46,7 +46,7 @@ from wire.generation import (
 )
 from wire.handoff import AnyTicket, Ticket
 from wire.prefixes import PrefixNews
-from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id
+from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id, tell_of_unreadable
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ class DecodeService:
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
-    async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    async def stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Serves one router until it goes away; then all its requests are cancelled."""
         stream = RouterStream()
         stream.tell(self._drain_news())  # it may have changed since the router asked
         self._open_streams.add(stream)
-        reader = asyncio.create_task(self._read(requests, stream))
+        reader = asyncio.create_task(self._read(requests, stream, context))
         try:
             async for message in stream.messages():
                 yield message
@@ -171,13 +171,13 @@ class DecodeService:
             for request_id in list(stream.request_ids):
                 self._cancel(request_id)
 
-    async def _read(self, requests: AsyncIterator[bytes], stream: RouterStream) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], stream: RouterStream, context: Any) -> None:
         try:
             async for data in requests:
                 try:
                     message = decode_stream_request(data)
                 except TwinfangError as error:
-                    log.warning("a router sent a message that can't be read: %s", error)
+                    tell_of_unreadable("Stream", context, error)
                     if (request_id := submitted_id(data)) is not None:  # else it waits until its deadline
                         stream.deliver([_refusal(request_id, error)])
                     continue

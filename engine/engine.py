@@ -35,9 +35,11 @@ from wire.handoff import Digests
 from wire.lockstep import StepShape
 from wire.prefixes import PrefixNews
 from wire.ranks import GrammarNews
+from wire.repeated_lines import RepeatedLines
 from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor-parallel rank"
 
@@ -493,7 +495,8 @@ class Engine:
         self.scheduler.finish(request)
 
     def _failed(self, request: Request, error: TwinfangError) -> RequestOutput:
-        log.warning("request %s failed: %s", request.request_id, error)
+        kind = error.code
+        lines.write(logging.WARNING, kind, "request %s failed: %s: %s", request.request_id, kind, error)
         self._ended(request, "error")
         return RequestOutput(
             request_id=request.request_id,

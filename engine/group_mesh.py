@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.group_connections import LENGTH_BYTES, MAX_MESSAGE_BYTES, length_of
+from wire.address import host_port
 from wire.codec import decode, encode
 from wire.errors import GroupLostError, WireError
 from wire.lockstep import Alive, Leaving, Wish
@@ -153,7 +154,8 @@ class GroupMesh:
         except WireError as error:
             self._selector.unregister(peer.connection)
             peer.is_gone = True
-            self._lose(f"{self._names[peer.rank]} sent what can't be read: {error.message}")
+            sender = f"{self._names[peer.rank]} at {peer.address}"
+            self._lose(f"{sender} sent what can't be read: {error.message}")
 
     def _forgive(self, now: float) -> None:
         for peer in self._peers.values():
@@ -183,6 +185,14 @@ class GroupMesh:
         self._listener.lost(self.lost)
 
 
+def _address_of(connection: socket.socket) -> str:
+    try:
+        host, port, *_ = connection.getpeername()
+    except (OSError, ValueError):  # it has gone, or is a pair of sockets
+        return "an unknown address"
+    return host_port(host, port)
+
+
 class _Peer:
     """Another process of the group."""
 
@@ -193,6 +203,7 @@ class _Peer:
         self.is_gone = False
         self._buffer = bytearray()
         self._lock = threading.Lock()
+        self.address = _address_of(connection)
 
     def send(self, frame: bytes) -> None:
         """A frame is far smaller than the kernel's buffer, which a process that lives empties at once."""

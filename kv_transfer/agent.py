@@ -152,10 +152,11 @@ class TransferAgent:
         except NIXL_ERRORS as error:
             raise TransferError(f"the notification could not be sent: {error}") from error
 
-    def poll(self) -> Iterable[bytes]:
-        """Moves everything under way on; returns the notifications that have come."""
+    def poll(self) -> Iterable[tuple[str, bytes]]:
+        """Moves everything under way on; returns the notifications that have come, each with its sender's
+        name."""
         by_peer: dict[str, list[bytes]] = self._agent.get_new_notifs()
-        return [message for messages in by_peer.values() for message in messages]
+        return [(sender, message) for sender, messages in by_peer.items() for message in messages]
 
     def close(self) -> None:
         for prepared in list(self._lists):

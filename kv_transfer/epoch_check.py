@@ -20,8 +20,10 @@ from kv_transfer.peer_memories import Peer
 from wire.codec import encode
 from wire.errors import TransferError
 from wire.handoff import Done, Region
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 
 class EpochCheck:
@@ -97,7 +99,8 @@ class EpochCheck:
         try:
             self._agent.notify(peer.ranks[0].name, encode(lease))
         except TransferError as error:  # the data is valid; the lease ends by its time to live
-            log.warning("request %s: the prefill server was not told: %s", request_id, error)
+            kind = f"prefill server {peer.address} was not told that it was read"
+            lines.write(logging.WARNING, kind, "request %s: %s: %s", request_id, kind, error)
         self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from kv_transfer.peers import Peers
 from wire.errors import TwinfangError
 from wire.handoff import AnyTicket, RenewLeases
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 RENEWALS_PER_LIFETIME = 3
 """Two may be lost before a lease is."""
@@ -103,7 +105,8 @@ class LeaseKeeper:
             return
         for ticket in held:
             if ticket.lease_id in reply.ended and _lease_of(ticket) in self._held:
-                log.warning("request %s: its lease at %s had ended before", ticket.request_id, address)
+                kind = f"a lease at {address} had ended before"
+                lines.write(logging.WARNING, kind, "request %s: %s", ticket.request_id, kind)
                 self.let_go(ticket)
 
 

@@ -24,9 +24,11 @@ from wire.handoff import (
     RenewLeases,
     Ticket,
 )
+from wire.repeated_lines import RepeatedLines
 from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, call, call_for_replies, open_channel
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 RECONNECT_S = 1.0
 """What a channel that broke gets to connect again before a handshake, longer than gRPC's pause between two
@@ -143,7 +145,8 @@ class Peers:
         try:
             await call(self._channel(ticket.address), END_LEASE, message, timeout_s=self._timeout_s)
         except TwinfangError as error:
-            log.warning("request %s: its lease was not ended: %s", ticket.request_id, error)
+            kind = f"a lease of {ticket.address} was not ended"
+            lines.write(logging.WARNING, kind, "request %s: %s: %s", ticket.request_id, kind, error)
 
     def _spawn(self, coroutine: object) -> None:
         task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]

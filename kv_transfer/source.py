@@ -33,8 +33,10 @@ from wire.handoff import (
     RenewLeases,
     Ticket,
 )
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 LINGER_S = 5e-3
 """How long to go on polling after the last lease has ended, so that its reader learns that we know."""
@@ -206,8 +208,8 @@ class TransferSource:
     # --- on the transfer thread ------------------------------------------------------------------
 
     def _poll(self) -> float:
-        for message in self._agent.poll():
-            self._on_notification(message)
+        for sender, message in self._agent.poll():
+            self._on_notification(sender, message)
         with self._lock:
             expired = self._leases.end_expired()
         for lease in expired:
@@ -225,11 +227,12 @@ class TransferSource:
             return True
         return now <= max(self._connect_until_s, self._last_news_s + LINGER_S)
 
-    def _on_notification(self, message: bytes) -> None:
+    def _on_notification(self, sender: str, message: bytes) -> None:
         try:
             done = decode(message, Done)
         except WireError as error:
-            log.warning("a decode server sent a notification that can't be read: %s", error)
+            kind = f"a notification of {sender} can't be read"
+            lines.write(logging.WARNING, kind, "%s: %s", kind, error)
             return
         self._end(done.lease_id, done.epoch, "done")
 

@@ -41,6 +41,7 @@ from wire.generation import (
 )
 from wire.handoff import Abandon, Ticket
 from wire.prefixes import PrefixNews
+from wire.repeated_lines import RepeatedLines
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from telemetry.otel import Tracing
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 Answer = PrefillStarted | PrefillReply
 
@@ -261,4 +263,5 @@ class PrefillService:
 
 def _warn_of_expiry(lease: EndedLease) -> None:
     if lease.reason == "expired":
-        log.warning("request %s: its lease expired before it was read", lease.request_id)
+        kind = "a lease expired before it was read"
+        lines.write(logging.WARNING, kind, "request %s: %s", lease.request_id, kind)

@@ -80,6 +80,11 @@ class ChoiceTimeline:
         self.calls.append(call)
         return with_span(self._traceparent, call.span_id)
 
+    @property
+    def servers(self) -> str:
+        """Ids of those that were asked last, for a line in the log."""
+        return ", ".join(filter(None, (self.prefill_worker, self.decode_worker)))
+
     def prefill_called(self, worker: str) -> None:
         self.prefill_worker = worker
         self._begin("prefill", worker, time.monotonic())

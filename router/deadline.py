@@ -20,7 +20,9 @@ def deadline_of(request: Request, config: RouterConfig) -> float:
     given = request.headers.get(HEADER)
     timeout_s = config.request_timeout_s
     if given is not None:
-        timeout_s = min(timeout_s, _seconds(given))
+        seconds = _seconds(given)
+        request.state.chose_deadline = seconds < timeout_s
+        timeout_s = min(timeout_s, seconds)
     return asyncio.get_running_loop().time() + timeout_s
 
 

@@ -26,8 +26,10 @@ from router.receiver import Receiver
 from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.05
@@ -161,6 +163,7 @@ class Dispatch:
     def _fail(self, error: TwinfangError) -> None:
         """Tries again, or lets the error through."""
         now = asyncio.get_running_loop().time()
+        error.where = self._timeline.servers
         self._call_back()
         if isinstance(error, NobodyServesError) and self._hold.may_end:
             self._timeline.retried(error.code)
@@ -170,7 +173,8 @@ class Dispatch:
         if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
             self._receiver.take(error)
             return
-        log.warning("request %s: trying again: %s", self._request_id, error.message)
+        kind = f"trying again: {error.code} at {error.where}"
+        lines.write(logging.WARNING, kind, "request %s: %s: %s", self._request_id, kind, error.message)
         self._on_retry(error.code)
         self._timeline.retried(error.code)
         self._task = asyncio.create_task(self._try_again())

@@ -42,11 +42,11 @@ class EventStream(Response):
         self._writes = writes
         self._write_part: WritePart | None = None
         self._has_begun = False
-        self._request_id = "-"
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write_part = scope.get(WRITE_PART)
-        self._request_id = str(scope.get("state", {}).get("request_id", "-"))
+        self._scope = scope
         try:
             await run_until_disconnect(receive, self._send_all(send))
         except CancelledRequestError:
@@ -77,12 +77,12 @@ class EventStream(Response):
             except TwinfangError as error:
                 if not self._has_begun or isinstance(error, CancelledRequestError):
                     raise
-                tell_log(self._request_id, error)
+                tell_log(self._scope, error)
                 last = event(error_body(error)) + DONE
             except Exception:
                 if not self._has_begun:
                     raise
-                log.exception("request %s: its stream failed", self._request_id)
+                log.exception("request %s: its stream failed", self._scope.get("state", {}).get("request_id"))
                 failure = TwinfangError.told("the router failed on this request; its log says why")
                 last = event(error_body(failure)) + DONE
             limit.began()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -17,6 +18,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from router.http.half_close import COMMENT, CONTINUE, HalfClose
 from router.http.lingering import LingeringTransport
+from wire.address import host_port
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+UVICORN = logging.getLogger("uvicorn.of_connections")
+UVICORN.setLevel(logging.ERROR)
 
 WRITE_PART = "twinfang.write_part"
 """In a request's scope: writes a part of its answer, :data:`WritePart`."""
@@ -37,6 +46,7 @@ class HttpConnection(HttpToolsProtocol):
         self._half_close: HalfClose | None = None
         self._keeps_alive = True
         self._is_refused = False
+        self.logger = UVICORN  # its warnings name no client, and advise to install things
         self._is_in_head = True
         self._num_head_bytes = 0
         self._is_too_large = False
@@ -105,6 +115,7 @@ class HttpConnection(HttpToolsProtocol):
             )
         else:
             status, code = b"400 Bad Request", "invalid_http"
+        self._tell(code, "sent what is no HTTP request that can be taken")
         error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
@@ -115,6 +126,15 @@ class HttpConnection(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._keeps_alive = False
         super().shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self._tell("upgrade", "asked for another protocol, as WebSocket is, and is answered over HTTP")
+
+    def _tell(self, what: str, message: str) -> None:
+        host, port = self.client or ("?", 0)
+        lines.write(
+            logging.INFO, f"{what} from {host}", "%s: client %s %s", what, host_port(host, port), message
+        )
 
     @property
     def _max_bytes(self) -> int:

@@ -11,10 +11,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
-from wire.errors import InvalidRequestError, OverloadedError, TwinfangError
+from wire.errors import DeadlineError, InvalidRequestError, OverloadedError, TwinfangError
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 MAX_SHOWN_CHARS = 80
 IN_WORDS_OF_JSON = {
@@ -95,14 +98,22 @@ def _pieces(value: object) -> Iterator[str]:
 
 def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
     """Tells the client of ``error``, and the log if it is not the client's."""
-    tell_log(request_id_of(request), error)
+    tell_log(request.scope, error)
     return error_response(error)
 
 
-def tell_log(request_id: str, error: TwinfangError) -> None:
-    """All that is known of ``error``, unless it is the client's."""
-    if error.http_status >= 500:
-        log.error("request %s: %s: %s", request_id, error.code, error.message)
+def tell_log(scope: Scope, error: TwinfangError) -> None:
+    """All that is known of ``error``, unless it is a client's. Many of one kind are a line and a count."""
+    if error.http_status < 500:
+        return
+    state = scope.get("state", {})
+    level, kind = logging.ERROR, error.code
+    if isinstance(error, DeadlineError) and state.get("chose_deadline"):
+        level, kind = logging.INFO, f"{kind}, chosen by clients"
+    elif error.where:
+        kind = f"{kind} at {error.where}"
+    request_id = state.get("request_id", "-")
+    lines.write(level, kind, "request %s: %s: %s", request_id, kind, error.message)
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -17,9 +17,11 @@ from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
 from wire.handoff import Abandon, PartialTicket
 from wire.prefixes import PrefixNews
+from wire.repeated_lines import RepeatedLines
 from wire.rpc import ABANDON, PREFILL, call, call_for_replies
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 ABANDON_TIMEOUT_S = 5.0
 
@@ -145,7 +147,8 @@ class PrefillClient:
         try:
             await call(self._connection.channel, ABANDON, Abandon(request_id), timeout_s=ABANDON_TIMEOUT_S)
         except TwinfangError as error:
-            log.warning("request %s: the prefill server was not told of its end: %s", request_id, error)
+            kind = f"prefill server {self.address} was not told of a request's end"
+            lines.write(logging.WARNING, kind, "request %s: %s: %s", request_id, kind, error)
 
     async def _keep_watch(self) -> None:
         while True:

@@ -34,6 +34,8 @@ class TwinfangError(Exception):
         self.message = message
         """For the log and for operators."""
         self.param = param
+        self.where = ""
+        """The servers that it happened at, for the log; empty where none is known."""
         self._public: str | None = None
 
     @classmethod

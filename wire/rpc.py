@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 import msgpack
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
-from wire.errors import DeadlineError, TwinfangError, UnavailableError, error_from_code
+from wire.errors import DeadlineError, TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import (
     Cancel,
     ConnectPeers,
@@ -50,8 +51,10 @@ from wire.handoff import (
     Ticket,
 )
 from wire.prefixes import GetPrefixes, PrefixNews
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 T = TypeVar("T")
 
@@ -181,7 +184,7 @@ def unary_handler(
         try:
             return encode(await serve(decode(data, method.request), context))
         except Exception as error:
-            return encode(_error_reply(method, error))
+            return encode(_error_reply(method, error, context))
 
     return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -200,12 +203,23 @@ def replies_handler(
                 async for reply in replies:
                     await context.write(encode(reply))
         except Exception as error:
-            await context.write(encode(_error_reply(method, error)))
+            await context.write(encode(_error_reply(method, error, context)))
 
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-def _error_reply(method: Method | StreamMethod, error: Exception) -> ErrorReply:
+def tell_of_unreadable(name: str, context: grpc.aio.ServicerContext[Any, Any], error: TwinfangError) -> None:
+    """Who sent it: whoever sends such messages is of another version, or none of ours."""
+    peer = unquote(context.peer())
+    host = peer.rpartition(":")[0]  # a port is another one with each connection
+    lines.write(logging.WARNING, f"{name} from {host}", "%s from %s: %s", name, peer, error)
+
+
+def _error_reply(
+    method: Method | StreamMethod, error: Exception, context: grpc.aio.ServicerContext[Any, Any]
+) -> ErrorReply:
+    if isinstance(error, WireError):
+        tell_of_unreadable(method.name, context, error)
     if isinstance(error, TwinfangError):
         return ErrorReply(error.code, error.message)
     log.error("%s failed", method.path, exc_info=error)

@@ -82,6 +82,7 @@ async def test_a_drain_by_an_operator_is_no_business_of_clients(make_admin_stack
 async def test_what_a_server_says_of_its_failure_goes_to_the_log_and_to_operators(
     make_admin_stack, caplog, cls
 ):
+    caplog.set_level(logging.DEBUG)  # what repeats is counted, and each is a line for debugging
     stack = await make_admin_stack()
     for after, stream in (((), False), ((), True), ((300,), True)):
         told_once = iter([failing(cls(INSIDE), after=after)])
