@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
+from engine.grammar.following import Following
 from engine.landed import Landed, still_in
 from engine.launched_step import LaunchedStep, RowResult
 from engine.load import load_of
@@ -29,7 +29,7 @@ from engine.token_gaps import measure_gaps
 from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
-from wire.errors import InvalidRequestError, TwinfangError, error_from_code
+from wire.errors import InvalidRequestError, TwinfangError
 from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
 from wire.handoff import Digests
 from wire.lockstep import StepShape
@@ -71,11 +71,10 @@ class Engine:
         self._store = parts.store
         self._checks = parts.checks
         self._runner = parts.runner
+        self._following = Following(self.grammars, self._runner)
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
-        self._following: dict[str, Request] = {}
-        """Requests with grammars, by id."""
         self._kept: dict[str, Request] = {}
         self._read_s = 0.0
         """When the last step was read back."""
@@ -132,15 +131,12 @@ class Engine:
         """
         try:
             self._check_ids(request)
-            self._follow(request)
+            self._following.open(request)
             self.scheduler.add(request)
         except TwinfangError:
-            if request.follower is not None:
-                self.grammars.drop(request.follower)
+            self._following.drop(request)
             raise
-        if request.follower is not None:
-            self._following[request.request_id] = request
-            self.grammars.add(request.follower, request.request_id)
+        self._following.add(request)
 
     def _check_ids(self, request: Request) -> None:
         vocab_size = self.model.config.vocab_size
@@ -149,12 +145,6 @@ class Engine:
                 raise InvalidRequestError(
                     f"token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}"
                 )
-
-    def _follow(self, request: Request) -> None:
-        grammar = None if request.params is None else request.params.grammar
-        if grammar is not None and request.follower is None:
-            request.follower = self.grammars.follow(grammar, request.tokens[request.num_prompt :])
-            request.follower.opened.result()
 
     def cancel(self, request_id: str) -> Request | None:
         """Ends a request wherever it is and returns it; None if it has ended already.
@@ -252,17 +242,13 @@ class Engine:
         if not self._following:
             return ()
         self._land_needed()
-        awaited = [r.follower for r in self._following.values() if r.row >= 0 and r.follower is not None]
-        return tuple(
-            GrammarNews(one.request_id, one.masks, _reply_of(one.error))
-            for one in self.grammars.news(awaited)
-        )
+        return self._following.news()
 
     @torch.inference_mode()
     def step_with(self, news: tuple[GrammarNews, ...]) -> StepResult:
         """The same with what has come of grammars: of several ranks rank 0 says that to all."""
         self._land_needed()
-        self._take_in(news)
+        self._following.take(news, self._fail)
         plan = self.scheduler.schedule()
         self._move(plan)
         plan, failed = self._without(plan, self._damaged(plan))
@@ -291,19 +277,9 @@ class Engine:
         if self._in_flight and (follows or self.scheduler.must_preempt):
             self._land_all()
 
-    def _take_in(self, news: tuple[GrammarNews, ...]) -> None:
-        for one in news:
-            request = self._following.get(one.request_id)
-            if request is None or request.follower is None:  # it has ended meanwhile
-                continue
-            if one.error is not None:
-                error = error_from_code(one.error.code, one.error.message)
-                self._landed.outputs.add(self._failed(request, error))
-                self._leave(request)
-                continue
-            request.follower.masks = np.frombuffer(one.masks, dtype=np.int32)
-            if request.row >= 0:
-                self._runner.allow(request)
+    def _fail(self, request: Request, error: TwinfangError) -> None:
+        self._landed.outputs.add(self._failed(request, error))
+        self._leave(request)
 
     def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
         """What has been read back since the last result, and what the plan has begun."""
@@ -396,17 +372,7 @@ class Engine:
             for row, result in brought:
                 self._land(row, result)
             if self._following:
-                self._ask([(row.request, result) for row, result in brought if row.samples])
-
-    def _ask(self, gained: list[tuple[Request, RowResult]]) -> None:
-        """Asks what may come behind the tokens gained, where a grammar says that."""
-        going_on = [
-            (request, result) for request, result in gained if request.follower and not request.finish_reason
-        ]
-        drafts = self._runner.drafts([request for request, _ in going_on]) if going_on else []
-        for (request, result), drafted in zip(going_on, drafts, strict=True):
-            assert request.follower is not None
-            self.grammars.ask(request.follower, result.tokens, drafted)
+                self._following.ask((row.request, result.tokens) for row, result in brought if row.samples)
 
     def _extend(self, row: PlannedRow, result: RowResult) -> None:
         """Gained tokens join the answer; a forced one is the prompt's own."""
@@ -420,9 +386,8 @@ class Engine:
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
             self.measures.state_faults["logits"] += 1
-            self._landed.outputs.add(self._failed(request, fault))
             self.scheduler.owned.give_up(row)
-            self._leave(request)
+            self._fail(request, fault)
             return
         self.scheduler.landed(row, result.accepted)
         if row.samples:
@@ -486,9 +451,7 @@ class Engine:
     def _ended(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         self.measures.ended[reason] += 1
-        if request.follower is not None:
-            self._following.pop(request.request_id, None)
-            self.grammars.drop(request.follower)
+        self._following.drop(request)
 
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)
@@ -520,7 +483,3 @@ class Engine:
 def _follows(launched: LaunchedStep) -> bool:
     """Whether a step in flight brings tokens that a grammar follows."""
     return any(row.request.follower is not None and row.samples for row in launched.plan.rows)
-
-
-def _reply_of(error: TwinfangError | None) -> ErrorReply | None:
-    return None if error is None else ErrorReply(error.code, error.message)

@@ -12,7 +12,8 @@ from engine.capacity import CapacityPlan
 from engine.checks import Checks, NoChecks
 from engine.config import EngineConfig
 from engine.fingerprint import fingerprint
-from engine.grammar.grammars import Grammars, GrammarSource, RemoteGrammars
+from engine.grammar.grammars import Grammars
+from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.host_store import HostStore
 from engine.models import load_model, read_config
 from engine.models.causal_lm import CausalLM

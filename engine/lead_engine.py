@@ -47,7 +47,7 @@ class LeadEngine(Engine):
         self._tell = tell
 
     def add(self, request: Request) -> None:
-        self._follow(request)
+        self._following.open(request)
         self._tell(
             AddRequest(
                 request_id=request.request_id,

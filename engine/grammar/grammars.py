@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from engine.grammar.follower import Follower
 from engine.grammar.lane import Lane, LaneEnd
 from engine.grammar.lane_process import LaneSettings
 from engine.grammar.messages import Followed, Job
+from engine.grammar.source import News
 from wire.errors import GrammarError, ModelLoadError, OverloadedError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -53,61 +54,6 @@ MAX_SHARED_LANES = 4
 MAX_NICENESS = 19
 REMEMBERED = 1024
 """Grammars that are known to be slow or wrong."""
-
-
-class News(NamedTuple):
-    """What may come next in one answer."""
-
-    request_id: str
-    masks: bytes
-    """As :attr:`Follower.masks`."""
-    error: TwinfangError | None
-    """Why the answer can't go on."""
-
-
-class GrammarSource(Protocol):
-    """Where an engine gets masks from."""
-
-    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower: ...
-
-    def add(self, follower: Follower, request_id: str) -> None: ...
-
-    def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None: ...
-
-    def drop(self, follower: Follower) -> None: ...
-
-    def news(self, awaited: Sequence[Follower]) -> list[News]: ...
-
-    def on_news(self, tell: Callable[[], None]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class RemoteGrammars:
-    """Of a rank other than 0. Rank 0 tells it all masks and errors: no clock but its enters a plan."""
-
-    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
-        follower = Follower(0, grammar, [])
-        follower.begun()
-        return follower
-
-    def add(self, follower: Follower, request_id: str) -> None:
-        pass
-
-    def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
-        follower.masks = None
-
-    def drop(self, follower: Follower) -> None:
-        pass
-
-    def news(self, awaited: Sequence[Follower]) -> list[News]:
-        return []
-
-    def on_news(self, tell: Callable[[], None]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _Known(NamedTuple):

@@ -1,0 +1,95 @@
+"""The requests of an engine whose answers follow grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from engine.grammar.source import GrammarSource
+from engine.request import Request
+from wire.errors import TwinfangError, error_from_code
+from wire.generation import ErrorReply
+from wire.ranks import GrammarNews
+
+
+class Rows(Protocol):
+    """What steps read of them."""
+
+    def allow(self, request: Request) -> None:
+        """What a running request's grammar allows next has come."""
+
+    def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What the next step will try for each."""
+
+
+class Following:
+    """Asks for masks and hands out those that have come, between two steps. The engine's thread calls it."""
+
+    def __init__(self, grammars: GrammarSource, rows: Rows) -> None:
+        self._grammars = grammars
+        self._rows = rows
+        self._requests: dict[str, Request] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def open(self, request: Request) -> None:
+        """Waits for the first masks of a request that comes without a follower. Raises
+        :class:`wire.errors.GrammarError` for a grammar that can't be followed."""
+        grammar = None if request.params is None else request.params.grammar
+        if grammar is not None and request.follower is None:
+            request.follower = self._grammars.follow(grammar, request.tokens[request.num_prompt :])
+            request.follower.opened.result()
+
+    def add(self, request: Request) -> None:
+        """The request was queued."""
+        if request.follower is not None:
+            self._requests[request.request_id] = request
+            self._grammars.add(request.follower, request.request_id)
+
+    def drop(self, request: Request) -> None:
+        """It has ended, or was refused."""
+        if request.follower is not None:
+            self._requests.pop(request.request_id, None)
+            self._grammars.drop(request.follower)
+
+    def news(self) -> tuple[GrammarNews, ...]:
+        """What has come since the last step; what rows need soon is waited for a moment."""
+        awaited = [
+            one.follower for one in self._requests.values() if one.row >= 0 and one.follower is not None
+        ]
+        return tuple(
+            GrammarNews(
+                one.request_id,
+                one.masks,
+                None if one.error is None else ErrorReply(one.error.code, one.error.message),
+            )
+            for one in self._grammars.news(awaited)
+        )
+
+    def take(self, news: Iterable[GrammarNews], fail: Callable[[Request, TwinfangError], None]) -> None:
+        """Lets rows choose what has come; ``fail`` is called with those that can't go on, and why."""
+        for one in news:
+            request = self._requests.get(one.request_id)
+            if request is None or request.follower is None:  # it has ended meanwhile
+                continue
+            if one.error is not None:
+                fail(request, error_from_code(one.error.code, one.error.message))
+                continue
+            request.follower.masks = np.frombuffer(one.masks, dtype=np.int32)
+            if request.row >= 0:
+                self._rows.allow(request)
+
+    def ask(self, gained: Iterable[tuple[Request, Sequence[int]]]) -> None:
+        """Asks what may come behind the tokens that answers have gained, and behind the drafts of more."""
+        going_on = [
+            (request, token_ids)
+            for request, token_ids in gained
+            if request.follower is not None and request.finish_reason is None
+        ]
+        drafts = self._rows.drafts([request for request, _ in going_on]) if going_on else []
+        for (request, token_ids), drafted in zip(going_on, drafts, strict=True):
+            assert request.follower is not None
+            self._grammars.ask(request.follower, token_ids, drafted)
