@@ -121,11 +121,9 @@ class _Lane:
         began_s = time.thread_time()
         self._arm()
         matcher = self._matchers[job.key] if job.grammar is None else self._open(job.key, job.grammar)
+        failing = "compiled" if matcher.is_error() else "followed"
         masks = _masks(matcher, job, self._settings)
-        error = None
-        if matcher.is_error():
-            has_begun = job.grammar is None or bool(job.token_ids)
-            error = f"can't be {'followed' if has_begun else 'compiled'}: {_short(matcher.get_error())}"
+        error = f"can't be {failing}: {_short(matcher.get_error())}" if matcher.is_error() else None
         is_slow = self._settings.is_shared and time.thread_time() - began_s > SLOW_JOB_S
         return Followed(job.key, masks, error, is_slow)
 

@@ -212,7 +212,8 @@ def test_where_there_is_no_other_server_answers_end_where_they_are(stack):
             assert admin(stack, "POST", f"/workers/{second}/drain")["state"] == "draining"
             refused = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=TIMEOUT_S)
         assert refused.status_code == 503
-        assert "undrain" in refused.json()["error"]["message"]
+        assert "no decode server is ready" in refused.json()["error"]["message"]
+        assert "undrain" in admin(stack, "GET", "/pools")["problem"], "what to do is the operator's to know"
         assert answer.result(timeout=TIMEOUT_S) == expected
     for worker in (first, second):
         admin(stack, "POST", f"/workers/{worker}/undrain")
