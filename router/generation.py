@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from router.admission.gate import Asked, Place
+from router.admission.gate import Asked
+from router.admission.place import Place
 from router.answer import Answer, Delta
 from router.choice import Choice
 from router.dispatch import Dispatch
@@ -82,9 +83,15 @@ class Generation:
         metrics.request_queue.observe(self._place.queue_s)
         timer = asyncio.get_running_loop().call_at(self._deadline, self._expire)
         self._exits.callback(timer.cancel)
-        for index in range(len(self._choices)):
-            self._start(index)
+        self._place.begin = self._begin
+        self._begin(self._place.num_places)
         return self
+
+    def _begin(self, count: int) -> None:
+        """So many further choices, those that come next."""
+        begun = len(self._dispatches)
+        for index in range(begun, begun + count):
+            self._start(index)
 
     def _expire(self) -> None:
         for index in self._unfinished:
@@ -182,6 +189,8 @@ class Generation:
             dispatch = self._dispatches[index]
             dispatch.cancel()  # a stop string: the server does not know yet
             self._note_end(index)
+            if self._place is not None and len(self._unfinished) > 1:
+                self._model.gate.choice_ended(self._place)
             if answer.stats is not None:
                 self._services.metrics.phases.decoded(
                     answer.stats, dispatch.first_output_s, was_early=dispatch.was_early

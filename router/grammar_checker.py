@@ -18,6 +18,8 @@ MAX_AT_ONCE = 8
 """Grammars that are compiled side by side; more wait. They share the cores, so a quick one is soon done."""
 MAX_KEPT_BYTES = 8 << 20
 """Of grammars whose checks are remembered."""
+IDLE_S = 20.0
+"""Without a question for so long the process ends; the next one starts another."""
 MODULE = "router.grammar_process"
 
 
@@ -35,7 +37,9 @@ class GrammarChecker:
         self._starting = asyncio.Lock()
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._asked: dict[int, asyncio.Future[Reply]] = {}
+        self._asked: dict[int, tuple[Process, asyncio.Future[Reply]]] = {}
+        """By their numbers, and who was asked."""
+        self._idle: asyncio.TimerHandle | None = None
         self._kept: OrderedDict[bytes, Checked] = OrderedDict()
         self._num_kept_bytes = 0
 
@@ -65,6 +69,8 @@ class GrammarChecker:
         return checked.grammar if is_text else grammar
 
     async def close(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
         if self._process is None or self._reading is None:
             return
         self._reading.cancel()
@@ -76,16 +82,30 @@ class GrammarChecker:
         process = await self._running()
         assert process.stdin is not None
         number = next(self._numbers)
-        reply = self._asked[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._asked[number] = process, reply
         try:
             process.stdin.write(pack(Question(number, grammar, is_text)))
             await process.stdin.drain()
-            answer: Reply = await reply
-            return answer
+            return await reply
         except ConnectionError as error:
             raise TwinfangError("the grammar could not be checked: its process has ended") from error
         finally:
             self._asked.pop(number, None)
+            self._end_later(process)
+
+    def _end_later(self, process: Process) -> None:
+        """Its memory comes back when there has been nothing to check for a while."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = (
+            None if self._asked else asyncio.get_running_loop().call_later(IDLE_S, self._end, process)
+        )
+
+    def _end(self, process: Process) -> None:
+        if not self._asked and process.stdin is not None:
+            process.stdin.close()
+            self._process = None
 
     async def _running(self) -> Process:
         async with self._starting:
@@ -106,13 +126,13 @@ class GrammarChecker:
             while True:
                 (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
                 reply = Reply(*unpack(await process.stdout.readexactly(length)))
-                future = self._asked.get(reply.number)
-                if future is not None and not future.done():
-                    future.set_result(reply)
+                asked = self._asked.get(reply.number)
+                if asked is not None and not asked[1].done():
+                    asked[1].set_result(reply)
         except asyncio.IncompleteReadError:  # it has ended; the next question starts another one
             await process.wait()
-            for future in self._asked.values():
-                if not future.done():
+            for owner, future in self._asked.values():
+                if owner is process and not future.done():
                     future.set_exception(TwinfangError("the grammar could not be checked: its process ended"))
 
     def _keep(self, digest: bytes, checked: Checked) -> None:

@@ -44,8 +44,6 @@ PER_JOB_S = 0.02
 """Processor time of a slow follower: 20 ms a mask on average is 20 times what schemas of hundreds of fields
 take, with a vocabulary of 128,000 tokens."""
 MAX_LANE_BYTES = 512 << 20
-MAX_IDLE_BYTES = 32 << 20
-"""A shared lane that has taken more than this is replaced once it has no followers: memory comes back."""
 MAX_OWN_LANES = 8
 MAX_WAITING = 8
 """Slow followers that wait for one of these lanes; one more is refused."""
@@ -255,9 +253,6 @@ class Grammars:
             del self._own[follower.key]
             lane.end()
             self._let_in()
-        elif lane.num_followers == 0 and lane.num_bytes_grown > MAX_IDLE_BYTES:
-            self._shared.remove(lane)
-            lane.end()
         else:
             lane.drop(follower.key)
 
@@ -314,6 +309,13 @@ class Grammars:
         self._news.append((follower, masks, error))
         if len(self._news) == 1:  # else whoever was told has not come yet
             self._on_news()
+
+    def may_end(self, lane: Lane) -> bool:
+        with self._lock:
+            if lane.num_followers or lane not in self._shared:
+                return False
+            self._shared.remove(lane)
+            return True
 
     def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
         """Its followers begin anew elsewhere. What it worked on last gets a lane of its own, or had one."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import queue
 import signal
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from engine.grammar.lane_process import LaneSettings, run
@@ -21,6 +19,10 @@ log = logging.getLogger(__name__)
 _processes = multiprocessing.get_context("forkserver")
 """A lane is made in milliseconds: as a copy of a process that has imported what lanes need."""
 _processes.set_forkserver_preload(["engine.grammar.lane_process"])
+
+
+IDLE_S = 20.0
+"""A lane that has been idle for so long asks whether it may end: its memory comes back."""
 
 
 class LaneEnd(NamedTuple):
@@ -39,6 +41,9 @@ class LaneUser(Protocol):
     def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
         """The process is gone unasked: ``keys`` are those of jobs without an answer, in their order."""
 
+    def may_end(self, lane: Lane) -> bool:
+        """The lane has had nothing to do for a while. True: nobody needs it, and it ends."""
+
     def failed(self, lane: Lane, why: str) -> None:
         """The process can't follow grammars of this model at all."""
 
@@ -54,7 +59,6 @@ class Lane:
         self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
         self._process: multiprocessing.process.BaseProcess | None = None
         self._has_ended = False
-        self._num_bytes = 0
         self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
         self._thread.start()
 
@@ -71,11 +75,6 @@ class Lane:
         self._queue.put(None)
         if self._process is not None:
             self._process.kill()
-
-    @property
-    def num_bytes_grown(self) -> int:
-        """Memory that the process has taken since it was ready; 0 where the system does not tell."""
-        return _resident_bytes(self._process.pid) - self._num_bytes if self._process is not None else 0
 
     def join(self) -> None:
         self._thread.join()
@@ -94,10 +93,9 @@ class Lane:
             if ready.error is not None:
                 self._user.failed(self, ready.error)
                 return
-            self._num_bytes = _resident_bytes(process.pid)
             while not self._has_ended and (jobs := self._next_jobs()) is not None:
                 waiting = list(jobs.jobs)
-                ours.send_bytes(encode(jobs))
+                ours.send_bytes(encode(jobs))  # none, now and then: whoever is there hears it
                 while waiting:
                     answer = decode(ours.recv_bytes(), FollowedAll)
                     del waiting[: len(answer.followed)]
@@ -114,7 +112,10 @@ class Lane:
 
     def _next_jobs(self) -> Jobs | None:
         """All that wait, at least one; None: the lane is to end."""
-        items = [self._queue.get(), *self._left()]
+        try:
+            items = [self._queue.get(timeout=IDLE_S), *self._left()]
+        except queue.Empty:
+            return None if self._user.may_end(self) else Jobs((), ())
         if None in items:
             return None
         ended = {item for item in items if isinstance(item, int)}
@@ -122,7 +123,7 @@ class Lane:
         return Jobs(jobs, tuple(ended))
 
     def _left(self) -> list[Job | int | None]:
-        items = []
+        items: list[Job | int | None] = []
         while not self._queue.empty():
             items.append(self._queue.get())
         return items
@@ -133,10 +134,3 @@ class Lane:
         if exit_code in (-signal.SIGABRT, 1):  # Rust's way to tell, and Python's
             return LaneEnd(f"it needs more than {self.settings.max_bytes >> 20} MB of memory", False)
         return LaneEnd(f"its process ended with exit code {exit_code}", False)
-
-
-def _resident_bytes(pid: int | None) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except (OSError, IndexError):
-        return 0

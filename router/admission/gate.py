@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, Turn
+from router.admission.place import RESERVED, Place, first_places
 from router.admission.residence import Residence
 from router.admission.room import Room
 from router.config import RouterConfig
@@ -40,25 +41,13 @@ class Asked:
     """Of all its prompts, each counted once a choice."""
 
 
-class Place:
-    """What a request holds that was let in."""
-
-    def __init__(self, turn: Turn, queue_s: float) -> None:
-        self.turn = turn
-        self.queue_s = queue_s
-        self.num_answer_tokens = 0
-        """Told by the request's owner before it leaves: the key is charged for them."""
-        self.since_s = time.monotonic()
-
-
 class Gate:
     """Lets requests in one by one, as the queue orders them and as there is room.
 
     A place is one choice's, since each is a row on a decode server. A request gets all of its places at once,
-    and one with more choices than there are places gets in once nothing else runs: nobody overtakes it
-    meanwhile. ``room`` says what the servers have; None while no request could be served at all. Then
-    requests wait for ``hold_s``, as long as ``may_return`` says that this may end; ``problem`` is what they
-    are told after that.
+    but for one of many choices, which gets them by and by (:class:`Place`). Nobody overtakes. ``room`` says
+    what the servers have; None while no request could be served at all. Then requests wait for ``hold_s``, as
+    long as ``may_return`` says that this may end; ``problem`` is what they are told after that.
     """
 
     def __init__(
@@ -76,7 +65,9 @@ class Gate:
         self._problem = problem
         self._may_return = may_return
         self._queue = FairQueue()
-        self._admissions: dict[Turn, asyncio.Future[None]] = {}
+        self._admissions: dict[Turn, asyncio.Future[Place]] = {}
+        self._growing: dict[Place, None] = {}
+        """Those with choices that have not begun, oldest first."""
         self._look: asyncio.TimerHandle | None = None
         self._empty_since_s: float | None = None
 
@@ -121,9 +112,7 @@ class Gate:
         to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
         :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
         turn = Turn(asked.key, asked.priority, asked.num_choices, asked.num_tokens, time.monotonic())
-        if not self._admits(turn):
-            await self._wait(turn, deadline)
-        place = Place(turn, time.monotonic() - turn.since_s)
+        place = self._admits(turn) or await self._wait(turn, deadline)
         try:
             yield place
         finally:
@@ -133,8 +122,19 @@ class Gate:
         """Waits in the queue and takes no place: for what can't be checked before a server has said what it
         can take. Raises what :meth:`enter` raises."""
         turn = Turn(key, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
-        if not self._admits(turn):
+        if self._admits(turn) is None:
             await self._wait(turn, deadline)
+
+    def choice_ended(self, place: Place) -> None:
+        """One of a request's choices has ended while others go on or have not begun: another one takes its
+        place, or somebody who waits."""
+        if place.num_left and (not len(self._queue) or place.num_places == 1):
+            place.num_places -= 1
+            place.grow(1)
+        elif place.num_places > 1:
+            place.num_places -= 1
+            self.num_in_flight -= 1
+            self.look()
 
     # --- in ----------------------------------------------------------------------------------------
 
@@ -145,41 +145,46 @@ class Gate:
             raise self._problem()
         return room
 
-    def _admits(self, turn: Turn) -> bool:
-        """Whether it was let in without a wait."""
+    def _admits(self, turn: Turn) -> Place | None:
+        """What it holds if it was let in without a wait."""
         room = self._room_or_hold()
-        if room is None or len(self._queue) or not self._fits(turn, room):
-            return False
-        self.num_in_flight += turn.num_places
-        return True
+        if room is None or len(self._queue):
+            return None
+        return self._placed(turn, room)
 
-    def _fits(self, turn: Turn, room: Room, just_sent: int = 0) -> bool:
-        if not self.num_in_flight:
-            return True  # else what never fits would never run
+    def _placed(self, turn: Turn, room: Room, just_sent: int = 0) -> Place | None:
+        """What it holds from now on; None: there is no room for it."""
         places = min(self.limits.max_in_flight, room.places)
-        return self.num_in_flight + turn.num_places <= places and room.lets_in(
-            turn.num_tokens, just_sent=just_sent
-        )
+        wanted = first_places(turn, places=places, taken=self.num_in_flight)
+        if self.num_in_flight:  # else what never fits would never run
+            num_tokens = turn.num_tokens * wanted // max(1, turn.num_places)
+            if self.num_in_flight + wanted > places or not room.lets_in(num_tokens, just_sent=just_sent):
+                return None
+        self.num_in_flight += wanted
+        place = Place(turn, wanted)
+        if place.num_left:
+            self._growing[place] = None
+        return place
 
-    async def _wait(self, turn: Turn, deadline: float) -> None:
+    async def _wait(self, turn: Turn, deadline: float) -> Place:
         if self._is_full:
             displaced = self._queue.displaced_by(turn.key, turn.priority)
             if displaced is None:
                 raise self._overloaded()
             self._give_up(displaced, self._overloaded())
-        admission = asyncio.get_running_loop().create_future()
+        admission: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         self._admissions[turn] = admission
         self._queue.push(turn)
         self._let_in()
         try:
             async with asyncio.timeout_at(deadline):
-                await admission
+                return await admission
         except BaseException as error:
             if turn in self._admissions:
                 self._forget(turn)
                 self._let_in()  # it may have been in the way of smaller ones
             elif admission.done() and not admission.cancelled() and admission.exception() is None:
-                self._release(turn)  # let in and gone in the same moment
+                self._release(admission.result())  # let in and gone in the same moment
             if isinstance(error, TimeoutError):
                 raise DeadlineError.told(
                     f"the request waited for its turn until its deadline: {self.num_in_flight} choices are "
@@ -189,7 +194,7 @@ class Gate:
 
     def look(self) -> None:
         """There may be room that was not there before."""
-        if len(self._queue):
+        if len(self._queue) or self._growing:
             self._let_in()
 
     def _let_in(self) -> None:
@@ -200,19 +205,32 @@ class Gate:
         else:
             self._empty_since_s = None
             just_sent = 0
-            while (turn := self._queue.next()) is not None and self._fits(turn, room, just_sent):
+            while (turn := self._queue.next()) is not None:
                 if self._admissions[turn].done():  # it is about to go away, and has not run since
                     self._forget(turn)
                     continue
+                if (place := self._placed(turn, room, just_sent)) is None:
+                    break
                 self._queue.serve(turn)
-                self.num_in_flight += turn.num_places
                 just_sent += turn.num_tokens
-                self._admissions.pop(turn).set_result(None)
+                self._admissions.pop(turn).set_result(place)
+            if not len(self._queue):
+                self._grow(min(self.limits.max_in_flight, room.places))
         self._look_again()
+
+    def _grow(self, places: int) -> None:
+        """Nobody waits: who has choices left gets what is free, but for what is kept for those to come."""
+        for place in list(self._growing):
+            count = min(place.num_left, places - places // RESERVED - self.num_in_flight)
+            if count > 0:
+                self.num_in_flight += count
+                place.grow(count)
+            if not place.num_left:
+                del self._growing[place]
 
     def _look_again(self) -> None:
         """Room comes from servers too: they appear, compute prompts, lose other routers' requests."""
-        if len(self._queue) and self._look is None:
+        if (len(self._queue) or self._growing) and self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._on_look)
 
     def _on_look(self) -> None:
@@ -224,10 +242,11 @@ class Gate:
     def _leave(self, place: Place) -> None:
         self.residence.left(time.monotonic() - place.since_s)
         self._queue.charge(place.turn, ANSWER_WEIGHT * place.num_answer_tokens)
-        self._release(place.turn)
+        self._release(place)
 
-    def _release(self, turn: Turn) -> None:
-        self.num_in_flight -= turn.num_places
+    def _release(self, place: Place) -> None:
+        self._growing.pop(place, None)
+        self.num_in_flight -= place.num_places
         self.look()
 
     def _without_servers(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.grammar import grammars as grammars_module
+from engine.grammar import lane as lane_module
 from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars
 from engine.grammar.lane import Lane
 from engine.request import Request
@@ -153,6 +154,18 @@ def test_what_was_followed_in_a_process_that_died_is_followed_on_in_another(gram
     dead.join()
     _, expected = opened(grammars, WORDS, [first, second])
     assert (after == expected).all()
+
+
+def test_a_lane_without_followers_ends_and_the_next_grammar_makes_another(grammars, monkeypatch):
+    monkeypatch.setattr(lane_module, "IDLE_S", 0.01)
+    follower, _ = opened(grammars, WORDS)
+    lane = follower.lane
+    assert follow_on(grammars, follower, allowed_first(grammars, follower), 3) == (3, None)
+    grammars.drop(follower)
+    lane.join()
+    assert not grammars._shared
+    again, _ = opened(grammars, WORDS)
+    assert again.lane is not lane
 
 
 def test_only_a_few_rows_may_wait_for_slow_grammars(grammars, monkeypatch):

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError
 from router.access import key_file
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
+from router.admission.place import RESERVED
 from router.admission.room import MARGIN_A_PREFILL_SERVER
 from tests.router.conftest import MODEL, TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
@@ -285,3 +286,27 @@ async def test_a_router_that_is_stopped_first_says_so_then_ends_what_runs_and_lo
     for key in (ALICE, BATCH, secret):
         assert key not in written
         assert digest_of(key).hex() not in written
+
+
+async def test_many_choices_begin_by_and_by_and_a_small_request_is_answered_meanwhile(make_stack):
+    """They take three quarters of the places at first; each choice is answered, in its order."""
+    stack = await make_stack()
+    decode, gate = stack.decode[0], asyncio.Event()
+
+    async def script(submit, send):
+        if submit.params.max_tokens == 2:
+            await gate.wait()
+        await saying([300, 301])(submit, send)
+
+    decode.script = script
+    large = asyncio.create_task(stack.complete(n=40, max_tokens=2))
+    num_begun = stack.gate.places - stack.gate.places // RESERVED
+    await until(lambda: len(decode.submitted) == num_begun)
+    small = await stack.complete(max_tokens=1)
+    assert small.status_code == 200
+    assert len(decode.submitted) == num_begun + 1
+    gate.set()
+    response = await large
+    assert response.status_code == 200
+    assert [choice["index"] for choice in response.json()["choices"]] == list(range(40))
+    assert response.json()["usage"]["completion_tokens"] == 80

@@ -79,6 +79,14 @@ async def test_only_so_many_are_compiled_side_by_side(checker, monkeypatch):
     assert most == grammar_checker.MAX_AT_ONCE
 
 
+async def test_a_process_without_questions_ends_and_the_next_question_starts_another(checker, monkeypatch):
+    monkeypatch.setattr(grammar_checker, "IDLE_S", 0.01)
+    await checker.check(GOOD, param="p")
+    process = checker._process
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await checker.check('start: "c"', param="p") == 'start: "c"'
+
+
 async def test_another_process_is_started_when_one_has_died(checker):
     await checker.check(GOOD, param="p")
     process = checker._process

@@ -31,13 +31,23 @@ class Client:
         self.gate = gate
         self.asked = Asked(key, priority, num_choices, 10 * num_choices)
         self.is_in = False
+        self.num_begun = 0
         self.done = asyncio.Event()
         self.task = asyncio.create_task(self._run(asyncio.get_running_loop().time() + timeout_s))
 
     async def _run(self, deadline: float) -> None:
-        async with self.gate.enter(self.asked, deadline=deadline):
+        async with self.gate.enter(self.asked, deadline=deadline) as self.place:
             self.is_in = True
+            self.place.begin = self._begin
+            self._begin(self.place.num_places)
             await self.done.wait()
+
+    def _begin(self, count: int) -> None:
+        self.num_begun += count
+
+    def choice_ends(self) -> None:
+        """One of several."""
+        self.gate.choice_ended(self.place)
 
     async def leave(self) -> None:
         self.done.set()
@@ -82,24 +92,67 @@ async def test_as_many_run_as_servers_have_room_for_and_the_rest_wait():
 
 
 async def test_choices_are_counted_not_requests():
-    async with gate_of(rows=4) as (gate, _):
+    async with gate_of(rows=16) as (gate, _):
+        others = await clients_of(gate, 11)
         clients = await clients_of(gate, 2, num_choices=3)
         assert [client.is_in for client in clients] == [True, False]
         late = await clients_of(gate, 1)
         assert not late[0].is_in, "a small request overtook a large one"
         await clients[0].leave()
         await until(lambda: clients[1].is_in and late[0].is_in)
-        await leave([*clients, *late])
+        await leave([*clients, *late, *others])
 
 
-async def test_a_request_with_more_choices_than_there_are_places_runs_alone():
-    async with gate_of(rows=2) as (gate, _):
-        first, large = await clients_of(gate, 1) + await clients_of(gate, 1, num_choices=10)
-        assert not large.is_in
+async def test_a_request_of_many_choices_leaves_places_to_others():
+    async with gate_of(rows=16) as (gate, _):
+        (large,) = await clients_of(gate, 1, num_choices=100)
+        assert large.num_begun == 12
+        small = await clients_of(gate, 4)
+        assert all(client.is_in for client in small)
+        assert gate.num_in_flight == gate.places
+        await leave([large, *small])
+
+
+async def test_a_second_one_waits_for_one_place_and_keeps_nobody_behind_it_waiting():
+    async with gate_of(rows=16) as (gate, _):
+        first, second = await clients_of(gate, 2, num_choices=100)
+        assert (first.num_begun, second.num_begun) == (12, 1)
+        small = await clients_of(gate, 4)
+        assert [client.is_in for client in small] == [True, True, True, False]
+        first.choice_ends()
+        assert first.num_begun == 12, "its place is for who waits"
+        await until(lambda: small[3].is_in)
+        await leave([second, *small])
+        await until(lambda: first.num_begun == 13)
         await first.leave()
-        await until(lambda: large.is_in)
-        assert gate.num_in_flight == 10
+
+
+async def test_choices_that_are_left_begin_as_others_end_and_as_places_are_free():
+    async with gate_of(rows=16) as (gate, _):
+        small = await clients_of(gate, 14)
+        (large,) = await clients_of(gate, 1, num_choices=20)
+        assert large.num_begun == 1
+        await leave(small)
+        await until(lambda: large.num_begun == 12)
+        for _ in range(8):
+            large.choice_ends()
+        assert large.num_begun == 20
+        assert gate.num_in_flight == 12
+        for _ in range(11):
+            large.choice_ends()
+        assert gate.num_in_flight == 1, "places of choices that ended are others' before the request has"
         await large.leave()
+
+
+async def test_the_last_place_stays_until_all_choices_have_begun():
+    async with gate_of(rows=2) as (gate, _):
+        (large,) = await clients_of(gate, 1, num_choices=10)
+        small = await clients_of(gate, 3)
+        for number in range(9):
+            large.choice_ends()
+            assert large.num_begun >= 2 + number
+        assert large.num_begun == 10
+        await leave([large, *small])
 
 
 async def test_the_operators_limit_holds_whatever_servers_have():
