@@ -112,7 +112,7 @@ class Connection:
     async def _ask_who(self) -> ServerInfo:
         """Raises what :meth:`examine` raises."""
         info = await self.examine(DESCRIBE_TIMEOUT_S)
-        self._problem = ""
+        self.succeeded()
         self.last_info = info
         return info
 
@@ -155,6 +155,10 @@ class Connection:
             return None
         self.heard()
         return news
+
+    def succeeded(self) -> None:
+        """Nothing is wrong with the server as far as the connection tells."""
+        self._problem = ""
 
     def failed(self, reason: str) -> None:
         if reason != self._problem:

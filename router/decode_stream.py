@@ -170,7 +170,7 @@ class DecodeStream:
     async def _read(self, stream: Any, info: ServerInfo) -> str:
         """Until the stream is of no more use; says why."""
         while (data := await stream.read()) is not grpc.aio.EOF:
-            self._connection.heard()
+            self._heard()
             news = await read_long(decode_stream_reply, data)
             if not isinstance(news, DrainNews):
                 self._deliver(news)
@@ -179,6 +179,13 @@ class DecodeStream:
             else:  # a call that no server had taken yet goes to the next process by itself
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
+
+    def _heard(self) -> None:
+        """It speaks, so it can be used at once: what failed there while it was frozen is tried again now."""
+        self._connection.heard()
+        if self._is_silent:
+            self._is_silent = False
+            self._connection.succeeded()
 
     async def _keep_looking(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import pytest
 from router import connection
 from tests.router.conftest import MODEL, TIMEOUT_S, events_of, until
 from tests.router.scripted_servers import saying, silent
-from wire.generation import RequestOutput
+from wire.generation import ErrorReply, RequestOutput
 
 PROMPT = [5, 6, 7, 8]
 LONG, SHORT = TIMEOUT_S, 0.3
@@ -344,6 +344,25 @@ async def test_a_server_that_says_nothing_counts_as_absent_until_it_speaks(make_
     assert (await waiting).status_code == 200
     assert stack.decode[0].submitted[0].request_id not in stack.decode[0].cancelled
     answer.cancel()
+
+
+async def test_a_decode_server_that_sends_something_is_not_silent_any_more(make_stack, monkeypatch):
+    """What failed there while it was frozen is tried again there, though nobody has looked since the thaw."""
+    stack = await make_stack(hold_s=0.0)
+    decode = stack.decode[0]
+    (worker,) = stack.services.pool._decode
+    decode.script = silent
+    waiting = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=1))
+    await until(lambda: decode.submitted)
+    monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", SHORT)
+    decode.freeze()
+    await until(lambda: worker.info is None and worker.problem)
+    monkeypatch.setattr(worker._connection, "look", asyncio.Event().wait)
+    decode.script = saying([50])
+    error = ErrorReply("transfer_failed", "its lease has expired")
+    decode.send(RequestOutput(decode.submitted[0].request_id, (), finish_reason="error", error=error))
+    assert (await waiting).status_code == 200
+    assert (worker.info is not None, worker.problem) == (True, "")
 
 
 async def test_a_server_that_answers_late_but_sends_tokens_is_not_frozen(make_stack, monkeypatch):
