@@ -6,7 +6,6 @@ They come straight to the servers, all at once. A router lets most of such a bur
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +40,11 @@ def burst(fleet: Fleet, requests, count: int) -> Burst:
     bodies, expected = requests.make(count, num_prompt=60, max_tokens=MAX_TOKENS)
 
     def counts() -> tuple[int, int]:
-        logs = "".join(server.log for server in fleet.servers.values())
-        return len(re.findall("its lease expired", logs)), len(re.findall("the lease ended while", logs))
+        stats = [fleet.stats(name) for name in fleet.servers]
+        return (
+            sum(one.leases_ended.get("expired", 0) for one in stats),
+            sum(one.transfer_failures.get("lease_ended", 0) for one in stats),
+        )
 
     before, began = counts(), time.monotonic()
     with fleet.fault("slow-steps"):
