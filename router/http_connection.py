@@ -66,7 +66,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
             return False
         cycle.keep_alive = False
-        self._half_close = HalfClose(self.transport, self._probe)
+        self._half_close = HalfClose(self.transport, self._probe, has_begun=cycle.response_started)
         return True
 
     def data_received(self, data: bytes) -> None:

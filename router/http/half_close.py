@@ -11,8 +11,11 @@ import select
 from collections.abc import Callable
 
 LOOK_INTERVAL_S = 0.1
+FIRST_LOOK_S = 0.001
+"""From a probe to the next look; each further pause is twice as long, up to ``LOOK_INTERVAL_S``. Most clients
+that end their side have gone, and their reset is there after one round trip."""
 FIRST_PROBE_S = 1.0
-"""An answer within that time is the first thing that the client sees."""
+"""An answer that begins within that time is the first thing that the client sees."""
 PROBE_INTERVAL_S = 5.0
 MAX_UNKNOWN_S = 30.0
 """How long work goes on for a client that nothing may be written to: HTTP/1.0 knows no interim answers."""
@@ -27,18 +30,21 @@ class HalfClose:
     """Watches a client that half-closed its connection, and aborts the connection of one that has gone.
 
     ``probe`` says what may be written now: empty while an answer is on its way, which does the same, and None
-    where nothing may be.
+    where nothing may be. ``has_begun``: the client has been sent a part of its answer, and is probed at once.
     """
 
-    def __init__(self, transport: asyncio.Transport, probe: Callable[[], bytes | None]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, probe: Callable[[], bytes | None], *, has_begun: bool
+    ) -> None:
         self._transport = transport
         self._probe = probe
         self._loop = asyncio.get_running_loop()
         self._poll = select.poll()
         self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors and hang-ups alone
-        self._next_probe = self._loop.time() + FIRST_PROBE_S
+        self._next_probe = self._loop.time() + (0.0 if has_begun else FIRST_PROBE_S)
         self._gives_up = self._loop.time() + MAX_UNKNOWN_S
-        self._timer = self._loop.call_later(LOOK_INTERVAL_S, self._look)
+        self._pause_s = LOOK_INTERVAL_S
+        self._timer: asyncio.Handle = self._loop.call_soon(self._look)
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -55,4 +61,6 @@ class HalfClose:
                 self._transport.write(data)
             self._next_probe = now + PROBE_INTERVAL_S
             self._gives_up = now + MAX_UNKNOWN_S
-        self._timer = self._loop.call_later(LOOK_INTERVAL_S, self._look)
+            self._pause_s = FIRST_LOOK_S
+        self._timer = self._loop.call_later(self._pause_s, self._look)
+        self._pause_s = min(2 * self._pause_s, LOOK_INTERVAL_S)

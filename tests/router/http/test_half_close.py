@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import select
 import socket
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from router.http import half_close
 from tests.router.conftest import MODEL, TIMEOUT_S, raw_request, until
 from tests.router.scripted_servers import hanging, saying, silent
+from wire.generation import RequestOutput
 
 
 def body(**fields) -> bytes:
@@ -117,3 +119,43 @@ async def test_a_request_that_was_cut_off_is_not_waited_for(make_stack):
     assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
     writer.close()
     await until(lambda: stack.app.state.drain.num_running == 0)
+
+
+@pytest.mark.parametrize("has_unread", [False, True])
+async def test_a_client_that_leaves_its_stream_costs_no_further_token(make_stack, monkeypatch, has_unread):
+    monkeypatch.setattr(half_close, "FIRST_PROBE_S", 10 * TIMEOUT_S)  # is not waited for
+    stack = await make_stack()
+    decode = stack.decode[0]
+    decode.script = hanging  # it sends no token behind the first
+    reader, writer = await raw_request(stack, body(stream=True, max_tokens=100))
+    own = writer.get_extra_info("socket")
+    if has_unread:
+        writer.transport.pause_reading()
+        await until(lambda: select.select([own], [], [], 0)[0])
+    else:
+        await reader.readuntil(b"data: ")
+        await reader.readuntil(b"\n\n\r\n")
+    writer.close()
+    await until(lambda: decode.cancelled == [decode.submitted[0].request_id])
+    await until(lambda: stack.gate.num_in_flight == 0)
+
+
+async def test_a_client_that_leaves_before_its_stream_begins_costs_two_tokens_at_most(
+    make_stack, monkeypatch
+):
+    """A reset answers the first write, and the second one meets it though no look has found it before."""
+    watches: list[half_close.HalfClose] = []
+    monkeypatch.setattr(half_close.HalfClose, "_look", lambda watch: watches.append(watch))
+    stack = await make_stack()
+    decode = stack.decode[0]
+    decode.script = silent
+    _reader, writer = await raw_request(stack, body(stream=True, max_tokens=100))
+    await until(lambda: decode.submitted)
+    request_id = decode.submitted[0].request_id
+    writer.close()
+    await until(lambda: watches)
+    decode.send(RequestOutput(request_id, (300,)))
+    await until(lambda: watches[0]._poll.poll(0))
+    decode.send(RequestOutput(request_id, (301,)))
+    await until(lambda: decode.cancelled == [request_id])
+    await until(lambda: stack.gate.num_in_flight == 0)
