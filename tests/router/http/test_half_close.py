@@ -105,6 +105,8 @@ async def test_http_1_0_knows_no_probe_so_work_for_it_goes_on_for_a_bounded_time
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body())}\r\n\r\n"
         writer.write(f"POST /v1/completions HTTP/1.0\r\n{head}".encode() + body())
+        if script is silent:
+            await until(lambda: len(decode.submitted) == 2)
         writer.write_eof()
         answer = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert answer[:12] == start
