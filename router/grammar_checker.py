@@ -11,11 +11,19 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from router.grammar_process import LENGTH, Question, Reply, pack, unpack
-from wire.errors import GrammarError, TwinfangError
+from wire.errors import GrammarError, OverloadedError, TwinfangError
 from wire.sampling_params import MAX_GRAMMAR_BYTES
 
 MAX_AT_ONCE = 8
-"""Grammars that are compiled side by side; more wait. They share the cores, so a quick one is soon done."""
+"""Grammars that are compiled side by side; more wait."""
+QUICK_S = 0.05
+"""Processor time in which nearly all are compiled. One that takes longer begins anew, where none of these
+waits for it."""
+MAX_CPU_S = 1.0
+"""A schema of 100 kilobytes takes a fifth of that."""
+MAX_SLOW_AT_ONCE = 2
+MAX_SLOW = 16
+"""Slow grammars that are compiled or wait for it; one more is refused."""
 MAX_KEPT_BYTES = 8 << 20
 """Of grammars whose checks are remembered."""
 IDLE_S = 20.0
@@ -33,7 +41,9 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._quick = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slow = asyncio.Semaphore(MAX_SLOW_AT_ONCE)
+        self._num_slow = 0
         self._starting = asyncio.Lock()
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -60,8 +70,7 @@ class GrammarChecker:
         ).digest()
         checked = self._kept.get(digest)
         if checked is None:
-            async with self._places:
-                reply = await self._ask(grammar, is_text)
+            reply = await self._compiled(grammar, is_text)
             checked = Checked(reply.problem, reply.grammar if is_text else "")
             self._keep(digest, checked)
         if checked.problem:
@@ -78,14 +87,31 @@ class GrammarChecker:
             self._process.kill()
         await self._process.wait()
 
-    async def _ask(self, grammar: str, is_text: bool) -> Reply:
+    async def _compiled(self, grammar: str, is_text: bool) -> Reply:
+        async with self._quick:
+            reply = await self._ask(grammar, is_text, QUICK_S)
+        if not reply.is_late:
+            return reply
+        if self._num_slow >= MAX_SLOW:
+            raise OverloadedError(
+                f"{MAX_SLOW} grammars that take long to compile are waiting; make this one simpler or send "
+                "it again later"
+            )
+        self._num_slow += 1
+        try:
+            async with self._slow:
+                return await self._ask(grammar, is_text, MAX_CPU_S)
+        finally:
+            self._num_slow -= 1
+
+    async def _ask(self, grammar: str, is_text: bool, max_cpu_s: float) -> Reply:
         process = await self._running()
         assert process.stdin is not None
         number = next(self._numbers)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._asked[number] = process, reply
         try:
-            process.stdin.write(pack(Question(number, grammar, is_text)))
+            process.stdin.write(pack(Question(number, grammar, is_text, max_cpu_s)))
             await process.stdin.drain()
             return await reply
         except ConnectionError as error:

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import msgpack
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-MAX_CPU_S = 2.0
-"""A schema of 100 kilobytes takes a tenth of that."""
 MAX_BYTES = 256 << 20
 NICENESS = 5
 """Behind the router's own work."""
@@ -34,6 +32,8 @@ class Question(NamedTuple):
     grammar: str
     is_text: bool
     """Lark, or what vLLM calls EBNF (GBNF), as clients write it; else in llguidance's form."""
+    max_cpu_s: float
+    """Processor time that compiling may take."""
 
 
 class Reply(NamedTuple):
@@ -42,6 +42,8 @@ class Reply(NamedTuple):
     """Empty: it can be compiled."""
     grammar: str
     """In llguidance's form."""
+    is_late: bool = False
+    """It took the processor time that it was given."""
 
 
 def pack(message: Question | Reply) -> bytes:
@@ -84,7 +86,7 @@ class _Copy:
     """A copy of this process, at work on one question. Made in the copy, it answers and ends."""
 
     def __init__(self, question: Question) -> None:
-        self._number = question.number
+        self._question = question
         self._answer = b""
         self.pipe, writing = os.pipe()
         self._pid = os.fork()
@@ -100,7 +102,7 @@ class _Copy:
             return b""
         os.close(self.pipe)
         _, status = os.waitpid(self._pid, 0)
-        return pack(Reply(self._number, _why(status), "")) if status else self._answer
+        return pack(_failed(self._question, status)) if status else self._answer
 
 
 def _answer_and_end(question: Question, writing: int) -> None:
@@ -109,21 +111,23 @@ def _answer_and_end(question: Question, writing: int) -> None:
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = num_pages * resource.getpagesize() + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, question.max_cpu_s)  # its signal ends the process
         _write(writing, pack(_answer(question)))
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _why(status: int) -> str:
+def _failed(question: Question, status: int) -> Reply:
     """What a copy's end says about its grammar."""
     code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGPROF:
-        return f"it takes more than {MAX_CPU_S:g} s of processor time to compile; make it simpler"
-    if code == -signal.SIGSEGV:
-        return "its rules are nested too deeply; make it simpler"
-    return f"it needs more than {MAX_BYTES >> 20} MB of memory to compile; make it simpler"
+    is_late = code == -signal.SIGPROF
+    why = f"it needs more than {MAX_BYTES >> 20} MB of memory to compile"
+    if is_late:
+        why = f"it takes more than {question.max_cpu_s:g} s of processor time to compile"
+    elif code == -signal.SIGSEGV:
+        why = "its rules are nested too deeply"
+    return Reply(question.number, f"{why}; make it simpler", "", is_late)
 
 
 def _write(file: int, data: bytes) -> None:

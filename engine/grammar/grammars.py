@@ -44,19 +44,20 @@ PER_JOB_S = 0.02
 """Processor time of a slow follower: 20 ms a mask on average is 20 times what schemas of hundreds of fields
 take, with a vocabulary of 128,000 tokens."""
 MAX_LANE_BYTES = 512 << 20
-MAX_OWN_LANES = 8
-MAX_WAITING = 8
+MAX_OWN_LANES = 16
+MAX_WAITING = 16
 """Slow followers that wait for one of these lanes; one more is refused."""
 CORES_PER_SHARED_LANE = 8
 MAX_SHARED_LANES = 4
 MAX_NICENESS = 19
-REMEMBERED = 1024
-"""Grammars that are known to be slow or wrong."""
+REMEMBERED = 4096
+"""Grammars that are known to be quick, slow or wrong."""
 
 
 class _Known(NamedTuple):
     error: TwinfangError | None
-    """Why it can't be followed from the start; None: it is just slow."""
+    """Why it can't be followed from the start."""
+    is_slow: bool
 
 
 class Grammars:
@@ -73,6 +74,7 @@ class Grammars:
             eos_token_ids=self._eos_token_ids,
             niceness=niceness,
             is_shared=True,
+            is_probing=False,
             max_job_s=SHARED_JOB_S,
             base_s=0.0,
             per_job_s=0.0,
@@ -86,10 +88,12 @@ class Grammars:
             base_s=BASE_S,
             per_job_s=PER_JOB_S,
         )
+        self._probing_settings = replace(self._shared_settings, is_probing=True)
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
         self._followers: dict[int, Follower] = {}
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._prober: Lane | None = None
         self._shared: list[Lane] = []
         self._own: dict[int, Lane] = {}
         """By the keys of their only followers."""
@@ -166,7 +170,8 @@ class Grammars:
         with self._lock:
             self._has_closed = True
             lanes = [*self._shared, *self._own.values()]
-            self._shared, self._own = [], {}
+            lanes += [] if self._prober is None else [self._prober]
+            self._shared, self._own, self._prober = [], {}, None
         for lane in lanes:
             lane.end()
         for lane in lanes:
@@ -202,13 +207,16 @@ class Grammars:
         """Finds a lane for one that has none, and begins anew there."""
         if self._has_closed:
             return
-        if not follower.needs_own_lane:
-            follower.needs_own_lane = _digest(follower.grammar) in self._known
+        known = self._known.get(_digest(follower.grammar))
+        if known is not None and known.is_slow:
+            follower.needs_own_lane = True
         if follower.needs_own_lane:
             if len(self._own) >= MAX_OWN_LANES:
                 self._wait(follower)
                 return
             lane = self._own[follower.key] = Lane(self._own_settings, self)
+        elif known is None:
+            lane = self._prober = self._prober or Lane(self._probing_settings, self)
         else:
             lane = self._shared_lane()
         lane.num_followers += 1
@@ -271,13 +279,12 @@ class Grammars:
                     self._take(follower, one)
 
     def _take(self, follower: Follower, followed: Followed) -> None:
-        if followed.is_slow and not follower.needs_own_lane:
-            follower.needs_own_lane = True
-            if not followed.masks and followed.error is None:
-                self._remember(follower.grammar, None)
-                self._leave(follower)
-                self._enter(follower)
-                return
+        if follower.lane is self._prober:
+            self._remember(follower.grammar, _Known(None, followed.is_slow))
+            self._leave(follower)
+            self._enter(follower)
+            return
+        follower.needs_own_lane |= followed.is_slow
         error, is_lasting = None, True
         waited_s = time.monotonic() - follower.asked_s
         follower.waited_s += waited_s
@@ -293,7 +300,7 @@ class Grammars:
     ) -> None:
         """Masks or an error have come that somebody waits for."""
         if error is not None and is_lasting and not follower.answer:
-            self._remember(follower.grammar, error)
+            self._remember(follower.grammar, _Known(error, True))
         if follower.opened.done():
             with self._arrived:
                 follower.asked_s = 0.0
@@ -312,17 +319,22 @@ class Grammars:
 
     def may_end(self, lane: Lane) -> bool:
         with self._lock:
-            if lane.num_followers or lane not in self._shared:
+            if lane.num_followers or not lane.settings.is_shared:
                 return False
-            self._shared.remove(lane)
+            self._forget(lane)
             return True
+
+    def _forget(self, lane: Lane) -> None:
+        if lane in self._shared:
+            self._shared.remove(lane)
+        elif lane is self._prober:
+            self._prober = None
 
     def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
         """Its followers begin anew elsewhere. What it worked on last gets a lane of its own, or had one."""
         log.warning("a process that follows grammars has ended: %s", end.why)
         with self._lock:
-            if lane in self._shared:
-                self._shared.remove(lane)
+            self._forget(lane)
             for follower in [one for one in self._followers.values() if one.lane is lane]:
                 follower.lane = None
                 if not lane.settings.is_shared:
@@ -336,8 +348,7 @@ class Grammars:
 
     def failed(self, lane: Lane, why: str) -> None:
         with self._lock:
-            if lane in self._shared:
-                self._shared.remove(lane)
+            self._forget(lane)
             for follower in [one for one in self._followers.values() if one.lane is lane]:
                 follower.lane = None
                 follower.begun(
@@ -347,8 +358,8 @@ class Grammars:
                     )
                 )
 
-    def _remember(self, grammar: str, error: TwinfangError | None) -> None:
-        self._known[_digest(grammar)] = _Known(error)
+    def _remember(self, grammar: str, known: _Known) -> None:
+        self._known[_digest(grammar)] = known
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 

@@ -7,6 +7,7 @@ import multiprocessing
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -57,6 +58,8 @@ class Lane:
         """Kept by its user."""
         self._user = user
         self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
+        self._openings: deque[Job] = deque()
+        """Jobs that begin with a grammar and wait until those that go on are done."""
         self._process: multiprocessing.process.BaseProcess | None = None
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
@@ -103,7 +106,7 @@ class Lane:
         except (EOFError, OSError):
             if not self._has_ended:
                 process.join()
-                waiting += [one for one in self._left() if isinstance(one, Job)]
+                waiting += [*self._openings, *(one for one in self._left() if isinstance(one, Job))]
                 self._user.ended(self, self._end_of(process.exitcode), [job.key for job in waiting])
         finally:
             process.kill()
@@ -111,16 +114,24 @@ class Lane:
             ours.close()
 
     def _next_jobs(self) -> Jobs | None:
-        """All that wait, at least one; None: the lane is to end."""
+        """What waits to go on, and one that begins; None: the lane is to end.
+
+        Compiling takes as long as hundreds of masks: whoever goes on waits for one such at most.
+        """
         try:
-            items = [self._queue.get(timeout=IDLE_S), *self._left()]
+            items = self._left() if self._openings else [self._queue.get(timeout=IDLE_S), *self._left()]
         except queue.Empty:
             return None if self._user.may_end(self) else Jobs((), ())
         if None in items:
             return None
         ended = {item for item in items if isinstance(item, int)}
-        jobs = tuple(item for item in items if isinstance(item, Job) and item.key not in ended)
-        return Jobs(jobs, tuple(ended))
+        jobs = [item for item in items if isinstance(item, Job)]
+        self._openings += [job for job in jobs if job.grammar is not None]
+        self._openings = deque(job for job in self._openings if job.key not in ended)
+        now = [job for job in jobs if job.grammar is None and job.key not in ended]
+        if self._openings:
+            now.append(self._openings.popleft())
+        return Jobs(tuple(now), tuple(ended))
 
     def _left(self) -> list[Job | int | None]:
         items: list[Job | int | None] = []

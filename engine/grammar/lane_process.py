@@ -28,7 +28,7 @@ from wire.codec import decode, encode
 
 KEPT_GRAMMARS = 32
 """Compiled grammars that a shared lane keeps for requests to come: clients use one schema many times."""
-PROBE_S = 0.03
+PROBE_S = 0.02
 """Processor time in which a grammar must be compiled and give its first mask to be let into a shared lane."""
 SLOW_JOB_S = 0.005
 """A follower whose job took longer leaves the shared lane: others wait behind it."""
@@ -45,6 +45,8 @@ class LaneSettings:
     eos_token_ids: tuple[int, ...]
     niceness: int
     is_shared: bool
+    is_probing: bool
+    """It follows nothing: it finds out which grammars are quick enough for a shared lane."""
     max_job_s: float
     """Processor time of one job."""
     base_s: float
@@ -116,15 +118,15 @@ class _Lane:
             connection.send_bytes(encode(FollowedAll(tuple(followed))))
 
     def _follow(self, job: Job) -> Followed:
-        if self._settings.is_shared and job.grammar is not None and not self._is_quick(job):
-            return Followed(job.key, b"", None, True)
+        if self._settings.is_probing:
+            return Followed(job.key, b"", None, not self._is_quick(job))
         began_s = time.thread_time()
         self._arm()
         matcher = self._matchers[job.key] if job.grammar is None else self._open(job.key, job.grammar)
         failing = "compiled" if matcher.is_error() else "followed"
         masks = _masks(matcher, job, self._settings)
         error = f"can't be {failing}: {_short(matcher.get_error())}" if matcher.is_error() else None
-        is_slow = self._settings.is_shared and time.thread_time() - began_s > SLOW_JOB_S
+        is_slow = job.grammar is None and time.thread_time() - began_s > SLOW_JOB_S
         return Followed(job.key, masks, error, is_slow)
 
     def _arm(self) -> None:
@@ -137,13 +139,11 @@ class _Lane:
         signal.setitimer(signal.ITIMER_PROF, max(limit_s, 0.001))
 
     def _is_quick(self, job: Job) -> bool:
-        """Whether this lane can begin with a grammar without holding up others.
+        """Whether a shared lane can begin with a grammar without holding up others.
 
         A copy of this process tries it: the library can't be interrupted, a process can be ended.
         """
         assert job.grammar is not None
-        if job.grammar in self._compiled:
-            return True
         copy = os.fork()
         if copy == 0:
             signal.setitimer(signal.ITIMER_PROF, PROBE_S)

@@ -46,7 +46,7 @@ class Followed:
     error: str | None
     """That the grammar "can't be compiled" or "can't be followed", and why."""
     is_slow: bool
-    """The follower takes so long that it should have a lane of its own. Without masks: it has not begun."""
+    """The follower takes so long that it should have a lane of its own."""
 
 
 @message

@@ -17,6 +17,8 @@ from router.tool_calls.tool_choice import FREE
 from router.tool_calls.tool_format import Marks, Tool, ToolFormat
 from wire.errors import GrammarError, InvalidRequestError
 
+MAX_TOOLS_BLAMED = 16
+"""If all together can't be compiled so many are looked at one by one."""
 ENFORCED = FORMATS["hermes"]
 """The format of calls that must be made by a model whose own is not known."""
 
@@ -74,7 +76,7 @@ async def wanted_tool_use(
         try:
             await grammars.check(calls, param="tools")
         except GrammarError:
-            for tool in allowed:  # the library's words about one are clearer than those about all
+            for tool in allowed[:MAX_TOOLS_BLAMED]:  # words about one are clearer than those about all
                 await grammars.check(grammar.of_schema(tool.parameters), param="tools")
             raise
         lark = _grammar(form, allowed, marks, schema, may_repeat=may_repeat)

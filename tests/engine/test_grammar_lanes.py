@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from engine.grammar import grammars as grammars_module
 from engine.grammar import lane as lane_module
-from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars
+from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars, _Known
 from engine.grammar.lane import Lane
 from engine.request import Request
 from tests.engine.speculating import Ask, assert_nothing_is_owned, assert_same, greedy_asks, serve
@@ -168,12 +168,27 @@ def test_a_lane_without_followers_ends_and_the_next_grammar_makes_another(gramma
     assert again.lane is not lane
 
 
+def test_answers_that_go_on_are_followed_before_grammars_that_come(grammars, monkeypatch):
+    """Jobs of one batch: those that go on, and one that begins."""
+    follower, _ = opened(grammars, WORDS)
+    batches = []
+    encode = lane_module.encode
+    monkeypatch.setattr(lane_module, "encode", lambda jobs: batches.append(jobs.jobs) or encode(jobs))
+    newcomers = [grammars.follow(f'start: "a{i}" | "b"') for i in range(12)]
+    for _ in range(5):
+        allowed_first(grammars, follower)
+    for newcomer in newcomers:
+        newcomer.opened.result(60)
+    assert all(sum(job.grammar is not None for job in jobs) <= 1 for jobs in batches)
+    assert {newcomer.lane for newcomer in newcomers} == {follower.lane}
+
+
 def test_only_a_few_rows_may_wait_for_slow_grammars(grammars, monkeypatch):
     monkeypatch.setattr(Lane, "put", lambda self, job: None)  # none of them ever answers
     followers = []
     for _ in range(MAX_OWN_LANES + MAX_WAITING):
         with grammars._lock:
-            grammars._remember(AMBIGUOUS, None)
+            grammars._remember(AMBIGUOUS, _Known(None, True))
         followers.append(grammars.follow(AMBIGUOUS))
     assert not any(follower.opened.done() for follower in followers)
     assert isinstance(grammars.follow(AMBIGUOUS).opened.exception(0), OverloadedError)

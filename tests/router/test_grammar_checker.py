@@ -5,13 +5,21 @@ import asyncio
 import pytest
 
 from router import grammar_checker, grammar_process
-from router.grammar_checker import GrammarChecker
+from router.grammar import of_schema
+from router.grammar_checker import MAX_SLOW, GrammarChecker
 from router.grammar_process import Question, problem_of
-from wire.errors import GrammarError, TwinfangError
+from wire.errors import GrammarError, OverloadedError, TwinfangError
 
 DEEP = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(3000)) + '\nr3000: "b"'
 """Compiling it overflows the library's stack, which ends the process."""
 GOOD = 'start: "a" | "b"'
+
+
+def slow_schema(number):
+    """Whether its patterns overlap takes the library the square of their number to find out."""
+    patterns = {f"^a{i:05}$": {} for i in range(300)}
+    schema = {"type": "object", "title": str(number), "patternProperties": patterns}
+    return of_schema(schema | {"additionalProperties": False})
 
 
 @pytest.fixture
@@ -44,9 +52,9 @@ async def test_what_was_checked_is_not_compiled_again_and_little_of_it_is_kept(c
     asked = []
     ask = GrammarChecker._ask
 
-    async def count(self, grammar, is_text):
+    async def count(self, grammar, is_text, max_cpu_s):
         asked.append(grammar)
-        return await ask(self, grammar, is_text)
+        return await ask(self, grammar, is_text, max_cpu_s)
 
     monkeypatch.setattr(GrammarChecker, "_ask", count)
     for _ in range(2):
@@ -65,18 +73,32 @@ async def test_only_so_many_are_compiled_side_by_side(checker, monkeypatch):
     most, now = 0, 0
     ask = GrammarChecker._ask
 
-    async def count(self, grammar, is_text):
+    async def count(self, grammar, is_text, max_cpu_s):
         nonlocal most, now
         now += 1
         most = max(most, now)
         try:
-            return await ask(self, grammar, is_text)
+            return await ask(self, grammar, is_text, max_cpu_s)
         finally:
             now -= 1
 
     monkeypatch.setattr(GrammarChecker, "_ask", count)
     await asyncio.gather(*(checker.check(f'start: "{i}"', param="p") for i in range(40)))
     assert most == grammar_checker.MAX_AT_ONCE
+
+
+async def test_slow_grammars_wait_for_one_another_and_quick_ones_for_none_of_them(checker, monkeypatch):
+    """What takes longer than most begins anew, and only so many of these wait."""
+    monkeypatch.setattr(grammar_checker, "MAX_CPU_S", 0.2)
+    monkeypatch.setattr(grammar_checker, "QUICK_S", 0.02)
+    slow = [asyncio.ensure_future(checker.check(slow_schema(i), param="p")) for i in range(MAX_SLOW + 4)]
+    await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+    quick = [checker.check(f'start: "{i}"', param="p") for i in range(20)]
+    assert len(await asyncio.gather(*quick)) == 20
+    found = await asyncio.gather(*slow, return_exceptions=True)
+    assert {type(one) for one in found} == {OverloadedError, GrammarError}
+    assert all("processor time" in one.message for one in found if isinstance(one, GrammarError))
+    assert checker._num_slow == 0
 
 
 async def test_a_process_without_questions_ends_and_the_next_question_starts_another(checker, monkeypatch):
@@ -119,12 +141,11 @@ def test_processor_time_and_memory_are_limits_of_the_kernel(monkeypatch):
     def grow(question):
         return bytearray(1 << 30)
 
-    monkeypatch.setattr(grammar_process, "MAX_CPU_S", 0.05)
     for work, words in ((spin, "processor time"), (grow, "256 MB of memory")):
         monkeypatch.setattr(grammar_process, "_answer", work)
-        copy = grammar_process._Copy(Question(7, GOOD, False))
+        copy = grammar_process._Copy(Question(7, GOOD, False, 0.05))
         while not (answer := copy.read()):
             pass
-        number, problem, _ = grammar_process.unpack(answer[grammar_process.LENGTH.size :])
+        number, problem, *_ = grammar_process.unpack(answer[grammar_process.LENGTH.size :])
         assert number == 7
         assert words in problem
