@@ -36,6 +36,9 @@ __all__ = ["PROMPT_S", "Fleet", "Reply", "running_fleet", "wait_until"]
 LEASE_TTL_S = 2.0
 TRANSFER_DEADLINE_S = 2.0
 ANSWER_DEADLINE_S = 60.0
+HOLD_S = 15.0
+"""What routers wait for a server that is frozen, or so late on a loaded machine that it counts as absent."""
+ADMIN_TOKEN = "of-the-fleet-that-tests-disturb-0123456789"
 
 _MODEL = ("--max-model-len", "1024", "--threads", "1")
 _PREFILL = ("prefill", *_MODEL, "--lease-ttl", str(LEASE_TTL_S), "--max-num-seqs", "64")
@@ -91,6 +94,21 @@ class Fleet(ServerFleet):
         """Servers have this fault of :mod:`tests.faults.injected` inside the block."""
         with switched_on(self.folder / "faults", name):
             yield
+
+    @contextlib.contextmanager
+    def nobody_waits(self, router: str) -> Iterator[None]:
+        """Inside the block this router has no request wait for a server that is away."""
+        self._hold(router, 0.0)
+        try:
+            yield
+        finally:
+            self._hold(router, HOLD_S)
+
+    def _hold(self, router: str, hold_s: float) -> None:
+        url = f"{self[router].url}/admin/v1/config"
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        answer = httpx.patch(url, headers=headers, json={"hold_s": hold_s}, timeout=ANSWER_DEADLINE_S)
+        answer.raise_for_status()
 
     @contextlib.contextmanager
     def spare(self, name: str) -> Iterator[None]:
@@ -158,12 +176,18 @@ def _running(
 ) -> Iterator[Fleet]:
     faults = folder / "faults"
     faults.mkdir()
+    token = folder / "admin-token"
+    token.write_text(ADMIN_TOKEN)
+    token.chmod(0o600)
     made = make_processes(
         folder,
         _SERVERS,
         routers,
         # Tests know whose turn it is, and kill servers that nobody starts again.
-        router_flags=("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--hold-s", "0"),
+        router_flags=(
+            *("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
+            *("--hold-s", str(HOLD_S), "--admin-token-file", str(token)),
+        ),
         server_module="tests.faults.injected",
         environment={"UCX_TLS": ucx_tls, FOLDER_VARIABLE: str(faults)},
         places=places,

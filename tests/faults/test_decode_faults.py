@@ -21,16 +21,16 @@ def test_killed_in_mid_transfer(fleet, requests, table):
     expired_before = num_expired(fleet)
     fleet["decode"].freeze()
     alone = fleet.send("alone", bodies[0])
-    fleet.leased("prefill-a", 1)
     replies = [fleet.send("two-decode", body) for body in bodies[1:]]
     wait_until(lambda: any(reply.done() for reply in replies), "decode-local answers")
     fleet.leased("prefill-a", 2)
     fleet["two-decode"].freeze()
-    with fleet.fault("dies-in-read"):
-        fleet["decode"].thaw()
-        wait_until(lambda: not fleet["decode"].is_alive, "decode has died while it read")
-    died = time.monotonic()
-    reply = alone.result()
+    with fleet.nobody_waits("alone"):
+        with fleet.fault("dies-in-read"):
+            fleet["decode"].thaw()
+            wait_until(lambda: not fleet["decode"].is_alive, "decode has died while it read")
+        died = time.monotonic()
+        reply = alone.result()
     assert (reply.status, reply.seconds < PROMPT_S) == (503, True)
     assert "decode server" in reply.error
     fault = "decode server killed during the read"

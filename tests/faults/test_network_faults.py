@@ -16,7 +16,8 @@ CRAWL = 400_000
 
 @pytest.fixture
 def fleet(fleet_in_network):
-    return fleet_in_network
+    with fleet_in_network.nobody_waits("alone"):
+        yield fleet_in_network
 
 
 @pytest.fixture

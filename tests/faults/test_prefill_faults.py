@@ -24,17 +24,18 @@ def until_in_mid_read(fleet):
 
 def test_killed_before_the_read(fleet, ask, table):
     asked = ask()
-    fleet["prefill-a"].kill()
-    thaw_decode(fleet)
-    fault = "prefill server killed before the read"
-    check_after_a_kill(asked, fault, table)
+    with fleet.nobody_waits("alone"):
+        fleet["prefill-a"].kill()
+        thaw_decode(fleet)
+        check_after_a_kill(asked, "prefill server killed before the read", table)
 
 
 def test_killed_during_the_read(fleet, ask, table):
     asked = ask()
     until_in_mid_read(fleet)
-    fleet["prefill-a"].kill()
-    check_after_a_kill(asked, "prefill server killed during the read", table)
+    with fleet.nobody_waits("alone"):
+        fleet["prefill-a"].kill()
+        check_after_a_kill(asked, "prefill server killed during the read", table)
 
 
 def check_after_a_kill(asked, fault, table):
@@ -110,18 +111,19 @@ def test_killed_while_later_chunks_are_computed(fleet, requests, table):
     """Early blocks have been read by then; of the two servers one goes on without a fault."""
     bodies, expected = requests.make(len(ROUTERS), num_prompt=700, max_tokens=12)
     parts = {name: fleet.stats(name).transfer_parts for name in ("decode", "decode-local")}
-    with fleet.fault("small-chunks"):
-        replies = [fleet.send(router, body) for router, body in zip(ROUTERS, bodies, strict=True)]
-        for name, count in parts.items():
-            wait_until(
-                lambda name=name, count=count: fleet.stats(name).transfer_parts >= count + 4,
-                f"{name} has read early blocks",
-            )
-        assert not any(reply.done() for reply in replies)
-        assert fleet.stats("prefill-a").leases_held > 0
-        fleet["prefill-a"].kill()
-    asked = Asked(fleet, replies, expected)
-    check_after_a_kill(asked, "prefill server killed while it computed what was read already", table)
+    with fleet.nobody_waits("alone"):
+        with fleet.fault("small-chunks"):
+            replies = [fleet.send(router, body) for router, body in zip(ROUTERS, bodies, strict=True)]
+            for name, count in parts.items():
+                wait_until(
+                    lambda name=name, count=count: fleet.stats(name).transfer_parts >= count + 4,
+                    f"{name} has read early blocks",
+                )
+            assert not any(reply.done() for reply in replies)
+            assert fleet.stats("prefill-a").leases_held > 0
+            fleet["prefill-a"].kill()
+        asked = Asked(fleet, replies, expected)
+        check_after_a_kill(asked, "prefill server killed while it computed what was read already", table)
     wait_until(lambda: fleet.is_idle_alone("decode"), "all blocks of decode are back")
     wait_until(lambda: fleet.is_idle_alone("decode-local"), "all blocks of decode-local are back")
 
