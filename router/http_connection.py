@@ -2,7 +2,8 @@
 
 uvicorn limits headers where h11 parses them. httptools, which takes a fifth of the time, keeps whatever
 comes: a client that never ends its headers would fill the memory, and one that never sends any would keep its
-connection. And with a way past ASGI for the parts of a stream.
+connection. Trailers, which stand behind a body's chunks, would become headers, as many as come. And with a
+way past ASGI for the parts of a stream.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HEADER_TIMEOUT_S = 30.0
 
 
 class HttpConnection(HttpToolsProtocol):
-    """The limit in bytes is uvicorn's ``h11_max_incomplete_event_size``. A larger head is answered 431."""
+    """The limit is uvicorn's ``h11_max_incomplete_event_size``, in bytes. Larger heads or trailers: 431."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._lingering = LingeringTransport(transport, self._may_send)
@@ -48,7 +49,8 @@ class HttpConnection(HttpToolsProtocol):
         self._is_refused = False
         self.logger = UVICORN  # its warnings name no client, and advise to install things
         self._is_in_head = True
-        self._num_head_bytes = 0
+        self._num_line_bytes = 0  # read since the last of a request or of its body
+        self._num_trailer_bytes = 0
         self._is_too_large = False
         self._head_timeout: asyncio.TimerHandle | None = None
         self._await_head()
@@ -73,24 +75,34 @@ class HttpConnection(HttpToolsProtocol):
         if self._lingering.lingers:
             self._lingering.drop(len(data))
             return
-        if self._is_in_head:
-            self._num_head_bytes += len(data)
+        self._num_line_bytes += len(data)
         super().data_received(data)
-        if not self._is_in_head or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if self._num_head_bytes > self._max_bytes:
+        if self._num_line_bytes > self._max_bytes:
             self._is_too_large = True
             self.send_400_response("")
-        elif self._num_head_bytes and self._head_timeout is None:
+        elif self._is_in_head and self._num_line_bytes and self._head_timeout is None:
             self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What stands behind a body, trailers, says nothing that is acted on: it is counted and dropped."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            return
+        self._num_trailer_bytes += len(name) + len(value) + 4
+        self._refuse_above(self._num_trailer_bytes, "the trailers are")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_line_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         self._is_in_head = False
+        self._num_line_bytes = self._num_trailer_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._max_bytes:
-            self._is_too_large = True
-            raise ValueError("the head is too large")  # ends the parsing, and comes back as a bad request
+        self._refuse_above(size, "the head is")
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
@@ -103,15 +115,15 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
         self._is_in_head = True
-        self._num_head_bytes = 0
+        self._num_line_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for whatever can't be parsed, in OpenAI's form."""
         if self._is_too_large:
             status, code = b"431 Request Header Fields Too Large", "headers_too_large"
             msg = (
-                f"the request's URL and headers have more than {self._max_bytes} bytes, which is the limit: "
-                "send less, or raise the router's --max-header-size, which is in KiB"
+                f"the request's URL and headers, or its trailers, have more than {self._max_bytes} bytes, "
+                "which is the limit: send less, or raise the router's --max-header-size, which is in KiB"
             )
         else:
             status, code = b"400 Bad Request", "invalid_http"
@@ -141,6 +153,12 @@ class HttpConnection(HttpToolsProtocol):
         limit = self.config.h11_max_incomplete_event_size
         assert limit is not None
         return limit
+
+    def _refuse_above(self, num_bytes: int, what: str) -> None:
+        """Ends the parsing by ValueError, which comes back as a bad request."""
+        if num_bytes > self._max_bytes:
+            self._is_too_large = True
+            raise ValueError(f"{what} too large")
 
     def _may_send(self) -> bool:
         """Whether a client may still send what belongs to a request that is answered."""

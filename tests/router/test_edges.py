@@ -205,6 +205,54 @@ async def test_heads_that_are_too_large_are_refused_whole_or_in_pieces(make_stac
     assert {answer.status_code for answer in several} == {200}, "heads on one connection were added up"
 
 
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+def in_chunks(body: bytes, size: int) -> bytes:
+    """All but the end of the trailers."""
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_trailers_of_a_chunked_body_are_no_headers(make_stack, size):
+    stack = await make_stack(max_header_bytes=4096)
+    stack.decode[0].script = saying([300])
+    body = in_chunks(b'{"prompt": "hello", "max_tokens": 1}' + b" " * 2000, size)
+    names = (
+        "X-Request-Timeout: 0.0001",
+        "X-Request-Id: evil",
+        "Content-Encoding: gzip",
+        "Expect: 100-continue",
+    )
+    trailers = [f"{name}\r\n".encode() for name in names]
+    for parts in ((CHUNKED + body + b"".join(trailers) + b"\r\n",), (CHUNKED, body, *trailers, b"\r\n")):
+        answer = await raw(stack.url, *parts)
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        assert b"evil" not in answer
+    assert len(stack.decode[0].submitted) == 2
+
+
+@pytest.mark.parametrize("line", [b"T: a\r\n", b"a"], ids=["many", "one without end"])
+async def test_trailers_count_as_headers_do(make_stack, line):
+    stack = await make_stack(max_header_bytes=4096)
+    body = in_chunks(b'{"prompt": "hello", "max_tokens": 1}', 1000)
+    trailers = line * (300_000 // len(line))  # more than one read takes
+    for parts in (
+        (CHUNKED + body + trailers,),
+        (CHUNKED + body, *(trailers[start : start + 5000] for start in range(0, len(trailers), 5000))),
+        (CHUNKED + in_chunks(b"", 1), trailers),
+    ):
+        assert (await raw(stack.url, *parts)).startswith(b"HTTP/1.1 431 ")
+    whole = await raw(stack.url, CHUNKED + body + b"T: a\r\n" * 1000 + b"\r\n")
+    assert whole.startswith(b"HTTP/1.1 431 "), "those that come with the body in one piece were not counted"
+    await until(lambda: stack.gate.num_in_flight == 0)
+    assert not stack.decode[0].submitted
+
+
 async def test_pages_of_other_origins_are_answered_only_if_they_are_named(make_stack):
     page, other = {"Origin": "https://chat.example.com"}, {"Origin": "https://example.org"}
     stack = await make_stack()
