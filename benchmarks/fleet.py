@@ -270,9 +270,12 @@ def make_processes(
 
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[None]:
-    """Starts all; after the block each process must stop cleanly. None is left, whatever happens."""
+    """Starts all; after the block each process must stop cleanly. None is left, whatever happens.
+
+    Ports are held for those that listen here themselves; for one elsewhere a relay listens already.
+    """
     try:
-        with ports_held(process.address for process in fleet.processes):
+        with ports_held(process.address for process in fleet.processes if process.place is HERE):
             fleet.start()
             yield
         for process in fleet.processes:
