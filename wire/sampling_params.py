@@ -14,6 +14,9 @@ MAX_GRAMMAR_BYTES = 128 << 10
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow float32."""
 
+REPETITION_PENALTIES = 0.01, 100.0
+"""Far outside them logits overflow float32, and the request's state would be taken for damaged."""
+
 
 @message
 class SamplingParams:
@@ -57,7 +60,7 @@ class SamplingParams:
         _within("top_k", self.top_k, 0, 1 << 31)
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True)
+        _within("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
