@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 EXAMINE_TIMEOUT_S = 2.0
 """What a server gets to say who it is before it is added as one that is not up yet."""
+COLLECT_DELAY_S = 0.1
+"""After a worker has left, when nothing of its end is under way."""
 LEAVE_POLL_S = 0.1
 LEAVE_GRACE_S = 5.0
 """A removed prefill server's lease may have to be given back after its request has left."""
@@ -108,7 +111,13 @@ class ServerPool:
         if worker in self._watches:
             task = asyncio.create_task(self._let_leave(worker))
             self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """gRPC keeps a connection for as long as one of its streams is referred to. Those that have ended are
+        parts of cycles, and this process has few collections: this is one more."""
+        self._leaving.discard(task)
+        asyncio.get_running_loop().call_later(COLLECT_DELAY_S, gc.collect)
 
     def use_policies(self, config: RouterConfig) -> None:
         for servers in self.models.values():

@@ -4,12 +4,13 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager
 
+import psutil
 import pytest
 
 from router import link_local, server_pool
 from tests.router.admin.conftest import get, post
 from tests.router.conftest import TIMEOUT_S, until
-from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, server_info
+from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, saying, server_info
 from twinfang.ports import free_ports
 
 
@@ -161,3 +162,23 @@ async def test_a_stream_without_requests_is_closed_at_once(make_admin_stack, mon
         assert (await stack.client.delete(f"/admin/v1/workers/{worker['id']}")).status_code == 200
     await until(lambda: not stack.services.pool.is_letting_go)
     await until(lambda: stack.decode[0].num_streams == 0)
+
+
+async def test_no_connection_to_a_worker_that_was_used_and_removed_is_left(make_admin_stack, monkeypatch):
+    """gRPC keeps one for as long as any call that it carried is referred to."""
+    monkeypatch.setattr(server_pool, "LEAVE_GRACE_S", 0.01)
+    stack = await make_admin_stack()
+    stack.decode[0].script = saying([300])
+    assert (await stack.complete(prompt=[1, 2, 3])).status_code == 200
+    workers = (await get(stack, "/workers"))["workers"]
+    ports = {int(worker["address"].rpartition(":")[2]) for worker in workers}
+
+    def connected():
+        connections = psutil.Process().net_connections("tcp")
+        return {one.raddr.port for one in connections if one.raddr and one.status == "ESTABLISHED"} & ports
+
+    assert connected() == ports
+    for worker in workers:
+        assert (await stack.client.delete(f"/admin/v1/workers/{worker['id']}")).status_code == 200
+    await until(lambda: not stack.services.pool.is_letting_go)
+    await until(lambda: not connected())
