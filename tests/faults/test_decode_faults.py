@@ -37,7 +37,8 @@ def test_killed_in_mid_transfer(fleet, requests, table):
     table.add(fault, "one decode server", "503, no decode server is connected", "3 attempts", reply.seconds)
     fleet.leased("prefill-a", 0)
     seconds = time.monotonic() - died
-    wait_until(lambda: num_expired(fleet) == expired_before + 1, "the lease ended by its time to live")
+    # On a busy machine the other router's lease may have run out as well, before that router could end it.
+    wait_until(lambda: num_expired(fleet) > expired_before, "the lease ended by its time to live")
     frozen = f"{fault}, its router frozen"
     table.add(frozen, "any", "nothing yet; the lease ends and blocks are free", LEASE_TTL, seconds)
     fleet["two-decode"].thaw()

@@ -68,6 +68,7 @@ def test_a_ticket_that_comes_twice_is_worth_something_once(make_pair, make_decod
     other.connect(pair.source)
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     assert pair.decode.read(ticket, BLOCKS, SLOT).error is None
+    assert pair.source.next_ended().request_id == "a"  # told by a notification, which may take a moment
     for second in (pair.decode, other):
         assert second.read(ticket, BLOCKS, SLOT).error.cause == "lease_ended"
 
