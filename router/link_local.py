@@ -10,11 +10,21 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Iterator
 
 from wire.errors import ConfigError
 
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 RESOLVE_TIMEOUT_S = 2.0
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+IPV4_LAST = tuple(
+    map(
+        ipaddress.IPv6Network,
+        ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"),
+    )
+)
+"""Networks of IPv6 whose addresses end in one of IPv4: compatible and mapped (RFC 4291, section 2.5.5),
+translated (RFC 2765, section 2.1), NAT64 (RFC 6052, section 2.1), and NAT64 of one's own (RFC 8215)."""
 METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200")))
 """Of Amazon and of Google over IPv6, of Alibaba; the others' are link-local."""
 
@@ -43,7 +53,17 @@ async def resolved(host: str) -> list[str]:
 
 
 def _is_link_local(text: str) -> bool:
-    ip = ipaddress.ip_address(text)
-    if isinstance(ip, ipaddress.IPv6Address):
-        ip = ip.ipv4_mapped or (ipaddress.IPv4Address(ip.packed[-4:]) if ip in NAT64 else ip)
-    return ip.is_link_local or ip in METADATA
+    return any(ip.is_link_local or ip in METADATA for ip in _meant(ipaddress.ip_address(text)))
+
+
+def _meant(ip: IPAddress) -> Iterator[IPAddress]:
+    """The address itself, and those of IPv4 that a gateway may make of it."""
+    yield ip
+    if isinstance(ip, ipaddress.IPv4Address):
+        return
+    if any(ip in network for network in IPV4_LAST):
+        yield ipaddress.IPv4Address(ip.packed[-4:])
+    if ip.sixtofour is not None:
+        yield ip.sixtofour
+    if ip.teredo is not None:
+        yield from ip.teredo

@@ -69,7 +69,11 @@ async def test_one_that_is_not_up_yet_is_accepted_and_looked_at_once_it_appears(
 
 LINK_LOCAL = (
     "169.254.169.254:80", "169.254.0.1:8100", "[fe80::1]:80", "[fd00:ec2::254]:80", "metadata.test:80",
-    "[::ffff:169.254.169.254]:80", "2852039166:80", "0xa9fea9fe:80",
+    "2852039166:80", "0xa9fea9fe:80",
+    # IPv4 inside of IPv6: mapped, compatible, translated, NAT64, NAT64 of one's own, 6to4, Teredo.
+    "[::ffff:169.254.169.254]:80", "[::169.254.169.254]:80", "[::ffff:0:169.254.169.254]:80",
+    "[64:ff9b::a9fe:a9fe]:80", "[64:ff9b:1::a9fe:a9fe]:80", "[2002:a9fe:a9fe::]:80", "[2001::5601:5601]:80",
+    "[::ffff:100.100.100.200]:80",
 )  # fmt: skip
 
 
@@ -96,6 +100,16 @@ async def test_addresses_of_a_clouds_metadata_are_refused(make_admin_stack, name
         assert error["param"] == "address"
         assert "--allow-link-local-workers" in error["message"]
     assert len((await get(stack, "/workers"))["workers"]) == 2
+
+
+async def test_ipv4_inside_of_ipv6_may_lead_elsewhere():
+    for address in (
+        "[64:ff9b::a00:5]:8100",
+        "[2002:a00:5::]:8100",
+        "[2001:db8::a9fe:a9fe]:8100",
+        "[::1]:8100",
+    ):
+        await link_local.require_reachable(address)
 
 
 async def test_an_address_is_none_of_grpcs_own_kinds(make_admin_stack):
