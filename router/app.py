@@ -28,7 +28,7 @@ from router.direct_routes import DirectRoutes
 from router.drain import Drain, DrainMiddleware
 from router.grammar_checker import GrammarChecker
 from router.hold import Hold, watch
-from router.http.allowed_hosts import AllowedHosts, AllowedHostsMiddleware
+from router.http.allowed_hosts import AllowedHostsMiddleware
 from router.http.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.head import HeadMiddleware
 from router.http.origins import OriginsMiddleware
@@ -48,6 +48,7 @@ from router.services import Services
 from router.slice_lane import SliceLane
 from router.tool_calls.format_names import tool_format
 from telemetry.loop_lag import LoopLag
+from wire.cross_site import AllowedHosts
 
 NOBODY = Absence("no server is ready", "no server is there")
 
@@ -197,6 +198,6 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
         )
     app.add_middleware(HeadMiddleware)
     app.add_middleware(OriginsMiddleware, allowed=config.cors_origins)
-    if (allowed := AllowedHosts.of(config)) is not None:
+    if (allowed := AllowedHosts.of(config.host, config.allowed_hosts)) is not None:
         app.add_middleware(AllowedHostsMiddleware, allowed=allowed)
     app.add_middleware(RequestIdMiddleware)

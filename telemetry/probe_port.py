@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from wire.cross_site import AllowedHosts, is_of_another_site
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class ProbePort:
         flag: str = "--metrics-port",
     ) -> None:
         self._metrics = make_wsgi_app(registry)
+        self._allowed_hosts = AllowedHosts.of(host)
         self._not_ready = not_ready
         self._hangs = hangs
         try:
@@ -60,9 +62,28 @@ class ProbePort:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        refusal = self._refusal(environ)
+        if refusal is not None:
+            return _say(start_response, *refusal)
         if environ["REQUEST_METHOD"] == "HEAD":
             return self._head(environ, start_response)
         return self._get(environ, start_response)
+
+    def _refusal(self, environ: dict[str, Any]) -> tuple[str, str] | None:
+        """Status and text for what a page of another site has its reader's browser send."""
+
+        def header(name: str) -> str | None:
+            return environ.get("HTTP_" + name.upper().replace("-", "_"))
+
+        host = header("host")
+        if self._allowed_hosts is not None and host is not None and not self._allowed_hosts.takes(host):
+            return "403 Forbidden", (
+                f"this port listens on loopback and does not go by the name {host[:80]!r}: ask for it by "
+                "127.0.0.1 or localhost, or have it listen on an address that others reach (--host)"
+            )
+        if is_of_another_site(environ["REQUEST_METHOD"], header):
+            return "403 Forbidden", "pages of other sites may not send requests here"
+        return None
 
     def _head(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """The status and headers of a GET, its body's length among them."""

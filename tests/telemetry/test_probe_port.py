@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from contextlib import closing
 
 import httpx
 import pytest
@@ -106,3 +107,38 @@ def test_head_says_what_get_would_without_the_body(client, registry, state):
         assert (head.status_code, head.content) == (got.status_code, b"")
         for name in ("content-type", "content-length"):
             assert head.headers[name] == got.headers[name]
+
+
+PATHS = ("/metrics", "/healthz", "/readyz", "/nothing")
+
+
+def test_names_that_only_point_here_are_refused(client, registry):
+    Gauge("twinfang_something", "Something.", registry=registry).set(3)
+    for path in PATHS:
+        for host in ("evil.example", "evil.example:18100", "localhost.evil.example", "10.0.0.1", ""):
+            for method in ("GET", "HEAD", "POST"):
+                answer = client.request(method, path, headers={"Host": host})
+                assert answer.status_code == 403, (method, path, host)
+                assert "twinfang_something" not in answer.text
+    for host in ("localhost", "localhost:1", "a.localhost", "127.0.0.1:18100", "[::1]:18100"):
+        assert client.get("/metrics", headers={"Host": host}).status_code == 200, host
+
+
+def test_pages_of_other_sites_are_refused(client):
+    for path in PATHS:
+        for headers in (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+        ):
+            assert client.get(path, headers=headers).status_code == 403, (path, headers)
+    assert client.get("/metrics", headers={"Sec-Fetch-Site": "none"}).status_code == 200
+
+
+def test_a_port_that_others_reach_goes_by_any_name(registry):
+    """A scrape or a probe may come by the pod's address or by a service's name."""
+    made = ProbePort("0.0.0.0", 0, registry, lambda: None)
+    with closing(made), httpx.Client(base_url=f"http://127.0.0.1:{made.port}", timeout=10.0) as client:
+        for host in ("10.0.3.4:18100", "prefill-0.pods.svc.cluster.local", ""):
+            assert client.get("/metrics", headers={"Host": host}).status_code == 200
+        assert client.get("/metrics", headers={"Origin": "https://evil.example"}).status_code == 403
