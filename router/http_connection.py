@@ -109,6 +109,8 @@ class HttpConnection(HttpToolsProtocol):
             scope[WRITE_PART] = partial(_write_part, self.cycle)
             # An answer before the body's end is the last one: the rest of the body could trickle in for ever.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+            if scope["http_version"] < "1.1":
+                _end_by_closing(self.cycle)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -184,6 +186,25 @@ class HttpConnection(HttpToolsProtocol):
     def _on_head_timeout(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _end_by_closing(cycle: RequestResponseCycle) -> None:
+    """Has an answer whose length is not known end with its connection: HTTP/1.0 knows no chunks (RFC 9112,
+    section 6.1). Such a connection is closed behind each answer."""
+    send = cycle.send
+    is_open_ended = False
+
+    async def send_unchunked(message: Any) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            is_open_ended = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_unchunked  # type: ignore[method-assign]
 
 
 def _write_part(cycle: RequestResponseCycle, data: bytes) -> bool:
