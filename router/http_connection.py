@@ -46,6 +46,9 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, self._lingering))
         self._half_close: HalfClose | None = None
         self._keeps_alive = True
+        self._previous_cycle: RequestResponseCycle | None = None
+        self._refusal: bytes | None = None
+        """The answer to what can't be taken: the connection's last one, behind those to whole requests."""
         self._is_refused = False
         self.logger = UVICORN  # its warnings name no client, and advise to install things
         self._is_in_head = True
@@ -67,17 +70,17 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        cycle.keep_alive = False
+        cycle.keep_alive = self._refusal is not None
         self._half_close = HalfClose(self.transport, self._probe, has_begun=cycle.response_started)
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering.lingers:
+        if self._lingering.lingers or self._refusal is not None:
             self._lingering.drop(len(data))
             return
         self._num_line_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if self._num_line_bytes > self._max_bytes:
             self._is_too_large = True
@@ -103,6 +106,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_line_bytes = self._num_trailer_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         self._refuse_above(size, "the head is")
+        self._previous_cycle = self.cycle
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
@@ -120,7 +124,8 @@ class HttpConnection(HttpToolsProtocol):
         self._num_line_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for whatever can't be parsed, in OpenAI's form."""
+        """What uvicorn calls for whatever can't be parsed, in OpenAI's form. Requests that came whole before it
+        are answered first."""
         if self._is_too_large:
             status, code = b"431 Request Header Fields Too Large", "headers_too_large"
             msg = (
@@ -133,9 +138,18 @@ class HttpConnection(HttpToolsProtocol):
         error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
-        self.transport.write(b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body))
-        self._is_refused = True
-        self.transport.close()
+        self._refusal = b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body)
+        self._stop_waiting()
+        if self.pipeline and self.cycle.more_body:  # the request that is broken still waits for its turn
+            self.pipeline.popleft()
+            self.cycle = cast(RequestResponseCycle, self._previous_cycle)
+        if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
+            self._refuse(self._refusal)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and self.cycle.response_complete and not self.transport.is_closing():
+            self._refuse(self._refusal)
 
     def shutdown(self) -> None:
         self._keeps_alive = False
@@ -155,6 +169,11 @@ class HttpConnection(HttpToolsProtocol):
         limit = self.config.h11_max_incomplete_event_size
         assert limit is not None
         return limit
+
+    def _refuse(self, answer: bytes) -> None:
+        self.transport.write(answer)
+        self._is_refused = True
+        self.transport.close()
 
     def _refuse_above(self, num_bytes: int, what: str) -> None:
         """Ends the parsing by ValueError, which comes back as a bad request."""
