@@ -124,8 +124,8 @@ class HttpConnection(HttpToolsProtocol):
         self._num_line_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for whatever can't be parsed, in OpenAI's form. Requests that came whole before it
-        are answered first."""
+        """What uvicorn calls for whatever can't be parsed, in OpenAI's form. Requests that came whole before
+        it are answered first."""
         if self._is_too_large:
             status, code = b"431 Request Header Fields Too Large", "headers_too_large"
             msg = (
