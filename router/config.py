@@ -21,6 +21,19 @@ ALLOWED_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A
 """A name, all names below one, or an address, of IPv6 in brackets."""
 
 
+WEEK_S = 7 * 24 * 3600
+HIGHEST = {
+    "max_requests_in_flight": 10**9,
+    "max_queue": 10**9,
+    "hold_s": WEEK_S,
+    "max_choices": 10**9,
+    "request_timeout_s": WEEK_S,
+    "probe_interval_s": WEEK_S,
+    "shutdown_grace_s": WEEK_S,
+}
+"""Clocks and counters of libraries can hold these, and whoever wants no limit needs no more."""
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """One model that a router serves."""
@@ -165,6 +178,9 @@ class RouterConfig:
         for name in ("max_queue", "hold_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, limit in HIGHEST.items():
+            if getattr(self, name) > limit:
+                raise ConfigError(f"{name} must be at most {limit}, got {getattr(self, name)}: give less")
         for name in self.allowed_hosts:
             if name != "*" and not ALLOWED_HOST.fullmatch(name):
                 raise ConfigError(
