@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ IN_WORDS_OF_JSON = {
     "list_type": "Input should be a valid array",
 }
 """What pydantic says of a value that was parsed before is in Python's words."""
+
+KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
+"""Stands in pydantic's path to a value for one of the types that a field may have."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 
@@ -56,10 +60,8 @@ def from_validation(error: ValidationError) -> InvalidRequestError:
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return InvalidRequestError(f"the body must be a JSON object, got {shown(first['input'])}")
-    param = str(first["loc"][0])
-    where = ".".join(
-        str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[", "str"))
-    )
+    param, *inner = map(str, first["loc"])
+    where = ".".join([param, *(part for part in inner if not KIND_OF_UNION.fullmatch(part))])
     message = IN_WORDS_OF_JSON.get(first["type"], first["msg"])
     return InvalidRequestError(f"{where}: {message}, got {shown(first['input'])}", param=param)
 

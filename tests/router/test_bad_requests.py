@@ -5,6 +5,9 @@ import json
 
 import pytest
 
+from router.chat_request import ChatBody
+from router.completion_request import CompletionBody
+from router.tokenization import DetokenizeBody, TokenizeBody
 from tests.router.conftest import MODEL, TIMEOUT_S, until, why_not_ready
 from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying
 
@@ -274,6 +277,29 @@ async def test_every_bad_field_of_a_chat_is_named_and_the_next_chat_served(make_
         check_error(await stack.chat(stream=True, **fields), status, param, part)
     assert (await stack.chat()).status_code == 200
     assert stack.gate.num_in_flight == 0
+
+
+async def test_every_field_of_a_wrong_type_is_named(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    endpoints = {
+        "/v1/completions": (CompletionBody, {"prompt": "a"}),
+        "/v1/chat/completions": (ChatBody, chat),
+        "/tokenize": (TokenizeBody, chat),
+        "/detokenize": (DetokenizeBody, {"tokens": [5]}),
+    }
+    for path, (kind, given) in endpoints.items():
+        for field in kind.model_fields:
+            refused = []
+            for wrong in ("wrong", 1.5, [[{}]], {"a": {}}):
+                body = ({} if field == "prompt" else given) | {field: wrong}
+                answer = await stack.client.post(path, json=body)
+                if answer.status_code != 200:
+                    refused.append(error := answer.json()["error"])
+                    assert error["param"] == field, (path, field, error)
+                    assert field in error["message"], (path, field, error)
+            assert refused, (path, field)
 
 
 async def test_every_bad_body_is_refused_and_the_next_request_served(make_stack):
