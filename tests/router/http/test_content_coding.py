@@ -19,6 +19,11 @@ async def stack(make_stack):
     return stack
 
 
+def in_members(data: bytes) -> bytes:
+    third = len(data) // 3
+    return b"".join(map(gzip.compress, (data[:third], data[third : 2 * third], data[2 * third :])))
+
+
 async def post(stack, content, coding: str):
     headers = {"Content-Type": "application/json", "Content-Encoding": coding}
     return await stack.client.post("/v1/completions", content=content, headers=headers)
@@ -28,6 +33,7 @@ async def post(stack, content, coding: str):
     ("coding", "data"),
     [
         ("gzip", gzip.compress(BODY, mtime=0)),
+        ("gzip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(b"") + gzip.compress(BODY[9:], mtime=0)),
         ("X-GZip", gzip.compress(BODY, mtime=0)),
         ("deflate", zlib.compress(BODY)),
         ("identity", BODY),
@@ -63,7 +69,9 @@ async def test_other_codings_are_refused_by_name(stack, coding):
         ("gzip", gzip.compress(BODY, mtime=0)[:-1]),
         ("gzip", gzip.compress(BODY, mtime=0)[:-8] + b"12345678"),
         ("gzip", gzip.compress(BODY, mtime=0) + b"x"),
+        ("gzip", gzip.compress(BODY, mtime=0) + gzip.compress(b" ")[:-1]),
         ("deflate", zlib.compress(BODY)[:-5]),
+        ("deflate", zlib.compress(BODY) + zlib.compress(b" ")),
     ],
 )
 async def test_corrupt_data_is_a_400_and_the_next_request_served(stack, coding, data):
@@ -87,8 +95,16 @@ async def test_the_limit_counts_what_a_body_becomes_and_nothing_above_is_made(st
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (500 * LIMIT, 413)):
         made = 0
         data = BODY + b" " * (size - len(BODY))
-        for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+        for coding, compress in (("gzip", gzip.compress), ("gzip", in_members), ("deflate", zlib.compress)):
             compressed = compress(data)
             assert len(compressed) < LIMIT
             assert (await post(stack, compressed, coding)).status_code == status
-        assert made <= 2 * (LIMIT + 1)
+        assert made <= 3 * (LIMIT + 1)
+
+
+async def test_a_body_of_too_many_members_is_refused(stack):
+    members = [gzip.compress(BODY, mtime=0), *[gzip.compress(b"")] * content_coding.MAX_MEMBERS]
+    assert (await post(stack, b"".join(members[:-1]), "gzip")).status_code == 200
+    refused = await post(stack, b"".join(members), "gzip")
+    assert refused.status_code == 400
+    assert f"more than {content_coding.MAX_MEMBERS} gzip members" in refused.json()["error"]["message"]
