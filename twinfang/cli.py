@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 FAULT_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
 
+GRPC_SETTINGS = {"GRPC_VERBOSITY": "ERROR", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+"""gRPC reads them when it is imported. Below errors it writes lines in a form of its own. What our processes
+fork makes no calls, so gRPC has nothing to prepare for that."""
+
 DESCRIPTION = "Serves hybrid Mamba-attention language models, with prefill and decode on separate servers."
 
 ENVIRONMENT_NOTE = (
@@ -66,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         values = resolve(command.groups, given, os.environ)
         configure_logs(values.log_level, values.name or command.name)
+        for name, value in GRPC_SETTINGS.items():
+            os.environ.setdefault(name, value)
         run = command.prepare(values)
     except ConfigError as error:
         return _fail(prog, error, 2)

@@ -1,14 +1,20 @@
 """What the log says of failures: once and then a count; who sent what can't be read; no advice of others."""
 
 import asyncio
+import contextlib
 import logging
+import subprocess
+import sys
 
+import httpx
 import pytest
 
 from router import http_connection, openai_errors
-from tests.router.conftest import until
-from tests.router.scripted_servers import failing, silent
+from tests.router.conftest import TIMEOUT_S, until
+from tests.router.scripted_servers import ScriptedDecode, failing, saying, server_info, silent
 from tests.router.test_edges import raw
+from tests.router.tokenizers_for_tests import write_model_dir
+from twinfang.ports import free_ports
 from wire.errors import CapacityError
 
 
@@ -95,3 +101,36 @@ async def test_who_sends_no_http_is_named(make_stack, shown):
     await until(lambda: len(shown(logging.DEBUG, "invalid_http: client 127.0.0.1:")) == 5)
     assert len(shown(logging.INFO, "invalid_http")) == 1
     assert not shown(logging.DEBUG, "Invalid HTTP request")
+
+
+async def test_what_grpc_says_of_forks_and_servers_that_stop_is_not_in_the_log(tmp_path):
+    decode = ScriptedDecode(server_info("both"), script=saying([300]))
+    await decode.start()
+    (port,) = free_ports(1)
+    model = write_model_dir(tmp_path / "model")
+    (model / "config.json").write_text("{}")
+    flags = ["--model", str(model), "--decode", decode.address, "--port", str(port)]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "twinfang", "router", *flags]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+
+            async def is_ready() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return (await client.get("/readyz")).status_code == 200
+                return False
+
+            async with asyncio.timeout(TIMEOUT_S):
+                while not await is_ready():
+                    await asyncio.sleep(0.05)
+            body = {"prompt": "hello", "max_tokens": 1, "guided_regex": "a|b"}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        await decode.stop()
+        await until(lambda: "is not in use" in log.read_text())
+    finally:
+        process.kill()
+        process.wait()
+        await decode.stop()
+    assert [line for line in log.read_text().splitlines() if not line.startswith("time=")] == []
