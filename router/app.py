@@ -126,7 +126,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if pods is not None:
         services.metrics.registry.register(pods.figures)
         pods.start(on_fatal)
-    feed = app.state.event_feed = EventFeed(services)
+    feed = app.state.event_feed = EventFeed(services, changes)
     files = resources.files
     watching = [
         start_background(feed.run(), "admin events", on_fatal),

@@ -12,6 +12,8 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
+from router.admin.changed_view import ChangedConfigView
+from router.admin.changes import Changes
 from router.admin.config_view import ConfigView
 from router.admin.request_view import RequestView
 from router.admin.stats_view import StatsView
@@ -36,14 +38,15 @@ class RemovedWorker(BaseModel):
 class EventFeed:
     """One task looks for changes; each subscriber has a queue."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, changes: Changes) -> None:
         self._services = services
+        self._changes_of_operators = changes
         self._subscribers: set[asyncio.Queue[bytes | None]] = set()
         self._has_subscribers = asyncio.Event()
         self._workers: dict[str, BaseModel] = {}
         self._states: dict[RequestRecord, RequestState] = {}
         self._num_ended = 0
-        self._config: ConfigView | None = None
+        self._config: ChangedConfigView | None = None
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -79,12 +82,12 @@ class EventFeed:
         self._workers = {view.id: view for view in worker_views(self._services)}
         self._states = {record: record.state for record in self._services.requests.in_flight()}
         self._num_ended = self._services.requests.num_ended
-        self._config = ConfigView.of(self._services)
+        self._config = self._config_view()
 
     def _all(self) -> Iterable[bytes]:
         services = self._services
         yield event("stats", StatsView.of(services))
-        yield event("config", ConfigView.of(services))
+        yield event("config", self._config_view())
         for worker in worker_views(services):
             yield event("worker", worker)
         for record in services.requests.newest(MAX_REQUESTS_A_TICK):
@@ -94,7 +97,7 @@ class EventFeed:
         services = self._services
         if has_second_passed:
             yield event("stats", StatsView.of(services))
-        if (config := ConfigView.of(services)) != self._config:
+        if (config := self._config_view()) != self._config:
             self._config = config
             yield event("config", config)
         yield from self._changed_workers()
@@ -103,6 +106,10 @@ class EventFeed:
             changed += self._decoding_besides(changed)
         for record in changed:
             yield event("request", RequestView.of(record, services.recent.now_s))
+
+    def _config_view(self) -> ChangedConfigView:
+        warning = self._changes_of_operators.warning
+        return ChangedConfigView.with_warning(ConfigView.of(self._services), warning)
 
     def _changed_workers(self) -> Iterable[bytes]:
         before = self._workers

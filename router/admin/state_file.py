@@ -41,6 +41,9 @@ RETRY_S = 10.0
 SavedState = Literal["serving", "draining", "removed"]
 T = TypeVar("T")
 
+Rows = dict[tuple[str, ...], tuple[str, ...]]
+"""By table and key."""
+
 
 @dataclass(frozen=True)
 class SavedWorker:
@@ -75,8 +78,9 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.warning = ""
         """Why changes would be lost if the router started again now; empty: they would not."""
-        self._unsaved: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """Rows by table and key."""
+        self._rows: Rows = {}
+        """All that the file is to hold, should somebody delete it."""
+        self._unsaved: Rows = {}
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-file")
 
@@ -86,38 +90,46 @@ class StateFile:
         Raises :class:`ConfigError` for a file that is none of ours, or can't be written.
         """
         try:
-            return self._with_connection(_load)
+            saved = self._with_connection(_load)
         except (sqlite3.Error, ValueError) as error:
             raise ConfigError(
                 f"the state file {self._path} can't be used: {error}; give another --state-file, or "
                 "delete it to start with what the flags say"
             ) from error
+        self._rows = _rows_of_settings(saved.settings)
+        for worker in saved.workers:
+            self._rows |= _row_of(worker)
+        return saved
 
     async def save_worker(self, worker: SavedWorker) -> None:
-        self._unsaved["workers", worker.role, worker.address] = (worker.state, worker.added_by)
-        await self._save()
+        await self._save(_row_of(worker))
 
     async def save_settings(self, settings: Mapping[str, Any]) -> None:
-        self._unsaved |= {("settings", name): (json.dumps(value),) for name, value in settings.items()}
-        await self._save()
+        await self._save(_rows_of_settings(settings))
 
     async def keep_trying(self) -> None:
-        """Saves what could not be saved, as soon as that can be."""
+        """Saves what could not be saved as soon as that can be, and all of it if the file has gone."""
         while True:
             await asyncio.sleep(RETRY_S)
-            if self._unsaved:
-                await self._save()
+            is_there = await asyncio.get_running_loop().run_in_executor(self._thread, self._path.exists)
+            if self._unsaved or not is_there:
+                await self._save({})
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    async def _save(self) -> None:
+    async def _save(self, changed: Rows) -> None:
         """All that is not saved yet, in one transaction. A change holds whether it can be saved or not."""
-        rows = dict(self._unsaved)
+        self._rows |= changed
+        self._unsaved |= changed
+        rows, all_rows = dict(self._unsaved), dict(self._rows)
 
         def save(connection: sqlite3.Connection) -> None:
             with connection:
-                for (table, *key), values in rows.items():
+                is_new = _is_new(connection)
+                if is_new:
+                    connection.executescript(f"BEGIN; {SCHEMA}")
+                for (table, *key), values in (all_rows if is_new else rows).items():
                     places = ", ".join("?" * (len(key) + len(values)))
                     connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", (*key, *values))
 
@@ -150,8 +162,7 @@ class StateFile:
 
 def _load(connection: sqlite3.Connection) -> SavedChanges:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if is_new:
+    if _is_new(connection):
         connection.executescript(SCHEMA)
         return SavedChanges()
     found_id = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -170,3 +181,15 @@ def _load(connection: sqlite3.Connection) -> SavedChanges:
         workers=tuple(SavedWorker(*row) for row in workers),
         settings={name: json.loads(value) for name, value in settings},
     )
+
+
+def _is_new(connection: sqlite3.Connection) -> bool:
+    return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+
+def _row_of(worker: SavedWorker) -> Rows:
+    return {("workers", worker.role, worker.address): (worker.state, worker.added_by)}
+
+
+def _rows_of_settings(settings: Mapping[str, Any]) -> Rows:
+    return {("settings", name): (json.dumps(value),) for name, value in settings.items()}

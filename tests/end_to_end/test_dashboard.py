@@ -26,10 +26,16 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason=MISSING)
 
 
 @pytest.fixture(scope="module")
-def stack(module_stacks, tmp_path_factory):
+def state_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("state") / "state.db"
+
+
+@pytest.fixture(scope="module")
+def stack(module_stacks, tmp_path_factory, state_file):
     token_file = tmp_path_factory.mktemp("dashboard") / "admin-token"
     token_file.write_text(TOKEN)
     flags = ("--decode", "2", "--served-model-name", MODEL, "--admin-token-file", str(token_file))
+    flags += ("--state-file", str(state_file))
     return module_stacks.slowed("up", *flags)
 
 
@@ -243,6 +249,22 @@ def test_a_click_aborts_a_request(open_page, stack, client):
         page.get_by_role("dialog").get_by_role("button", name="Abort", exact=True).click()
         expect(row).to_contain_text("cancelled")
     assert any('"error"' in line for line in lines)
+
+
+def test_changes_that_can_not_be_saved_are_told_until_they_are(open_page, client, state_file):
+    page = open_page()
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    kept = state_file.rename(state_file.with_name("kept"))
+    state_file.mkdir()
+    change = {"max_queue": 1000}
+    assert "will be lost" in client.patch("/admin/v1/config", json=change).json()["warning"]
+    expect(page.get_by_role("alert")).to_contain_text("Not saved: the change holds, but it will be lost")
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text(str(state_file))
+    state_file.rmdir()
+    kept.rename(state_file)
+    assert client.patch("/admin/v1/config", json=change).json()["warning"] == ""
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_page_that_loses_its_router_says_so_and_comes_back(open_page, stack):

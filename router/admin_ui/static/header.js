@@ -35,6 +35,14 @@ export function banner({ link, isLoaded }, actions) {
   );
 }
 
+/** Says that what operators have changed would not survive a restart of the router; nothing while it would. */
+export function unsaved({ config }) {
+  if (!config?.warning) return null;
+  return h("div", { class: "banner", role: "alert" },
+    h("p", null, h("strong", null, "Not saved"), `: ${config.warning}.`),
+  );
+}
+
 export function notice({ notice: said }) {
   return h("div", { class: "notices", role: "status", "aria-live": "polite" },
     said && h("p", { class: `notice ${said.isBad ? "is-bad" : ""}` }, said.text),

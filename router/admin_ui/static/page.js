@@ -2,7 +2,7 @@
 
 import { confirmation } from "./confirmation.js";
 import { figures } from "./figures.js";
-import { banner, header, notice } from "./header.js";
+import { banner, header, notice, unsaved } from "./header.js";
 import { latencies } from "./latencies.js";
 import { requestTable } from "./request_table.js";
 import { signIn } from "./sign_in.js";
@@ -19,6 +19,7 @@ export function page(store, actions) {
   return h("div", { class: `page ${store.link.state === "live" ? "" : "is-stale"}` },
     header(store, actions),
     banner(store, actions),
+    unsaved(store),
     store.isLoaded ? content(store, actions) : skeleton(),
     confirmation(store, actions),
     timelineDialog(store, actions),

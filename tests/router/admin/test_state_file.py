@@ -126,6 +126,36 @@ async def test_a_successful_change_saves_the_ones_before_it(make_admin_stack, tm
     assert dict(StateFile(path).load().settings) == {"max_choices": 4, "max_queue": 5}
 
 
+@pytest.mark.parametrize("changes_again", [True, False])
+async def test_a_file_that_was_deleted_is_made_again_with_all_changes(
+    make_admin_stack, tmp_path, monkeypatch, changes_again
+):
+    path = tmp_path / "state.db"
+    before = StateFile(path)
+    before.load()
+    await before.save_settings({"max_queue": 5})
+    before.close()
+    monkeypatch.setattr(state_file, "RETRY_S", 100.0 if changes_again else 0.02)
+    stack = await make_admin_stack(state_file=path)
+    (worker,) = await ids(stack)
+    await post(stack, f"/workers/{worker}/drain")
+    path.unlink()
+    if changes_again:
+        assert (await patch(stack, max_choices=3))["warning"] == ""
+    await until(lambda: path.exists() and num_saved_workers(path))
+    saved = StateFile(path).load()
+    assert dict(saved.settings) == {"max_queue": 5} | ({"max_choices": 3} if changes_again else {})
+    assert [one.state for one in saved.workers] == ["draining"]
+
+
+def num_saved_workers(path) -> int:
+    """Only looks; to load a file that is empty makes it a state file."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return 0
+        return connection.execute("SELECT count(*) FROM workers").fetchone()[0]
+
+
 async def until_async(condition):
     async with asyncio.timeout(TIMEOUT_S):
         while not await condition():
