@@ -14,6 +14,12 @@ MODEL = "<img src=x onerror=document.title='caught'>"
 """Whoever names a model or a request must not get to run anything in the page."""
 LONG = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+OVERLAPS = """() => [...document.querySelectorAll(".ticks")].flatMap((axis) => {
+  const labels = [...axis.querySelectorAll(".tick > span")].map((one) => one.getBoundingClientRect());
+  const shown = labels.filter((one) => one.width);
+  return shown.filter((one, i) => i && one.left < shown[i - 1].right);
+}).length"""
+"""Labels of axes that lie upon one another."""
 DEADLINE_MS = 30_000
 CONNECTION_ERRORS = tuple(
     f"ERR_{error}"
@@ -166,7 +172,14 @@ def test_a_phone_shows_all_without_scrolling_sideways(open_page, client, scheme)
     complete(client)
     page = open_page(size=PHONE, color_scheme=scheme)
     expect(page.locator("[data-request]").first).to_be_visible()
+    expect(page.locator(".tick > :visible").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    assert page.evaluate(OVERLAPS) == 0
+    page.locator("[data-request] button").first.click()
+    expect(page.get_by_role("dialog").get_by_role("cell", name="prefill", exact=True)).to_be_visible()
+    for name in ("Table of requests", "Stages"):
+        table = page.get_by_label(name, exact=True)
+        assert table.evaluate("table => table.scrollWidth - table.clientWidth") == 0, name
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     lightness = sum(int(part) for part in ground[4:-1].split(",")) / 3
     assert (lightness < 60) == (scheme == "dark")

@@ -67,10 +67,14 @@ function placeOf(buckets, value) {
   return (index + within) / buckets.length;
 }
 
+/** Seven labels at most; every second one is minor, which a narrow picture leaves out. */
 function ticks(buckets) {
   const every = Math.ceil(buckets.length / 7);
-  return h("div", { class: "ticks" }, buckets.map(({ upper }, i) =>
-    h("span", { class: "tick" }, upper !== null && i % every === every - 1 ? h("span", null, ms(upper)) : null)));
+  return h("div", { class: "ticks" }, buckets.map(({ upper }, i) => {
+    const nth = (i + 1) / every;
+    const isShown = upper !== null && Number.isInteger(nth);
+    return h("span", { class: "tick" }, isShown && h("span", { class: nth % 2 ? "" : "is-minor" }, ms(upper)));
+  }));
 }
 
 /** As `{lower, upper, number}`, with empty buckets at both ends: at least one, and as many as make a picture. */
