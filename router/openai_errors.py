@@ -32,6 +32,9 @@ KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
 """Stands in pydantic's path to a value for one of the types that a field may have."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
+"""Nobody knows how long servers will be missing. A request that comes again soon waits here, for ``hold_s``
+at most, and so finds a server that returns earlier than one whose client stays away. While a router stops,
+another one takes it."""
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:
