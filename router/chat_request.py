@@ -9,24 +9,24 @@ from router.access.api_keys import ApiKey
 from router.chat_prompt import ChatFields, chat_text
 from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
-from router.sampling_fields import UNSUPPORTED, SamplingFields
+from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
 from router.services import Services
 from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
 from router.tool_calls.tool_choice import offered_tools
 from router.tool_calls.tool_use import wanted_tool_use
 from wire.errors import InvalidRequestError
-from wire.sampling_params import MAX_LOGPROBS
+from wire.sampling_params import MAX_LOGPROBS, RANGES
 
 
 class ChatBody(ChatFields, SamplingFields):
     """The body as clients send it: types are checked, values not yet."""
 
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = ranged(0, MAX_LOGPROBS)
     parallel_tool_calls: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = ranged(1, RANGES["max_tokens"][1])
+    max_completion_tokens: int | None = ranged(1, RANGES["max_tokens"][1])
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {
         "audio": (None,),

@@ -11,11 +11,12 @@ from router import logprob_limits
 from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
-from router.sampling_fields import UNSUPPORTED, SamplingFields
+from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
 from router.services import Services
 from router.structured_output import wanted_structure
 from router.text_request import TextRequest, check_num_choices
 from wire.errors import InvalidRequestError
+from wire.sampling_params import RANGES
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -42,10 +43,10 @@ class CompletionBody(SamplingFields):
 
     prompt: Any = Field(default=None, json_schema_extra=PROMPT_SCHEMA)
     """Checked by :func:`split_prompt`: a union of four types would blame a bad value on each of them."""
-    max_tokens: int | None = None
+    max_tokens: int | None = ranged(*RANGES["max_tokens"])
     best_of: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: int | None = ranged(*RANGES["logprobs"])
     suffix: str | None = None
     add_special_tokens: bool | None = None
 

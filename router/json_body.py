@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from router.http.bounds import check_bounds
 from router.http.json_shape import check_shape
+from router.http.schema_bounds import add_bounds
 from router.openai_errors import from_validation, shown
 from wire.errors import CancelledRequestError, InvalidRequestError
 
@@ -56,7 +57,9 @@ def _parsed(body: bytes, model: type[Model]) -> Model:
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What OpenAPI says of an endpoint whose body :func:`read_json` reads."""
     schema = model.model_json_schema()
-    content = {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}
+    schema = _inlined(schema, schema.pop("$defs", {}))
+    add_bounds(schema)
+    content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -6,14 +6,14 @@ import dataclasses
 import logging
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from router.access.api_keys import ApiKey
 from router.openai_errors import shown
 from router.sampling_defaults import SamplingDefaults
 from router.structured_output import StructuredFields
 from wire.errors import InvalidRequestError, PermissionDeniedError
-from wire.sampling_params import SamplingParams
+from wire.sampling_params import RANGES, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI or vLLM that would change the answer, with the values that change nothing. Ignoring
 another value would answer a question that was not asked, so it is refused."""
+
+
+def ranged(least: float, most: float) -> Any:
+    """A field whose range /openapi.json tells. It is checked later, in words that name the remedy."""
+    return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
 
 
 class StreamOptions(BaseModel):
@@ -54,20 +59,20 @@ class SamplingFields(StructuredFields):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: int | None = ranged(1, MAX_N)
     stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    seed: int | None = ranged(*RANGES["seed"])
+    temperature: float | None = ranged(*RANGES["temperature"])
+    top_p: float | None = ranged(*RANGES["top_p"])
+    presence_penalty: float | None = ranged(*RANGES["presence_penalty"])
+    frequency_penalty: float | None = ranged(*RANGES["frequency_penalty"])
     logit_bias: dict[str, float] | None = None
     user: str | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: int | None = ranged(-1, RANGES["top_k"][1])
+    min_p: float | None = ranged(*RANGES["min_p"])
+    repetition_penalty: float | None = ranged(*RANGES["repetition_penalty"])
+    min_tokens: int | None = ranged(*RANGES["max_tokens"])
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -75,7 +80,7 @@ class SamplingFields(StructuredFields):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
-    priority: int | None = None
+    priority: int | None = ranged(-MAX_PRIORITY, MAX_PRIORITY)
 
     def check_extra_fields(self) -> None:
         """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""

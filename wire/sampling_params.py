@@ -14,8 +14,20 @@ MAX_GRAMMAR_BYTES = 128 << 10
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow float32."""
 
-REPETITION_PENALTIES = 0.01, 100.0
-"""Far outside them logits overflow float32, and the request's state would be taken for damaged."""
+RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (0, 1 << 31),
+    "temperature": (0.0, 1e4),
+    "top_k": (0, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+}
+"""Least and largest values; ``top_p`` is above its least. Far outside of ``repetition_penalty``'s, logits
+overflow float32, and the request's state would be taken for damaged."""
 
 
 @message
@@ -55,19 +67,10 @@ class SamplingParams:
     """What the answer's text must follow to its end, in llguidance's form: its JSON, or Lark."""
 
     def __post_init__(self) -> None:
-        _within("max_tokens", self.max_tokens, 0, 1 << 31)
-        _within("temperature", self.temperature, 0.0, 1e4)
-        _within("top_k", self.top_k, 0, 1 << 31)
-        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, (low, high) in RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                _within(name, value, low, high, open_low=name == "top_p")
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.seed is not None:
-            _within("seed", self.seed, -(1 << 63), (1 << 63) - 1)
-        if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _within("stop_token_ids (their count)", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
         _within("logit_bias (its entries)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)
         for _, bias in self.logit_bias:

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from router.http.body_room import FREE_BYTES
 from router.http.bounds import BOUNDS, CHARACTERS, FIELDS, SESSION, Bound, check_bounds
 from tests.router.conftest import MODEL, raw_request, until
 from tests.router.scripted_servers import hanging, saying
 from wire.errors import InvalidRequestError
+from wire.sampling_params import RANGES
 
 MAX_TEST_SIZE = 8 << 20
 """No body is larger by default."""
@@ -128,3 +130,67 @@ def test_the_docs_have_the_table():
     for bound in (FIELDS, SESSION, *BOUNDS):
         field = bound.field if bound in (FIELDS, SESSION) else f"`{bound.field}`"
         assert f"| {field} | {bound.limit:,} {bound.unit} |" in page
+
+
+# --- what /openapi.json says -----------------------------------------------------------------------
+
+TOTALS = {
+    "response_format",
+    "structured_outputs",
+    "guided_choice",
+    "tools",
+    "chat_template_kwargs",
+}
+"""The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
+UNTYPED = {"structured_outputs.choice", "messages[].tool_calls", "messages[].tool_calls[].function.arguments"}
+"""The schema does not go into these."""
+
+
+@pytest.fixture
+async def schemas(make_stack):
+    """Of bodies, by path."""
+    stack = await make_stack(ready=False)
+    paths = (await stack.client.get("/openapi.json")).json()["paths"]
+    posts = {
+        path: methods["post"] for path, methods in paths.items() if "requestBody" in methods.get("post", {})
+    }
+    return {
+        path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()
+    }
+
+
+def is_told(schemas, bound: Bound) -> bool:
+    """Whether a schema refuses what is above ``bound`` for that alone, and none what is at it."""
+    words = {"maxLength", "maxItems", "maxProperties"}
+
+    def refused_by(size: int) -> set[str]:
+        body = filled(bound, size)
+        known = [
+            one for one in schemas.values() if bound is FIELDS or body.keys() <= one["properties"].keys()
+        ]
+        errors = [error for schema in known for error in Draft202012Validator(schema).iter_errors(body)]
+        return {one.validator for error in errors for one in (error, *(error.context or ()))} & words
+
+    assert not refused_by(bound.limit), bound
+    return bool(refused_by(bound.limit + 1))
+
+
+async def test_the_document_tells_all_bounds_that_json_schema_has_words_for(schemas):
+    untold = {(bound.field, bound.unit) for bound in (*BOUNDS, FIELDS) if not is_told(schemas, bound)}
+    assert {field for field, unit in untold if unit == CHARACTERS} <= TOTALS | UNTYPED
+    assert {field for field, unit in untold if unit != CHARACTERS} <= UNTYPED
+
+
+async def test_the_document_tells_the_ranges_of_numbers(schemas):
+    completions, chats = schemas["/v1/completions"], schemas["/v1/chat/completions"]
+    for name, (least, most) in RANGES.items():
+        field = completions["properties"][name]
+        told = (-1 if name == "top_k" else float(least), float(most))  # FastAPI makes them such
+        assert (field["minimum"], field["maximum"]) == told, name
+    for schema, name, most in (
+        (chats, "n", 128),
+        (chats, "top_logprobs", 20),
+        (completions, "priority", 2**31 - 1),
+    ):
+        assert schema["properties"][name]["maximum"] == most
+    assert chats["properties"]["max_completion_tokens"]["minimum"] == 1
