@@ -289,6 +289,7 @@ class DecodeService:
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
             seed=params.seed if params.seed is not None else secrets.randbits(63),
             cache_salt=message.cache_salt,
+            client=message.client,
             keeps_state=message.keeps_state and self._exchange is not None,
             num_answered=message.num_answered,
         )

@@ -401,7 +401,7 @@ class Engine:
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
         waits = self.scheduler.waiting or self.scheduler.preempted
-        count = len(self._kept) if plan.swap_out else 1 if waits and not plan.admitted else 0
+        count = len(self._kept) if plan.is_short_of_blocks else 1 if waits and not plan.admitted else 0
         names = list(self._kept)[:count]
         for name in names:
             del self._kept[name]

@@ -59,6 +59,7 @@ class LeadEngine(Engine):
                 seed=request.seed,
                 keeps_state=request.keeps_state,
                 cache_salt=request.cache_salt,
+                client=request.client,
                 num_answered=request.num_answered,
             )
         )

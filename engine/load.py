@@ -21,6 +21,7 @@ def load_of(scheduler: Scheduler, counts: WorkCounts) -> ServerStats:
         free_slots=owned.cache.num_available_slots,
         cached_states=owned.cache.num_cached_states,
         preemptions=scheduler.num_preemptions,
+        given_rows=scheduler.num_given_rows,
         num_steps=counts.num_steps,
         prefill_tokens=counts.prefill_tokens,
         decode_tokens=counts.decode_tokens,

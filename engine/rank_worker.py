@@ -101,5 +101,6 @@ def _request(call: AddRequest) -> Request:
         seed=call.seed,
         keeps_state=call.keeps_state,
         cache_salt=call.cache_salt,
+        client=call.client,
         num_answered=call.num_answered,
     )

@@ -43,6 +43,8 @@ class Request:
     """Whether blocks and state are held after the answer, for the conversation's next turn."""
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
+    client: str = ""
+    """Whose it is, by any name: see :mod:`engine.fair_share`."""
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
     follower: Follower | None = None

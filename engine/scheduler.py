@@ -6,21 +6,32 @@ it can be. Requests are admitted first come, first served, with the blocks of th
 prompt; they grow block by block as they decode. When blocks run out the youngest running request is
 preempted: its blocks and state move to host memory and come back, exactly as they were, when there is
 room. The oldest is never preempted for another, so everything admitted runs to its end.
+
+Of several clients each gets a fair share (:mod:`engine.fair_share`): who has the least is admitted first, and
+who has the most is preempted first, for blocks or for another one's row.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from engine.cache_formats import ExactCuts
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan
+from engine.fair_share import PAUSE_STEPS, FairShares
 from engine.ownership import Ownership
 from engine.request import Request
 from engine.rows import PlannedRow, is_decode_row
 from wire.errors import ContextLengthError, InvalidRequestError
+
+SHORT_PROMPT_STEPS = 16
+"""Between two steps that prompts of one token begin in. A step with a prompt runs outside of the graphs and
+takes three times as long, for all rows: who sends many such prompts must not have all steps be so."""
+FEW_ROWS = 4
+"""With no more rows there is nobody to be slowed down."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,8 @@ class StepPlan:
     swap_in: list[Swap] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
     """Requests that are only prefilled and found all of their prompt in a cache, here or elsewhere."""
+    is_short_of_blocks: bool = False
+    """Whether that is why requests are swapped out."""
 
     @property
     def rows(self) -> list[PlannedRow]:
@@ -85,6 +98,7 @@ class Scheduler:
         self._num_positions = num_positions
         self._mode = mode
         self._max_batch_tokens = max_batch_tokens
+        self._max_num_seqs = max_num_seqs
         self.owned = Ownership(
             plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
         )
@@ -95,7 +109,15 @@ class Scheduler:
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
         self.num_preemptions = 0
+        """Because blocks ran out."""
+        self.num_given_rows = 0
+        """Requests that were preempted for another client's."""
         self._left_rows: list[int] = []
+        self._unplaced: Request | None = None
+        """Whose turn it was in the last plan, for whom there was no room."""
+        self._steps_to_pause = 0
+        """Before another row may be given."""
+        self._steps_to_short_prompt = 0
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -219,9 +241,16 @@ class Scheduler:
         """Makes room, admits what fits and plans the next step."""
         decode_rows, swap_out = self._plan_decode_rows()
         admitted, swap_in = ([], []) if swap_out else self._admit()
+        is_short_of_blocks = bool(swap_out)
+        if (giver := self._giver) is not None and not swap_out and giver.num_in_flight == 0:
+            swap_out.append(self._give_row(giver))
+            decode_rows = [row for row in decode_rows if row.request is not giver]
         left_rows, self._left_rows = self._left_rows, []
         if len(decode_rows) == len(self.running):  # all decode: nobody has a prompt to compute
-            return StepPlan(decode_rows, [], admitted, left_rows, swap_out, swap_in)
+            return StepPlan(
+                *(decode_rows, [], admitted, left_rows, swap_out, swap_in),
+                is_short_of_blocks=is_short_of_blocks,
+            )
         prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
         for request in prefilled:
             self.hold(request)
@@ -234,11 +263,16 @@ class Scheduler:
         prefill_rows = self._plan_chunks(budget, decode_rows)
         left_rows += self._left_rows  # of those that were prefilled
         self._left_rows = []
-        return StepPlan(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled)
+        return StepPlan(
+            *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled),
+            is_short_of_blocks=is_short_of_blocks,
+        )
 
     @property
     def must_preempt(self) -> bool:
         """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
+        if self._giver is not None:
+            return True
         missing = 0
         for request in self.running.values():
             if not self._is_calm(request) and self._decodes(request):
@@ -296,7 +330,7 @@ class Scheduler:
         return until if next_kept is None else min(until, next_kept - self._num_positions - 1)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
-        """One row for each decoding request, oldest first, preempting the youngest where blocks run out."""
+        """One row for each decoding request, oldest first, preempting others where blocks run out."""
         rows: list[PlannedRow] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
@@ -307,22 +341,57 @@ class Scheduler:
                 reach = self._reach(request, most + 1)
                 missing = self.owned.num_missing_blocks(request, reach)
                 while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
-                    swap_out.append(self._preempt_youngest())
+                    shares = self._shares(self.running.values())
+                    swap_out.append(self._preempt(shares.first_to_go(self.running.values())))
+                    self.num_preemptions += 1
                 if request.request_id in self.running:
                     if missing:
                         self.owned.grow(request, reach)
                     rows.append(self._decode_row(request, most))
                     request.calm_until = self._calm_until(request, most)
+        if swap_out:  # an older one of another client may have had its row planned
+            rows = [row for row in rows if row.request.request_id in self.running]
         return rows, swap_out
 
-    def _preempt_youngest(self) -> Swap:
-        """Takes row, blocks and slot from the request that was admitted last."""
-        request_id, request = self.running.popitem(last=True)
+    @property
+    def _giver(self) -> Request | None:
+        """Whose row goes to the request that found no room, if it is time to give one.
+
+        What is kept for later turns goes before anybody's blocks do.
+        """
+        request = self._unplaced
+        may_give = self._steps_to_pause == 0 and not (self.owned.num_free_rows and self.held)
+        if request is None or not may_give or len(self.preempted) >= self._max_num_seqs:
+            return None
+        if request.request_id not in self.waiting and request.request_id not in self.preempted:
+            return None
+        if not _have_several_clients(self.running, self.transferring, {request.request_id: request}):
+            return None
+        num_blocks = self.capacity.blocks_for(request.target)
+        decoding = [one for one in self.running.values() if not one.prefill_only]
+        return self._shares(self._owners).giver_for(request, num_blocks, decoding)
+
+    def _give_row(self, giver: Request) -> Swap:
+        self._steps_to_pause = PAUSE_STEPS
+        self.num_given_rows += 1
+        return self._preempt(giver)
+
+    def _shares(self, owners: Iterable[Request]) -> FairShares:
+        return FairShares(owners, num_rows=self._max_num_seqs, num_blocks=self.capacity.num_blocks)
+
+    @property
+    def _owners(self) -> list[Request]:
+        """All that have rows."""
+        return [*self.running.values(), *self.transferring.values()]
+
+    def _preempt(self, request: Request) -> Swap:
+        """Takes row, blocks and slot from a request that runs."""
+        request_id = request.request_id
+        del self.running[request_id]
         assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
         request.calm_until = -1
         self.preempted[request_id] = request
         self.preempted.move_to_end(request_id, last=False)
-        self.num_preemptions += 1
         swap = self._swap(request)
         self._leave_row(request)
         self.owned.free_memory(request)
@@ -334,30 +403,45 @@ class Scheduler:
         return Swap(request.request_id, tuple(request.block_ids[:num_used]), request.state_slot)
 
     def _admit(self) -> tuple[list[Request], list[Swap]]:
-        """Resumes preempted requests, then admits waiting ones, as far as there is room."""
+        """Resumes preempted requests and admits waiting ones, as far as there is room."""
         admitted: list[Request] = []
         swap_in: list[Swap] = []
-        while self.preempted:
-            request = next(iter(self.preempted.values()))
-            # Alone it needs no spare block: with one, a request that fills the pool would never come back.
-            spare_blocks = 1 + len(self.running) if self.running else 0
-            if not self.owned.readmit(request, spare_blocks=spare_blocks):
-                return admitted, swap_in
-            del self.preempted[request.request_id]
-            swap_in.append(self._swap(request))
-            self.running[request.request_id] = request
+        self._unplaced = None
+        self._steps_to_pause = max(0, self._steps_to_pause - 1)
+        self._steps_to_short_prompt = max(0, self._steps_to_short_prompt - 1)
+        several_wait = _have_several_clients(self.preempted, self.waiting)
+        while (request := self._next_to_admit(is_fair=several_wait)) is not None:
+            if request.request_id in self.preempted:
+                # Alone it needs no spare block: with one, what fills the pool would never come back.
+                spare_blocks = 1 + len(self.running) if self.running else 0
+                if not self.owned.readmit(request, spare_blocks=spare_blocks):
+                    self._unplaced = request
+                    break
+                del self.preempted[request.request_id]
+                swap_in.append(self._swap(request))
+                self.running[request.request_id] = request
+            else:
+                if request.prefill_only and not self._may_hold_one_more():
+                    break
+                if not self.owned.admit(request, spare_blocks=self._spare_blocks()):
+                    self._unplaced = request
+                    break
+                del self.waiting[request.request_id]
+                place = self.running if request.ticket is None else self.transferring
+                place[request.request_id] = request
             admitted.append(request)
-        while self.waiting:
-            request = next(iter(self.waiting.values()))
-            if request.prefill_only and not self._may_hold_one_more():
-                break
-            if not self.owned.admit(request, spare_blocks=self._spare_blocks()):
-                break
-            del self.waiting[request.request_id]
-            place = self.running if request.ticket is None else self.transferring
-            place[request.request_id] = request
-            admitted.append(request)
+        if any(request.num_given == 1 for request in admitted):
+            self._steps_to_short_prompt = SHORT_PROMPT_STEPS
         return admitted, swap_in
+
+    def _next_to_admit(self, *, is_fair: bool) -> Request | None:
+        """The first one, or the first of the client with the smallest share. Preempted ones come before
+        others."""
+        waiting: Iterable[Request] = self.waiting.values()
+        if self._steps_to_short_prompt and len(self.running) > FEW_ROWS:
+            waiting = [one for one in waiting if one.num_given > 1]
+        queues = chain(self.preempted.values(), waiting)
+        return self._shares(self._owners).next_of(queues) if is_fair else next(queues, None)
 
     def _may_hold_one_more(self) -> bool:
         """Whether another prompt can be leased when it is done.
@@ -409,3 +493,9 @@ class Scheduler:
                     self._grow_if_room(request, self._reach(request, end))
                 budget -= end - start
         return prefill_rows
+
+
+def _have_several_clients(*queues: Mapping[str, Request]) -> bool:
+    clients = (request.client for queue in queues for request in queue.values())
+    first = next(clients, None)
+    return any(client != first for client in clients)

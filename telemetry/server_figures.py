@@ -33,6 +33,7 @@ GAUGES = (
 )
 COUNTERS = (
     ("preemptions", "preemptions", "Requests moved to host memory for want of blocks."),
+    ("given_rows", "given_rows", "Requests moved to host memory so that another client's got a row."),
     ("prefill_tokens", "prefill_tokens", "Prompt tokens computed."),
     ("generation_tokens", "decode_tokens", "Tokens sampled."),
     ("transfer_bytes", "transfer_bytes", "Bytes read from other servers."),

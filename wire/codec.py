@@ -24,7 +24,7 @@ import msgpack
 
 from wire.errors import WireError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20

@@ -93,6 +93,8 @@ class Submit:
     """As :attr:`PrefillRequest.traceparent`."""
     timeout_s: float | None = None
     """How long anybody waits for the answer; then the server ends it by itself. None: no matter how long."""
+    client: str = ""
+    """Whose request it is, by any name: rows are shared fairly between clients."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -270,6 +272,8 @@ class ServerStats:
     cached_states: int
     preemptions: int
     """Requests moved to host memory since the start, for want of blocks."""
+    given_rows: int
+    """The same, so that another client's request got a row."""
     num_steps: int
     prefill_tokens: int
     """Prompt tokens computed since the start."""

@@ -25,6 +25,7 @@ class AddRequest:
     seed: int
     keeps_state: bool
     cache_salt: str
+    client: str
     num_answered: int
 
 

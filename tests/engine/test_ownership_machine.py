@@ -167,8 +167,9 @@ class LivesOfRequests(RuleBasedStateMachine):
         breaks_after=st.sampled_from([0, 0, 0, 0, 1, 4]),
         speculate=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from(["", "", "x"]),
+        client=st.sampled_from("aab"),
     )
-    def add(self, kind, family, shared, own, max_tokens, stops_after, breaks_after, speculate, salt):
+    def add(self, kind, family, shared, own, max_tokens, stops_after, breaks_after, speculate, salt, client):
         self.count += 1
         tokens = [family] * shared + [100 + (self.count * 7 + i) % 5 for i in range(own)]
         name = f"r{self.count}"
@@ -182,7 +183,9 @@ class LivesOfRequests(RuleBasedStateMachine):
         params = None
         if kind not in ("prefill", "resumed"):
             params = SamplingParams(max_tokens=max_tokens, speculate=speculate)
-        request = Request(name, tokens, params, ticket=ticket, cache_salt=salt, keeps_state=kind == "kept")
+        request = Request(
+            name, tokens, params, ticket=ticket, cache_salt=salt, keeps_state=kind == "kept", client=client
+        )
         request.stops_after, request.breaks_after = stops_after, breaks_after
         self.scheduler.add(request)
 

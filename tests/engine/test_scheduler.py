@@ -72,6 +72,32 @@ def test_a_long_prompt_runs_in_chunks_within_the_budget():
     assert seen == [([], [("a", 8)]), ([], [("a", 8)]), ([], [("a", 4)]), ([("a", 1)], [])]
 
 
+def test_prompts_of_one_token_share_steps_beside_many_rows():
+    """Each step that one begins in is slow for all rows."""
+    scheduler = make_scheduler(max_num_seqs=16, num_blocks=200, num_slots=40, max_batch_tokens=64)
+    for number in range(8):
+        scheduler.add(request(f"long{number}", 4, max_tokens=60))
+    compute(scheduler, scheduler.schedule())
+    mixed = []
+    for number in range(40):
+        if number % 10 == 0:
+            scheduler.add(request(f"short{number}", 1, max_tokens=60))
+        plan = scheduler.schedule()
+        mixed.append([row.request.request_id for row in plan.prefill_rows])
+        compute(scheduler, plan)
+    begun = {step: names for step, names in enumerate(mixed) if names}
+    assert begun == {0: ["short0"], 16: ["short10"], 32: ["short20", "short30"]}
+
+
+def test_a_prompt_of_one_token_begins_at_once_beside_few_rows():
+    scheduler = make_scheduler(max_num_seqs=8, num_blocks=200, num_slots=40)
+    for number in range(3):
+        scheduler.add(request(f"r{number}", 1, max_tokens=60))
+        plan = scheduler.schedule()
+        assert [row.request.request_id for row in plan.prefill_rows] == [f"r{number}"]
+        compute(scheduler, plan)
+
+
 def test_a_last_chunk_of_one_token_is_a_decode_row():
     scheduler = make_scheduler()
     scheduler.add(request("a", 9))
@@ -365,7 +391,7 @@ def test_a_request_that_is_held_keeps_one_slot_and_nothing_that_is_pending(kind)
 def test_a_preempted_request_comes_back_with_its_state_in_its_first_slot_and_no_anchors(kind):
     scheduler, a = decoding(kind)
     before = a.state_slot
-    swap = scheduler._preempt_youngest()
+    swap = scheduler._preempt(a)
     assert swap.slot == before
     assert_no_anchor(a)
     plan = scheduler.schedule()
