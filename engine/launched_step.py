@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from engine.async_copy import Download
+from engine.async_copy import Download, upload
 from engine.logprobs import LogprobCopy, LogprobTensors
 from engine.prompt_logprobs import ComputesLogits, PromptLogprobs, prompt_logprobs
 from engine.request import Request
@@ -43,8 +44,7 @@ class LaunchedStep:
     launched_s: float
     run: StepRun
     _results: Download
-    _logprobs: dict[int, LogprobCopy]
-    """By the row's place in the plan."""
+    _logprobs: list[RowLogprobs]
     _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
 
     @classmethod
@@ -65,7 +65,7 @@ class LaunchedStep:
             launched_s,
             run,
             Download(step.results[: len(plan.rows)]),
-            _logprobs(plan, step, tensors) if reporting else {},
+            _logprobs(plan, step, tensors) if reporting else [],
             _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
         )
 
@@ -88,35 +88,60 @@ class LaunchedStep:
         rows: list[list[int]] = self._results.wait().numpy().tolist()
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
+        reported: dict[int, list[TokenLogprobs]] = {}
+        for group in self._logprobs:
+            reported |= group.read()
         results = []
         for i, (accepted, is_finite, num_tried, *gained) in enumerate(rows):
             tokens = tuple(gained[:accepted])
-            logprobs = self._logprobs_of(i, accepted) if i in self._logprobs and is_finite else None
+            logprobs = tuple(reported[i][:accepted]) if i in reported and is_finite and accepted else None
             results.append(RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs))
         return results
 
-    def _logprobs_of(self, i: int, accepted: int) -> tuple[TokenLogprobs, ...] | None:
-        return tuple(self._logprobs[i].read()[:accepted]) if accepted else None
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """Of rows that report as many alternatives, all computed together: one row's kernels cost as much as
+    sixty-four rows'."""
+
+    rows: list[int]
+    """Their places in the plan."""
+    copy: LogprobCopy
+
+    def read(self) -> dict[int, list[TokenLogprobs]]:
+        """By place in the plan: at all of the row's positions."""
+        found = self.copy.read()
+        num_positions = len(found) // len(self.rows)
+        return {row: found[i * num_positions : (i + 1) * num_positions] for i, row in enumerate(self.rows)}
 
 
-def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> dict[int, LogprobCopy]:
+def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogprobs]:
     """Of the rows that report them, at all positions: which of these count is not known yet."""
-    found: dict[int, LogprobCopy] = {}
-    num_sampling = 0
-    for i, row in enumerate(plan.rows):
-        if not row.samples:
+    decode = _reporting([(i, i, row) for i, row in enumerate(plan.decode_rows)])
+    sampling = [(i, row) for i, row in enumerate(plan.prefill_rows, len(plan.decode_rows)) if row.samples]
+    prefill = _reporting([(i, place, row) for place, (i, row) in enumerate(sampling)])
+    found = []
+    for logits, groups in ((tensors.decode_logits, decode), (tensors.prefill_logits, prefill)):
+        if logits is None:
             continue
-        params = row.request.params
-        assert params is not None
-        if row.is_decode:
-            logits = None if tensors.decode_logits is None else tensors.decode_logits[i]
-        else:
-            logits = None if tensors.prefill_logits is None else tensors.prefill_logits[num_sampling]
-            num_sampling += 1
-        if params.logprobs is not None and logits is not None:
-            token_ids = step.results[i, RESULT_COLUMNS : RESULT_COLUMNS + len(logits)]
-            found[i] = LogprobTensors.compute(logits, token_ids, params.logprobs).start_copy()
+        for num_top, places in groups.items():
+            rows = [i for i, _ in places]
+            of_rows = logits.index_select(0, upload(np.array([place for _, place in places]), logits.device))
+            results = step.results.index_select(0, upload(np.array(rows), logits.device))
+            token_ids = results[:, RESULT_COLUMNS : RESULT_COLUMNS + of_rows.shape[1]]
+            computed = LogprobTensors.compute(of_rows.flatten(0, 1), token_ids.flatten(), num_top)
+            found.append(RowLogprobs(rows, computed.start_copy()))
     return found
+
+
+def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[int, int]]]:
+    """Places in the plan and among the logits, by how many alternatives are reported."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for i, place, row in rows:
+        params = row.request.params
+        if row.samples and params is not None and params.logprobs is not None:
+            groups.setdefault(params.logprobs, []).append((i, place))
+    return groups
 
 
 def _score_prompts(

@@ -55,7 +55,8 @@ class LogprobCopy:
 
     def read(self, num_top: Sequence[int] | None = None) -> list[TokenLogprobs]:
         """As :meth:`LogprobTensors.read`; waits for the copy alone, not for steps launched since."""
-        numbers, integers = self.numbers.wait().tolist(), self.integers.wait().tolist()
+        # By way of numpy: torch's own tolist takes ten times as long.
+        numbers, integers = (part.wait().numpy().tolist() for part in (self.numbers, self.integers))
         counts = [len(values) - 1 for values in numbers] if num_top is None else num_top
         return [
             TokenLogprobs(
