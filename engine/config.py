@@ -25,12 +25,12 @@ from engine.expert_parallel import ExpertParallel, check_shares
 from engine.model_config import ModelConfig
 from engine.model_shard import shard_spec
 from engine.nodes import ONE_NODE, Nodes
-from engine.priority import MAX_NICENESS
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat
 from kernels.cpu_jit import set_kernel_threads
 from wire.errors import ConfigError
 from wire.handoff import Role
+from wire.idle_class import MAX_NICENESS
 
 DType = Literal["auto", "float32", "bfloat16"]
 DrafterName = Literal["mtp", "ngram"]

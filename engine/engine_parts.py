@@ -75,7 +75,7 @@ class EngineParts:
         grammars: GrammarSource = RemoteGrammars()
         if tp.rank == 0:
             vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
-            grammars = Grammars(config.model_dir, vocab_size, eos_token_ids, niceness=config.niceness)
+            grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         scheduler = _make_scheduler(config, demand.spec, capacity, digest)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()

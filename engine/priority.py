@@ -11,8 +11,6 @@ from kernels.cpu_threads import cpu_threads
 
 log = logging.getLogger(__name__)
 
-MAX_NICENESS = 19
-
 
 def lower_priority(niceness: int) -> None:
     """Gives the calling thread and the CPU kernels' helpers this niceness; 0 changes nothing.

@@ -89,7 +89,7 @@ class GrammarChecker:
 
     async def _compiled(self, grammar: str, is_text: bool) -> Reply:
         async with self._quick:
-            reply = await self._ask(grammar, is_text, QUICK_S)
+            reply = await self._ask(grammar, is_text, QUICK_S, is_quick=True)
         if not reply.is_late:
             return reply
         if self._num_slow >= MAX_SLOW:
@@ -100,18 +100,18 @@ class GrammarChecker:
         self._num_slow += 1
         try:
             async with self._slow:
-                return await self._ask(grammar, is_text, MAX_CPU_S)
+                return await self._ask(grammar, is_text, MAX_CPU_S, is_quick=False)
         finally:
             self._num_slow -= 1
 
-    async def _ask(self, grammar: str, is_text: bool, max_cpu_s: float) -> Reply:
+    async def _ask(self, grammar: str, is_text: bool, max_cpu_s: float, *, is_quick: bool) -> Reply:
         process = await self._running()
         assert process.stdin is not None
         number = next(self._numbers)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._asked[number] = process, reply
         try:
-            process.stdin.write(pack(Question(number, grammar, is_text, max_cpu_s)))
+            process.stdin.write(pack(Question(number, grammar, is_text, max_cpu_s, is_quick)))
             await process.stdin.drain()
             return await reply
         except ConnectionError as error:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import msgpack
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
+from wire.idle_class import MAX_NICENESS, run_when_idle
+
 MAX_BYTES = 256 << 20
-NICENESS = 5
-"""Behind the router's own work."""
 MAX_MESSAGE_CHARS = 500
 LENGTH = struct.Struct("<I")
 
@@ -34,6 +34,8 @@ class Question(NamedTuple):
     """Lark, or what vLLM calls EBNF (GBNF), as clients write it; else in llguidance's form."""
     max_cpu_s: float
     """Processor time that compiling may take."""
+    is_quick: bool
+    """Whether it is worth other work's time; a slow one runs when nobody else wants the processor."""
 
 
 class Reply(NamedTuple):
@@ -107,7 +109,10 @@ class _Copy:
 
 def _answer_and_end(question: Question, writing: int) -> None:
     try:
-        os.nice(NICENESS)
+        if question.is_quick:
+            os.nice(MAX_NICENESS)
+        else:
+            run_when_idle()
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = num_pages * resource.getpagesize() + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -23,7 +23,7 @@ MAX_PORT = 65_535
 ROUTER_STOP_MARGIN_S = 5.0
 """Beyond what the router itself gives to answers that are under way."""
 
-DECODE_NICENESS = 10
+DECODE_NICENESS = 5
 """Of decode servers that share cores with prefill servers. A prompt that is computed sooner joins the others'
 decode steps sooner, which cost next to the same with one row more; with equal rights a single row's steps,
 each a pass over all weights, take half of the cores from the prompts that wait. At 10 a tenth is left to

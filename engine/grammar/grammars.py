@@ -25,7 +25,9 @@ import numpy as np
 from engine.grammar.follower import Follower
 from engine.grammar.lane import Lane, LaneEnd
 from engine.grammar.lane_process import LaneSettings
+from engine.grammar.lane_turns import LaneTurns
 from engine.grammar.messages import Followed, Job
+from engine.grammar.patience import Patience
 from engine.grammar.source import News
 from wire.errors import GrammarError, ModelLoadError, OverloadedError, TwinfangError
 
@@ -49,7 +51,6 @@ MAX_WAITING = 16
 """Slow followers that wait for one of these lanes; one more is refused."""
 CORES_PER_SHARED_LANE = 8
 MAX_SHARED_LANES = 4
-MAX_NICENESS = 19
 REMEMBERED = 4096
 """Grammars that are known to be quick, slow or wrong."""
 
@@ -63,16 +64,13 @@ class _Known(NamedTuple):
 class Grammars:
     """Of one model on one server. From any thread."""
 
-    def __init__(
-        self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int], *, niceness: int = 0
-    ) -> None:
+    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._path = model_dir / "tokenizer.json"
         self._eos_token_ids = tuple(eos_token_ids)
         self._shared_settings = LaneSettings(
             tokenizer=self._path,
             vocab_size=vocab_size,
             eos_token_ids=self._eos_token_ids,
-            niceness=niceness,
             is_shared=True,
             is_probing=False,
             max_job_s=SHARED_JOB_S,
@@ -82,7 +80,6 @@ class Grammars:
         )
         self._own_settings = replace(
             self._shared_settings,
-            niceness=MAX_NICENESS,
             is_shared=False,
             max_job_s=MAX_JOB_S,
             base_s=BASE_S,
@@ -97,6 +94,8 @@ class Grammars:
         self._shared: list[Lane] = []
         self._own: dict[int, Lane] = {}
         """By the keys of their only followers."""
+        self._turns = LaneTurns()
+        self._patience = Patience()
         self._waiting: deque[Follower] = deque()
         """For a lane of their own."""
         self._news: deque[tuple[Follower, bytes, TwinfangError | None]] = deque()
@@ -154,10 +153,11 @@ class Grammars:
         """Masks, or errors, that have come since the last call, by request; waits a moment for ``awaited``
         if they are likely to come soon."""
         quick = [follower for follower in awaited if follower.asked_s and not follower.needs_own_lane]
-        if quick:
+        if quick and self._patience.may_wait():
             wait_s = WAIT_S + len(quick) * WAIT_EACH_S
             with self._arrived:
-                self._arrived.wait_for(lambda: not any(one.asked_s for one in quick), wait_s)
+                have_come = self._arrived.wait_for(lambda: not any(one.asked_s for one in quick), wait_s)
+            self._patience.waited(have_come)
         news = []
         while self._news:
             follower, masks, error = self._news.popleft()
@@ -174,6 +174,7 @@ class Grammars:
             self._shared, self._own, self._prober = [], {}, None
         for lane in lanes:
             lane.end()
+        self._turns.close()
         for lane in lanes:
             lane.join()
 
@@ -214,7 +215,7 @@ class Grammars:
             if len(self._own) >= MAX_OWN_LANES:
                 self._wait(follower)
                 return
-            lane = self._own[follower.key] = Lane(self._own_settings, self)
+            lane = self._own[follower.key] = Lane(self._own_settings, self, self._turns)
         elif known is None:
             lane = self._prober = self._prober or Lane(self._probing_settings, self)
         else:

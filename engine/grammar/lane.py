@@ -9,9 +9,11 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 from engine.grammar.lane_process import LaneSettings, run
+from engine.grammar.lane_turns import LaneTurns, Used
 from engine.grammar.messages import Followed, FollowedAll, Job, Jobs, LaneReady
 from wire.codec import decode, encode
 
@@ -52,8 +54,10 @@ class LaneUser(Protocol):
 class Lane:
     """Started when made. Jobs are done in order; from any thread."""
 
-    def __init__(self, settings: LaneSettings, user: LaneUser) -> None:
+    def __init__(self, settings: LaneSettings, user: LaneUser, turns: LaneTurns | None = None) -> None:
+        """``turns``: it computes when it is its turn; None: at any time."""
         self.settings = settings
+        self._turns, self._used = turns, Used()
         self.num_followers = 0
         """Kept by its user."""
         self._user = user
@@ -87,31 +91,39 @@ class Lane:
         process = _processes.Process(
             target=run, args=(theirs, self.settings), name="grammar-lane", daemon=True
         )
-        process.start()
-        theirs.close()  # so that ours ends with the process
-        self._process = process
         waiting: list[Job] = []
         try:
-            ready = decode(ours.recv_bytes(), LaneReady)
+            with self._turn():
+                if self._has_ended:
+                    return
+                process.start()
+                theirs.close()  # so that ours ends with the process
+                self._process = process
+                ready = decode(ours.recv_bytes(), LaneReady)
             if ready.error is not None:
                 self._user.failed(self, ready.error)
                 return
             while not self._has_ended and (jobs := self._next_jobs()) is not None:
                 waiting = list(jobs.jobs)
-                ours.send_bytes(encode(jobs))  # none, now and then: whoever is there hears it
-                while waiting:
-                    answer = decode(ours.recv_bytes(), FollowedAll)
-                    del waiting[: len(answer.followed)]
-                    self._user.followed(self, answer.followed)
+                with self._turn():
+                    ours.send_bytes(encode(jobs))  # none, now and then: whoever is there hears it
+                    while waiting:
+                        answer = decode(ours.recv_bytes(), FollowedAll)
+                        del waiting[: len(answer.followed)]
+                        self._user.followed(self, answer.followed)
         except (EOFError, OSError):
             if not self._has_ended:
                 process.join()
                 waiting += [*self._openings, *(one for one in self._left() if isinstance(one, Job))]
                 self._user.ended(self, self._end_of(process.exitcode), [job.key for job in waiting])
         finally:
-            process.kill()
-            process.join()
+            if self._process is not None:
+                process.kill()
+                process.join()
             ours.close()
+
+    def _turn(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._turns is None else self._turns.turn(self._used)
 
     def _next_jobs(self) -> Jobs | None:
         """What waits to go on, and one that begins; None: the lane is to end.

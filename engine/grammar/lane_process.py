@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from engine.grammar.messages import Followed, FollowedAll, Job, Jobs, LaneReady
 from wire.codec import decode, encode
+from wire.idle_class import MAX_NICENESS, run_when_idle
 
 KEPT_GRAMMARS = 32
 """Compiled grammars that a shared lane keeps for requests to come: clients use one schema many times."""
@@ -43,7 +44,6 @@ class LaneSettings:
     tokenizer: Path
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    niceness: int
     is_shared: bool
     is_probing: bool
     """It follows nothing: it finds out which grammars are quick enough for a shared lane."""
@@ -64,7 +64,11 @@ class LaneSettings:
 def run(connection: Connection, settings: LaneSettings) -> None:
     """The process: serves until whoever started it is gone or has enough."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
-    os.nice(settings.niceness)
+    # Rows whose masks are late miss steps. Steps that are late would hold up all rows.
+    if settings.is_shared:
+        os.nice(MAX_NICENESS)
+    else:
+        run_when_idle()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library says there how it dies
     try:
         tokenizer = _load_tokenizer(settings)

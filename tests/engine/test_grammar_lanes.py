@@ -29,7 +29,7 @@ WORDS = LLMatcher.grammar_from_regex("([a-z]{1,5} ){3,9}")
 
 def stingy(grammars, monkeypatch, **changes):
     """Smaller budgets, so that tests are soon done; the usual priority, since the machine may be busy."""
-    limits = {"niceness": 0, "max_job_s": 0.2, "base_s": 0.2, "per_job_s": 0.002} | changes
+    limits = {"max_job_s": 0.2, "base_s": 0.2, "per_job_s": 0.002} | changes
     monkeypatch.setattr(grammars, "_own_settings", replace(grammars._own_settings, **limits))
     monkeypatch.setattr(grammars_module, "MAX_WAITED_S", 600.0)
 

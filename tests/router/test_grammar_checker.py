@@ -52,9 +52,9 @@ async def test_what_was_checked_is_not_compiled_again_and_little_of_it_is_kept(c
     asked = []
     ask = GrammarChecker._ask
 
-    async def count(self, grammar, is_text, max_cpu_s):
+    async def count(self, grammar, is_text, max_cpu_s, **members):
         asked.append(grammar)
-        return await ask(self, grammar, is_text, max_cpu_s)
+        return await ask(self, grammar, is_text, max_cpu_s, **members)
 
     monkeypatch.setattr(GrammarChecker, "_ask", count)
     for _ in range(2):
@@ -73,12 +73,12 @@ async def test_only_so_many_are_compiled_side_by_side(checker, monkeypatch):
     most, now = 0, 0
     ask = GrammarChecker._ask
 
-    async def count(self, grammar, is_text, max_cpu_s):
+    async def count(self, grammar, is_text, max_cpu_s, **members):
         nonlocal most, now
         now += 1
         most = max(most, now)
         try:
-            return await ask(self, grammar, is_text, max_cpu_s)
+            return await ask(self, grammar, is_text, max_cpu_s, **members)
         finally:
             now -= 1
 
@@ -143,7 +143,7 @@ def test_processor_time_and_memory_are_limits_of_the_kernel(monkeypatch):
 
     for work, words in ((spin, "processor time"), (grow, "256 MB of memory")):
         monkeypatch.setattr(grammar_process, "_answer", work)
-        copy = grammar_process._Copy(Question(7, GOOD, False, 0.05))
+        copy = grammar_process._Copy(Question(7, GOOD, False, 0.05, True))
         while not (answer := copy.read()):
             pass
         number, problem, *_ = grammar_process.unpack(answer[grammar_process.LENGTH.size :])
