@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import os
+import socket
 from types import FrameType
 
 import uvicorn
@@ -17,6 +20,12 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than the pools of common clients keep an idle connection, so that the client closes it first."""
+
+BACKLOG = 2048
+"""Connections that the kernel keeps until they are accepted."""
+ACCEPTED_AT_ONCE = 16
+"""libuv accepts one connection an iteration of the event loop for each handle that listens. With one handle a
+probe behind two hundred other connections waits for two hundred iterations."""
 
 
 class HttpServer(uvicorn.Server):
@@ -35,13 +44,28 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                backlog=BACKLOG,
                 ws="none",
                 timeout_keep_alive=KEEP_ALIVE_S,
+                proxy_headers=bool(config.forwarded_allow_ips),
+                forwarded_allow_ips=list(config.forwarded_allow_ips),
                 timeout_graceful_shutdown=math.ceil(config.shutdown_grace_s),
             )
         )
         self._drain = drain
         self._grace_s = config.shutdown_grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        for server in list(self.servers):
+            for listening in server.sockets:
+                for _ in range(ACCEPTED_AT_ONCE - 1):
+                    again = socket.socket(fileno=os.dup(listening.fileno()))
+                    self.servers.append(await loop.create_server(self._protocol, sock=again, backlog=BACKLOG))
+
+    def _protocol(self) -> asyncio.Protocol:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain.has_begun or not self.started:
