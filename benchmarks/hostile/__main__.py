@@ -6,9 +6,10 @@
 
 For each attack, and for all at once, a fresh stack with default flags. A *victim* streams ordinary answers,
 /healthz and /v1/models are polled; first beside as many well-behaved clients as the attack has requests under
-way (the baseline: what sharing the cores costs as such), then beside the attackers. Attackers are processes
-of their own and send requests that they built before. Memory is looked at before the attack, all the time,
-and a minute after. Ends with 1 if a goal is not met.
+way (the baseline: what sharing the cores costs as such), then beside the attackers. Each attack is a process
+that sends requests which it built before, from an address of its own, so that it is a client of its own to
+the router. Memory is looked at before the attack, all the time, and a minute after. Ends with 1 if a goal is
+not met.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks.hostile.attacks import ATTACKS, BY_NAME
 from benchmarks.hostile.report import not_met, table
-from benchmarks.hostile.trial import Lengths, measure
+from benchmarks.hostile.trial import Conditions, measure
 from benchmarks.machine import machine
 
 ALL = "all"
@@ -54,15 +55,21 @@ def main() -> int:
     parser.add_argument(
         "--rest", type=seconds, default=60.0, help="until memory is looked at again; default: 60"
     )
+    parser.add_argument(
+        "--one-address",
+        action="store_true",
+        help="attackers have the victim's address, so that the router can't be fair to it",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with machine and versions")
     parser.add_argument("--note", default="", help="a line about this run for the JSON")
     options = parser.parse_args()
     report: dict[str, Any] = {"machine": machine(), "note": options.note}
-    report |= {"seconds": options.seconds, "rest_s": options.rest}
+    report |= {"seconds": options.seconds, "rest_s": options.rest, "one_address": options.one_address}
+    conditions = Conditions(options.seconds, options.rest, one_address=options.one_address)
     trials: list[dict[str, Any]] = []
     for name in options.attack or [*names, ALL]:
         attacks = ATTACKS if name == ALL else (BY_NAME[name],)
-        trials.append(measure(name, attacks, Lengths(options.seconds, options.rest)))
+        trials.append(measure(name, attacks, conditions))
         print(f"\n{table(trials[-1:])}", flush=True)
         if options.out is not None:  # after each: a run that is cut off has shown something
             options.out.write_text(json.dumps(report | {"trials": trials}, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.hostile.attacks import BY_NAME, Attack, Tally, Target
@@ -24,34 +24,38 @@ RETRY_S = 0.25
 END_TIMEOUT_S = 20.0
 
 
-async def run_attack(attack: Attack, target: Target, num_clients: int, seconds: float) -> Tally:
-    """All clients, until standard input ends or the time is over."""
-    tally = Tally()
-    clients = [asyncio.create_task(_client(attack, target, i, tally)) for i in range(num_clients)]
+async def run_attack(clients: Sequence[Client], seconds: float) -> None:
+    """All of them, until standard input ends or the time is over."""
+    tasks = [asyncio.create_task(client.attack_for_ever()) for client in clients]
     told_to_end = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), told_to_end.set)
     with suppress(TimeoutError):
         await asyncio.wait_for(told_to_end.wait(), seconds)
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    for client in clients:
-        client.cancel()
-    for end in await asyncio.gather(*clients, return_exceptions=True):
+    for task in tasks:
+        task.cancel()
+    for end in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(end, Exception):
             raise end
-    return tally
 
 
-async def _client(attack: Attack, target: Target, number: int, tally: Tally) -> None:
-    rounds = attack.rounds(target, number, tally)
-    while True:
-        began = time.monotonic()
-        try:
-            await anext(rounds)
-        except (OSError, ValueError, IndexError):
-            tally.counts["broken"] += 1
-            rounds = attack.rounds(target, number, tally)
-            await asyncio.sleep(RETRY_S)
-        await asyncio.sleep(max(0.0, began + attack.every_s - time.monotonic()))
+class Client:
+    """One client of an attack; its first requests are built when it is made."""
+
+    def __init__(self, attack: Attack, target: Target, number: int, tally: Tally) -> None:
+        self._attack, self._target, self._number, self._tally = attack, target, number, tally
+        self._rounds = attack.rounds(target, number, tally)
+
+    async def attack_for_ever(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await anext(self._rounds)
+            except (OSError, ValueError, IndexError):
+                self._tally.counts["broken"] += 1
+                self._rounds = self._attack.rounds(self._target, self._number, self._tally)
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(max(0.0, began + self._attack.every_s - time.monotonic()))
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ class Attacker:
 
     @classmethod
     def start(cls, name: str, target: Target, num_clients: int, seconds: float) -> Attacker:
-        """Does not wait; the process ends after ``seconds`` of attack at the latest."""
+        """Does not wait; the process attacks from ``target.source``, ``seconds`` at most."""
         command = [sys.executable, "-m", "benchmarks.hostile.attacker", "--attack", name]
-        command += ["--address", target.address, "--model", target.model]
+        command += ["--address", target.address, "--model", target.model, "--source", target.source]
         command += ["--clients", str(num_clients), "--seconds", str(seconds)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return cls(name, process)
@@ -90,9 +94,18 @@ class Attacker:
         return tally
 
 
-def start_all(attacks: Sequence[tuple[str, int]], target: Target, seconds: float) -> list[Attacker]:
-    """Of each attack so many clients; they all attack when this returns."""
-    attackers = [Attacker.start(name, target, count, seconds) for name, count in attacks]
+def start_all(
+    attacks: Sequence[tuple[str, int]], target: Target, seconds: float, *, one_address: bool
+) -> list[Attacker]:
+    """Of each attack so many clients; they all attack when this returns.
+
+    Each attack comes from an address of its own, and none from the victim's, 127.0.0.1, unless
+    ``one_address``.
+    """
+    attackers = []
+    for number, (name, count) in enumerate(attacks):
+        source = "" if one_address else f"127.0.1.{number + 1}"
+        attackers.append(Attacker.start(name, replace(target, source=source), count, seconds))
     for attacker in attackers:
         attacker.begin()
     return attackers
@@ -103,14 +116,16 @@ def main() -> int:
     parser.add_argument("--attack", choices=list(BY_NAME), required=True)
     parser.add_argument("--address", required=True, help="of the router, 127.0.0.1:PORT")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--source", default="", help="address that requests come from")
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
+    target, tally = Target(options.address, options.model, options.source), Tally()
+    clients = [Client(BY_NAME[options.attack], target, number, tally) for number in range(options.clients)]
     print("ready", flush=True)
     sys.stdin.readline()
     cpu_s = time.process_time()
-    target = Target(options.address, options.model)
-    tally = asyncio.run(run_attack(BY_NAME[options.attack], target, options.clients, options.seconds))
+    asyncio.run(run_attack(clients, options.seconds))
     report = {
         "answers": dict(sorted(tally.counts.items())),
         "longest_s": round(tally.longest_s, 3),

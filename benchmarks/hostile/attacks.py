@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.hostile import bodies
@@ -38,6 +38,8 @@ class Target:
 
     address: str
     model: str
+    source: str = ""
+    """Loopback address that requests come from: a router without keys tells clients apart by it."""
 
 
 Rounds = Callable[[Target, int, Tally], AsyncIterator[None]]
@@ -58,13 +60,21 @@ class Attack:
     """A client begins a round at most so often: an attack by what is asked for, not by how often."""
 
 
+BUILT_BEFORE = 4
+"""Requests of each client that are there when an attack begins."""
+
+
 def sending(requests: Callable[[str, int], Requests]) -> Rounds:
     """Rounds of one request each, the answer read to its end."""
 
-    async def rounds(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
-        for request in requests(target.model, client):
+    def rounds(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+        further = requests(target.model, client)
+        return send(target, tally, itertools.chain(list(itertools.islice(further, BUILT_BEFORE)), further))
+
+    async def send(target: Target, tally: Tally, built: Iterable[bytes]) -> AsyncIterator[None]:
+        for request in built:
             began = time.monotonic()
-            async with connected(target.address) as connection:
+            async with connected(target.address, source=target.source) as connection:
                 await connection.send(request)
                 tally.counts[str(await connection.status())] += 1
                 tally.bytes_read += await connection.drain()
@@ -78,7 +88,7 @@ async def many_choices(target: Target, client: int, tally: Tally) -> AsyncIterat
     """The most that is admitted: a refusal is answered by asking for less."""
     rung = 0
     while True:
-        async with connected(target.address) as connection:
+        async with connected(target.address, source=target.source) as connection:
             await connection.send(bodies.many_choices(target.model, rung))
             status = await connection.status()
             tally.counts[str(status)] += 1
@@ -98,7 +108,7 @@ async def trickle(target: Target, client: int, tally: Tally) -> AsyncIterator[No
         post_unfinished("/healthz", 1_000_000),
     ]
     for request in itertools.islice(itertools.cycle(requests), client % len(requests), None):
-        async with connected(target.address) as connection:
+        async with connected(target.address, source=target.source) as connection:
             await connection.send(request)
             tally.counts[str(await connection.status())] += 1
             answered = time.monotonic()
@@ -117,7 +127,7 @@ async def read_slowly(target: Target, client: int, tally: Tally) -> AsyncIterato
     """Some hundred bytes a second of an answer of megabytes."""
     while True:
         began = time.monotonic()
-        async with connected(target.address, receive_buffer=SMALL_BUFFER) as connection:
+        async with connected(target.address, source=target.source, receive_buffer=SMALL_BUFFER) as connection:
             await connection.send(bodies.long_answer(target.model))
             tally.counts[str(await connection.status())] += 1
             try:
@@ -132,7 +142,7 @@ async def read_slowly(target: Target, client: int, tally: Tally) -> AsyncIterato
 async def drop(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
     """Goes away after the first token: every other client politely, the others by a reset."""
     for request in bodies.ordinary(target.model, client):
-        async with connected(target.address) as connection:
+        async with connected(target.address, source=target.source) as connection:
             await connection.send(request)
             found = await connection.read_until(b"\n\n")
             tally.counts[found.split(None, 2)[1].decode()] += 1

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 
 CHUNK_BYTES = 1 << 18
 HEAD_END = b"\r\n\r\n"
+IP_BIND_ADDRESS_NO_PORT = 24
+"""Of Linux; Python 3.11 does not name it."""
 
 
 def post(path: str, body: Mapping[str, object] | bytes) -> bytes:
@@ -80,8 +82,13 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(address: str, *, receive_buffer: int | None = None) -> AsyncIterator[Connection]:
-    """A connection for the length of the block. ``receive_buffer``: bytes that the kernel takes for us."""
+async def connected(
+    address: str, *, source: str = "", receive_buffer: int | None = None
+) -> AsyncIterator[Connection]:
+    """A connection for the length of the block, from the address ``source``, or any.
+
+    ``receive_buffer``: bytes that the kernel takes for us.
+    """
     host, _, port = address.rpartition(":")
     own = socket.socket()
     try:
@@ -89,6 +96,9 @@ async def connected(address: str, *, receive_buffer: int | None = None) -> Async
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if receive_buffer is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if source:
+            own.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)  # a port may serve many connections
+            own.bind((source, 0))
         await asyncio.get_running_loop().sock_connect(own, (host, int(port)))
         yield Connection(own)
     finally:

@@ -27,42 +27,49 @@ MARGIN_S = 30.0
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Of a trial's parts, in seconds."""
+class Conditions:
+    """How a trial goes."""
 
     stretch_s: float
-    """Baseline, and attack."""
+    """Length of the baseline, and of the attack."""
     rest_s: float
     """From the attack's end until memory is looked at again."""
+    one_address: bool = False
+    """Whether attackers have the victim's address, so that nobody can tell them apart."""
 
 
-def measure(name: str, attacks: Sequence[Attack], lengths: Lengths) -> dict[str, Any]:
+def measure(name: str, attacks: Sequence[Attack], conditions: Conditions) -> dict[str, Any]:
     """A stack of its own, so that no attack finds what another left."""
     with running(()) as stack:
-        return asyncio.run(_measure(name, attacks, lengths, stack))
+        return asyncio.run(_measure(name, attacks, conditions, stack))
+
+
+def peers_of(attacks: Sequence[Attack]) -> list[int]:
+    """How many well-behaved clients take each attack's place: as many in all as there are rows for."""
+    total = sum(attack.num_peers for attack in attacks)
+    return [max(1, attack.num_peers * min(MAX_PEERS, total) // total) for attack in attacks]
 
 
 async def _measure(
-    name: str, attacks: Sequence[Attack], lengths: Lengths, stack: LaunchedStack
+    name: str, attacks: Sequence[Attack], conditions: Conditions, stack: LaunchedStack
 ) -> dict[str, Any]:
     target = Target(stack.url.removeprefix("http://"), stack.model)
     victim, memory = Victim(target), Memory(stack)
-    num_peers = min(MAX_PEERS, sum(attack.num_peers for attack in attacks))
+    peers = [(ORDINARY.name, count) for count in peers_of(attacks)]
     fresh = memory.now()
     with victim.running():
-        peers = [(ORDINARY.name, num_peers)]
-        baseline = await _beside(victim, peers, target, lengths.stretch_s, stack, warm_up_s=WARM_UP_S)
+        baseline = await _beside(victim, peers, target, conditions, stack, warm_up_s=WARM_UP_S)
         await asyncio.sleep(SETTLE_S)
         before = memory.now()
         with memory.watched():
             hostile = [(attack.name, attack.num_clients) for attack in attacks]
-            attacked = await _beside(victim, hostile, target, lengths.stretch_s, stack)
+            attacked = await _beside(victim, hostile, target, conditions, stack)
             afterwards = await victim.stretch(SETTLE_S)
-    await asyncio.sleep(lengths.rest_s)
+    await asyncio.sleep(conditions.rest_s)
     found = {
         "attack": name,
         "does": "; ".join(attack.does for attack in attacks),
-        "num_peers": num_peers,
+        "num_peers": sum(count for _, count in peers),
         "baseline": baseline,
         "attacked": attacked,
         "just_after": afterwards,
@@ -77,21 +84,24 @@ async def _beside(
     victim: Victim,
     clients: Sequence[tuple[str, int]],
     target: Target,
-    seconds: float,
+    conditions: Conditions,
     stack: LaunchedStack,
     *,
     warm_up_s: float = 0.0,
 ) -> dict[str, Any]:
     """How the victim fares beside these clients, and what became of them."""
+    seconds = conditions.stretch_s
     limit_s = warm_up_s + seconds + MARGIN_S
-    attackers = await asyncio.to_thread(start_all, clients, target, limit_s)
+    attackers = await asyncio.to_thread(
+        start_all, clients, target, limit_s, one_address=conditions.one_address
+    )
     if warm_up_s:
         await asyncio.sleep(warm_up_s)
     cores, began = CoreTimes.now([stack.supervisor.pid]), time.monotonic()
     seen = await victim.stretch(seconds)
     later, duration_s = CoreTimes.now([stack.supervisor.pid]), time.monotonic() - began
     ended = await asyncio.gather(*(asyncio.to_thread(attacker.end) for attacker in attackers))
-    tallies = {attacker.name: tally for attacker, tally in zip(attackers, ended, strict=True)}
+    tallies = [{"name": attacker.name, **tally} for attacker, tally in zip(attackers, ended, strict=True)]
     figures = cores.figures(later, duration_s, 1)
     attackers_cores = sum(tally["cpu_s"] for tally in ended) / (warm_up_s + seconds)
     shares = {
