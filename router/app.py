@@ -29,9 +29,11 @@ from router.drain import Drain, DrainMiddleware
 from router.grammar_checker import GrammarChecker
 from router.hold import Hold, watch
 from router.http.allowed_hosts import AllowedHostsMiddleware
+from router.http.beginnings import BeginningsMiddleware
 from router.http.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.head import HeadMiddleware
 from router.http.origins import OriginsMiddleware
+from router.http.turn_lane import LARGE_BODY_PAUSE, TurnLane
 from router.live_config import LiveConfig
 from router.membership import Membership
 from router.metrics import Metrics
@@ -113,6 +115,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         requests=RequestLog(),
         backlog=Backlog(),
         slices=SliceLane(),
+        large_bodies=TurnLane(LARGE_BODY_PAUSE),
         lag=LoopLag(),
         recent=RecentFigures(),
         created=int(time.time()),
@@ -185,6 +188,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room)
+    app.add_middleware(BeginningsMiddleware, lane=TurnLane())
     if resources.files.key_file is not None:
         app.add_middleware(AuthenticationMiddleware, key_file=resources.files.key_file)
     app.add_middleware(DrainMiddleware, drain=resources.drain)

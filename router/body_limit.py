@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.access.client import client_of
 from router.http.body_room import BodyRoom, BodyShare
 from router.http.content_coding import Inflater, inflater_of
 from wire.errors import BodyTooLargeError
@@ -32,7 +34,7 @@ class BodyLimitMiddleware:
         num_read = 0
         inflater: Inflater | None = None
         is_first = True
-        share = BodyShare(self._room)
+        share = BodyShare(self._room, client_of(HTTPConnection(scope)).name)
         share.put_into(scope)
 
         async def counting_receive() -> Message:

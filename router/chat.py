@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from router.access.authentication import api_key_of
+from router.access.client import client_of
 from router.api_schemas import ChatCompletion, answers
 from router.chat_request import ChatBody, check_chat
 from router.chat_response import ChatWriter
@@ -26,14 +26,14 @@ router = APIRouter()
 )
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
-    api_key = api_key_of(request)
-    with services.metrics.refusals(api_key.name):
+    client = client_of(request)
+    with services.metrics.refusals(client.api_key.name):
         deadline = deadline_of(request, services.config)
         chat = await check_chat(
             # by no name, which would keep it as long as the answer
-            await read_once_known(request, ChatBody, services, api_key, deadline=deadline),
+            await read_once_known(request, ChatBody, services, client, deadline=deadline),
             services,
             request_id=request_id_of(request),
-            api_key=api_key,
+            client=client,
         )
     return await respond(request, chat, ChatWriter(chat), services, deadline=deadline)

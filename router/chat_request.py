@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from router import logprob_limits
-from router.access.api_keys import ApiKey
+from router.access.client import Client
 from router.chat_prompt import ChatFields, chat_text
 from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
@@ -73,11 +73,11 @@ class ChatBody(ChatFields, SamplingFields):
         return param, value
 
 
-async def check_chat(body: ChatBody, services: Services, *, request_id: str, api_key: ApiKey) -> TextRequest:
+async def check_chat(body: ChatBody, services: Services, *, request_id: str, client: Client) -> TextRequest:
     """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
     with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
     model = services.models.find(body.model)
-    model.gate.refuse_early(api_key.name, body.priority_for(api_key))
+    model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
     body.check_stream_options()
     check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
@@ -131,5 +131,5 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, api
         prompts=[prompt],
         params=params,
         tool_use=tool_use,
-        api_key=api_key,
+        client=client,
     )

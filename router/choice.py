@@ -18,6 +18,8 @@ class Choice:
     params: SamplingParams
     prompt_logprobs: int | None = None
     cache_salt: str = ""
+    client: str = ""
+    """Name of whose choice it is."""
     session: str | None = None
     """Requests of one session go to the same servers."""
 

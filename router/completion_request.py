@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from router import logprob_limits
-from router.access.api_keys import ApiKey
+from router.access.client import Client
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
@@ -52,12 +52,12 @@ class CompletionBody(SamplingFields):
 
 
 async def check_completion(
-    body: CompletionBody, services: Services, *, request_id: str, api_key: ApiKey
+    body: CompletionBody, services: Services, *, request_id: str, client: Client
 ) -> TextRequest:
     """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
     and :class:`UnavailableError` while no server is there to say what the limits are."""
     model = services.models.find(body.model)
-    model.gate.refuse_early(api_key.name, body.priority_for(api_key))
+    model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
     body.check_stream_options()
     n = body.num_choices
@@ -112,7 +112,7 @@ async def check_completion(
         model=model,
         prompts=prompts,
         params=params,
-        api_key=api_key,
+        client=client,
         echo=bool(body.echo),
     )
 

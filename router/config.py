@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 
 from router.kubernetes.settings import PodDiscovery
@@ -146,6 +147,8 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Names that requests may have for this router besides those of loopback, ``*.example.com`` for all below
     one; ``*``: any. Without any, a router that is bound to loopback goes by loopback's names alone."""
+    forwarded_allow_ips: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose ``X-Forwarded-For`` says which client a request is from."""
     shutdown_grace_s: float = 10.0
     """How long answers that are under way may take after SIGTERM."""
 
@@ -187,6 +190,8 @@ class RouterConfig:
                     f"allowed_host {name!r} is no name of a host: give it without scheme and port, as in "
                     "api.example.com, *.example.com for all below a name, or * for any"
                 )
+        for proxy in self.forwarded_allow_ips:
+            _check_proxy(proxy)
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ConfigError(
@@ -208,3 +213,13 @@ class RouterConfig:
             if alias.model not in models:
                 known = ", ".join(map(repr, models))
                 raise ConfigError(f"alias {alias.name!r} is for {alias.model!r}, which is none of {known}")
+
+
+def _check_proxy(text: str) -> None:
+    try:
+        ip_network(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"forwarded_allow_ips {text!r} is no address and no network: give one as in 10.0.0.5, "
+            f"10.0.0.0/8 or fd00::/8 ({error})"
+        ) from error

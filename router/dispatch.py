@@ -362,6 +362,7 @@ class Dispatch:
             num_answered=len(self._answer_ids),
             traceparent=self._timeline.call("decode", decode.worker_id),
             timeout_s=self._time_left_s,
+            client=choice.client,
         )
         self._stream = decode
         self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False

@@ -48,7 +48,7 @@ class Generation:
         self._model = model
         self._record = record
         num_tokens = sum(len(choice.token_ids) for choice, _ in choices)
-        self._asked = Asked(record.key_name or "", record.priority, len(choices), num_tokens)
+        self._asked = Asked(record.client.name, record.priority, len(choices), num_tokens)
         self._place: Place | None = None
         self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox(services.backlog.changed)
@@ -71,7 +71,7 @@ class Generation:
         metrics = self._services.metrics
         self._started_s = time.monotonic()
         async with AsyncExitStack() as exits:
-            exits.enter_context(metrics.request(self._asked.key))
+            exits.enter_context(metrics.request(self._record.client.api_key.name))
             exits.enter_context(self._services.requests.follow(self._record))
             with self._record.abortable_task():
                 entry = self._model.gate.enter(self._asked, deadline=self._deadline)
@@ -120,7 +120,9 @@ class Generation:
             asked, num_answer_tokens = self._asked, sum(answer.num_tokens for answer in self.answers)
             self._place.num_answer_tokens = num_answer_tokens
             self._services.metrics.key_figures.used(
-                asked.key, num_prompt_tokens=asked.num_tokens, num_answer_tokens=num_answer_tokens
+                self._record.client.api_key.name,
+                num_prompt_tokens=asked.num_tokens,
+                num_answer_tokens=num_answer_tokens,
             )
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)

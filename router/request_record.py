@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from router.access.client import ANYBODY, Client
 from router.choice_timeline import ChoiceTimeline
 from router.request_trace import UNTRACED, RequestTrace, TraceEnd
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
@@ -33,14 +34,14 @@ class RequestRecord:
         num_choices: int,
         count_tokens: Callable[[], int],
         priority: int = 0,
-        key_name: str | None = None,
+        client: Client = ANYBODY,
         trace: RequestTrace = UNTRACED,
     ) -> None:
         self.id = request_id
         self.model = model
         self.num_prompt_tokens = num_prompt_tokens
         self.priority = priority
-        self.key_name = key_name
+        self.client = client
         self.choices: Sequence[ChoiceTimeline] = [
             ChoiceTimeline(trace.traceparent, is_traced=trace.is_recorded) for _ in range(num_choices)
         ]

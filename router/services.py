@@ -13,6 +13,7 @@ from router.backlog import Backlog
 from router.config import RouterConfig
 from router.drain import Drain
 from router.grammar_checker import GrammarChecker
+from router.http.turn_lane import TurnLane
 from router.live_config import LiveConfig
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
@@ -40,6 +41,7 @@ class Services:
     requests: RequestLog
     backlog: Backlog
     slices: SliceLane
+    large_bodies: TurnLane
     lag: LoopLag
     recent: RecentFigures
     created: int

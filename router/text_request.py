@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from router.access.api_keys import ApiKey
+from router.access.client import ANYBODY, Client
 from router.disconnect import run_until_disconnect
 from router.json_body import read_json
 from router.model_catalog import ServedModel
@@ -48,8 +48,7 @@ class TextRequest:
     """Only requests with the same salt share cached prompts."""
     tool_use: ToolUse | None = None
     """How answers may call tools; None: they are just text."""
-    key_name: str = ""
-    """Of the API key it came with; empty: there are none."""
+    client: Client = ANYBODY
     priority: int = 0
     """Lower is earlier."""
     deadline: float = math.inf
@@ -67,7 +66,7 @@ class TextRequest:
         model: ServedModel,
         prompts: Sequence[Prompt],
         params: tuple[SamplingParams, ...],
-        api_key: ApiKey,
+        client: Client,
         echo: bool = False,
         tool_use: ToolUse | None = None,
     ) -> TextRequest:
@@ -90,8 +89,8 @@ class TextRequest:
             skip_special_tokens=body.skip_special_tokens is not False and not shows_marks,
             cache_salt=body.cache_salt or "",
             tool_use=tool_use,
-            key_name=api_key.name,
-            priority=body.priority_for(api_key),
+            client=client,
+            priority=body.priority_for(client.api_key),
         )
 
     @property
@@ -116,7 +115,7 @@ class TextRequest:
 
 
 async def read_once_known(
-    http: Request, kind: type[Body], services: Services, api_key: ApiKey, *, deadline: float
+    http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
     """Reads a request's body, and waits for its model's first server, which says what it is checked against.
 
@@ -126,8 +125,8 @@ async def read_once_known(
     body = await read_json(http, kind)
     model = services.models.find(body.model)
     if not model.servers.has_limits:
-        priority = body.priority_for(api_key)
-        wait = model.gate.wait_for_servers(api_key.name, priority, deadline=deadline)
+        priority = body.priority_for(client.api_key)
+        wait = model.gate.wait_for_servers(client.name, priority, deadline=deadline)
         await run_until_disconnect(http.receive, wait)
     return body
 

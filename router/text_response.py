@@ -53,7 +53,7 @@ async def respond(
 ) -> Response:
     give_back_body(http.scope)
     trace = begin_trace(http, request.id, services.tracing)
-    with services.metrics.refusals(request.key_name):
+    with services.metrics.refusals(request.client.api_key.name):
         session = session_of(http, services.config)
     request = replace(request, session=session, trace=trace, deadline=deadline)
     if request.stream:
@@ -132,6 +132,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
                 params=params,
                 prompt_logprobs=request.logprobs if wants_prompt_logprobs else None,
                 cache_salt=request.cache_salt,
+                client=request.client.name,
                 session=request.session,
             )
             answer = Answer(
@@ -151,7 +152,7 @@ def _generation(request: TextRequest, services: Services) -> Generation:
         num_choices=len(choices),
         count_tokens=lambda: sum(answer.num_tokens for _, answer in choices),
         priority=request.priority,
-        key_name=request.key_name or None,
+        client=request.client,
         trace=request.trace,
     )
     return Generation(services, model, choices, record, deadline=request.deadline)

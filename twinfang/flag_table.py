@@ -242,6 +242,13 @@ ALLOWED_HOSTS = Flag(
     repeatable=True,
     default_text="any, or loopback names alone where --host is one",
 )
+FORWARDED_ALLOW_IPS = Flag(
+    *("--forwarded-allow-ips", "ADDRESS", some_text),
+    "a proxy, or a network of proxies, in front: its X-Forwarded-For says which client a request is from; "
+    "repeat for more",
+    repeatable=True,
+    default_text="none",
+)
 ALLOW_LINK_LOCAL_WORKERS = Flag(
     *("--allow-link-local-workers", "", yes_or_no),
     "the admin API may add servers at link-local addresses (169.254.0.0/16, fe80::/10), where clouds keep a "
@@ -488,6 +495,7 @@ ROUTER_LIMITS = (
     STATE_FILE,
     CORS_ORIGINS,
     ALLOWED_HOSTS,
+    FORWARDED_ALLOW_IPS,
     ALLOW_LINK_LOCAL_WORKERS,
 )
 ROUTER_FLAGS = (

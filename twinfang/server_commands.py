@@ -145,6 +145,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         api_keys_file=values.api_keys_file,
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,
+        forwarded_allow_ips=values.forwarded_allow_ips,
         allow_link_local_workers=values.allow_link_local_workers,
         max_choices=values.max_choices,
         request_timeout_s=values.request_timeout,

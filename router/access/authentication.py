@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.access.api_keys import NOBODY, ApiKey
+from router.access.api_keys import ApiKey
 from router.access.key_file import KeyFile
 from router.openai_errors import error_response
 from router.probe_paths import PROBE_PATHS
@@ -62,10 +61,3 @@ class AuthenticationMiddleware:
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(ADMIN_PREFIX)
-
-
-def api_key_of(request: Request) -> ApiKey:
-    """Whose request it is; :data:`NOBODY` where there are no keys."""
-    key = getattr(request.state, "api_key", NOBODY)
-    assert isinstance(key, ApiKey)
-    return key

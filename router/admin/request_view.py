@@ -80,7 +80,7 @@ def _fields(record: RequestRecord, now_s: float) -> dict[str, Any]:
         "prefill_worker": first.prefill_worker,
         "decode_worker": first.decode_worker,
         "priority": record.priority,
-        "key_name": record.key_name,
+        "key_name": record.client.api_key.name or None,
         "received_at": round(time.time() - (now_s - record.received_s), 3),
         "age_s": round(record.age_s(now_s), 6),
         "error": record.error,

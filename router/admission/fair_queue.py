@@ -1,11 +1,11 @@
-"""Requests that wait for their turn: by priority, and fair between keys of one priority.
+"""Requests that wait for their turn: by priority, and fair between clients of one priority.
 
 Fairness is in tokens, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language
-Models" (OSDI 2024): each key has a counter of what it was served, prompt tokens when a request leaves the
-queue and tokens of the answer as they become known; the key with the smallest one is next. A key that comes
-back after a while begins where the others are, so nobody saves up turns. While two keys of one priority wait,
-what they were served since differs by no more than the cost of one request of each and of their answers under
-way.
+Models" (OSDI 2024): each client has a counter of what it was served, prompt tokens when a request leaves
+the queue and tokens of the answer as they become known; the client with the smallest one is next. A client
+that comes back after a while begins where the others are, so nobody saves up turns. While two clients of one
+priority wait, what they were served since differs by no more than the cost of one request of each and of
+their answers under way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 ANSWER_WEIGHT = 2.0
 """What a token of an answer costs beside one of a prompt, as in the paper: it takes a step of its own."""
 
+MAX_REMEMBERED = 4096
+"""Clients of a priority whose counters are kept, besides those that wait."""
+
 
 @dataclass(frozen=True, eq=False)
 class Turn:
     """One HTTP request in the queue."""
 
-    key: str
-    """The API key's name; empty where there are none."""
+    client: str
+    """Name of whose it is, see :mod:`router.access.client`."""
     priority: int
     """Lower is earlier."""
     num_places: int
@@ -37,18 +40,24 @@ class _Level:
     """All that waits with one priority."""
 
     waiting: dict[str, dict[Turn, None]] = field(default_factory=dict)
-    """Turns of each key that has any, oldest first."""
+    """Turns of each client that has any, oldest first."""
     served: dict[str, float] = field(default_factory=dict)
-    """Tokens each key was served since somebody waits here, or where it began."""
+    """Tokens each client was served since somebody waits here, or where it began."""
+
+    def forget(self) -> None:
+        """Begins anew with those that do not wait, once there are many: clients may have any number of
+        addresses."""
+        if len(self.served) > MAX_REMEMBERED:
+            self.served = {client: self.served[client] for client in self.waiting}
 
     @property
-    def next_key(self) -> str:
-        return min(self.waiting, key=lambda key: self.served[key])
+    def next_client(self) -> str:
+        return min(self.waiting, key=lambda client: self.served[client])
 
     @property
-    def longest_key(self) -> str:
+    def longest_client(self) -> str:
         """Whose turns are the most; of equal ones, whose was served most."""
-        return max(self.waiting, key=lambda key: (len(self.waiting[key]), self.served[key]))
+        return max(self.waiting, key=lambda client: (len(self.waiting[client]), self.served[client]))
 
 
 class FairQueue:
@@ -65,20 +74,34 @@ class FairQueue:
 
     def push(self, turn: Turn) -> None:
         level = self._levels.setdefault(turn.priority, _Level())
-        if turn.key not in level.waiting:
-            start = min((level.served[key] for key in level.waiting), default=0.0)
-            level.served[turn.key] = max(level.served.get(turn.key, 0.0), start)
-            level.waiting[turn.key] = {}
-        level.waiting[turn.key][turn] = None
+        if turn.client not in level.waiting:
+            start = min((level.served[client] for client in level.waiting), default=0.0)
+            level.served[turn.client] = max(level.served.get(turn.client, 0.0), start)
+            level.waiting[turn.client] = {}
+            level.forget()
+        level.waiting[turn.client][turn] = None
         self._num_turns += 1
         self.num_places += turn.num_places
+
+    @property
+    def clients(self) -> set[str]:
+        """Those that wait."""
+        return {client for level in self._levels.values() for client in level.waiting}
 
     def next(self) -> Turn | None:
         """Whose turn it is; it stays in the queue."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]
-        return next(iter(level.waiting[level.next_key]))
+        return next(iter(level.waiting[level.next_client]))
+
+    def heads(self) -> list[Turn]:
+        """The first turn of each client of a level, in the order of :meth:`next`."""
+        return [
+            next(iter(level.waiting[client]))
+            for _, level in sorted(self._levels.items())
+            for client in sorted(level.waiting, key=lambda client: level.served[client])
+        ]
 
     def serve(self, turn: Turn) -> None:
         """Takes a turn out of the queue to be served: its prompt counts."""
@@ -86,30 +109,30 @@ class FairQueue:
         self.remove(turn)
 
     def charge(self, turn: Turn, num_tokens: float) -> None:
-        """Counts what a key was served; of no consequence where nobody waits any more."""
+        """Counts what a client was served; of no consequence where nobody waits any more."""
         level = self._levels.get(turn.priority)
         if level is not None:
-            level.served[turn.key] = level.served.get(turn.key, 0.0) + num_tokens
+            level.served[turn.client] = level.served.get(turn.client, 0.0) + num_tokens
 
     def remove(self, turn: Turn) -> None:
         """Takes a turn out of the queue that will not be served, or has been. Raises KeyError if it is not
         there."""
         level = self._levels[turn.priority]
-        turns = level.waiting[turn.key]
+        turns = level.waiting[turn.client]
         del turns[turn]
         if not turns:
-            del level.waiting[turn.key]
+            del level.waiting[turn.client]
         if not level.waiting:
             del self._levels[turn.priority]
         self._num_turns -= 1
         self.num_places -= turn.num_places
 
-    def displaced_by(self, key: str, priority: int) -> Turn | None:
-        """Who leaves a full queue for a request of ``key``; None: nobody, so it is the one to be refused.
+    def displaced_by(self, client: str, priority: int) -> Turn | None:
+        """Who leaves a full queue for a request of ``client``; None: nobody, so it is the one to be refused.
 
-        A full queue must not lock out those that it is fair to. The newest turn of the key that has the most
-        gives way, and those of the least priority before all others. Among equals a key displaces no turn of
-        its own, nor one that would leave it with as many as the key it came from.
+        A full queue must not lock out those that it is fair to. The newest turn of the client that has the
+        most gives way, and those of the least priority before all others. Among equals a client displaces no
+        turn of its own, nor one that would leave it with as many as the client it came from.
         """
         if not self._levels:
             return None
@@ -117,7 +140,7 @@ class FairQueue:
         if priority > last:
             return None
         level = self._levels[last]
-        longest = level.longest_key
-        if priority == last and len(level.waiting[longest]) <= len(level.waiting.get(key, ())) + 1:
+        longest = level.longest_client
+        if priority == last and len(level.waiting[longest]) <= len(level.waiting.get(client, ())) + 1:
             return None
         return next(reversed(level.waiting[longest]))

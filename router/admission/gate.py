@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class GateLimits:
 class Asked:
     """What one HTTP request wants to be let in for."""
 
-    key: str
+    client: str
+    """Its name."""
     priority: int
     num_choices: int
     num_tokens: int
@@ -45,9 +47,13 @@ class Gate:
     """Lets requests in one by one, as the queue orders them and as there is room.
 
     A place is one choice's, since each is a row on a decode server. A request gets all of its places at once,
-    but for one of many choices, which gets them by and by (:class:`Place`). Nobody overtakes. ``room`` says
-    what the servers have; None while no request could be served at all. Then requests wait for ``hold_s``, as
-    long as ``may_return`` says that this may end; ``problem`` is what they are told after that.
+    but for one of many choices, which gets them by and by (:class:`Place`). Nobody overtakes, but for a
+    client that has less than its share, an equal part of all places: it is let in whatever others hold,
+    since decode servers give it rows of theirs.
+
+    ``room`` says what the servers have; None while no request could be served at all. Then requests wait for
+    ``hold_s``, as long as ``may_return`` says that this may end; ``problem`` is what they are told after
+    that.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class Gate:
         self.limits = limits
         self.num_in_flight = 0
         """Places that are taken."""
+        self._held: Counter[str] = Counter()
+        """Of those, how many each client has."""
         self.residence = Residence()
         self._room = room
         self._problem = problem
@@ -92,7 +100,7 @@ class Gate:
         self.limits = GateLimits(config.max_requests_in_flight, config.max_queue, config.hold_s)
         self.look()
 
-    def refuse_early(self, key: str, priority: int) -> None:
+    def refuse_early(self, client: str, priority: int) -> None:
         """Raises what :meth:`enter` would raise at once where the queue is full, before any work is done for
         the request: that is when work must not be wasted."""
         if not self._is_full:
@@ -103,7 +111,8 @@ class Gate:
             or len(self._queue)
             or self.num_in_flight >= min(self.limits.max_in_flight, room.places)
         )
-        if has_to_wait and self._queue.displaced_by(key, priority) is None:
+        has_to_wait = has_to_wait and not (room and self._unused_share(client, room))
+        if has_to_wait and self._queue.displaced_by(client, priority) is None:
             raise self._overloaded()
 
     @asynccontextmanager
@@ -111,17 +120,17 @@ class Gate:
         """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
         to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
         :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
-        turn = Turn(asked.key, asked.priority, asked.num_choices, asked.num_tokens, time.monotonic())
+        turn = Turn(asked.client, asked.priority, asked.num_choices, asked.num_tokens, time.monotonic())
         place = self._admits(turn) or await self._wait(turn, deadline)
         try:
             yield place
         finally:
             self._leave(place)
 
-    async def wait_for_servers(self, key: str, priority: int, *, deadline: float) -> None:
+    async def wait_for_servers(self, client: str, priority: int, *, deadline: float) -> None:
         """Waits in the queue and takes no place: for what can't be checked before a server has said what it
         can take. Raises what :meth:`enter` raises."""
-        turn = Turn(key, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
+        turn = Turn(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
         if self._admits(turn) is None:
             await self._wait(turn, deadline)
 
@@ -133,7 +142,7 @@ class Gate:
             place.grow(1)
         elif place.num_places > 1:
             place.num_places -= 1
-            self.num_in_flight -= 1
+            self._give_back(place.turn.client, 1)
             self.look()
 
     # --- in ----------------------------------------------------------------------------------------
@@ -159,16 +168,46 @@ class Gate:
         if self.num_in_flight:  # else what never fits would never run
             num_tokens = turn.num_tokens * wanted // max(1, turn.num_places)
             if self.num_in_flight + wanted > places or not room.lets_in(num_tokens, just_sent=just_sent):
-                return None
-        self.num_in_flight += wanted
-        place = Place(turn, wanted)
+                return self._placed_in_share(turn, room, just_sent)
+        return self._place(turn, wanted)
+
+    def _placed_in_share(self, turn: Turn, room: Room, just_sent: int) -> Place | None:
+        """The same for as many places as its client's share still has, whoever holds them now."""
+        wanted = min(turn.num_places, self._unused_share(turn.client, room))
+        if wanted < 1 or not room.has_prefill(just_sent):
+            return None
+        return self._place(turn, wanted)
+
+    def _place(self, turn: Turn, num_places: int) -> Place:
+        self._take(turn.client, num_places)
+        place = Place(turn, num_places)
         if place.num_left:
             self._growing[place] = None
         return place
 
+    def _take(self, client: str, num_places: int) -> None:
+        self.num_in_flight += num_places
+        if num_places:  # who waits for servers takes none
+            self._held[client] += num_places
+
+    def _give_back(self, client: str, num_places: int) -> None:
+        self.num_in_flight -= num_places
+        self._held[client] -= num_places
+        if not self._held[client]:
+            del self._held[client]
+
+    def _unused_share(self, client: str, room: Room) -> int:
+        """How many places a client may take on top of all that are taken: none if nobody else has any.
+
+        So twice as many choices as there are places may be in flight, if one client had all of them.
+        """
+        clients = {client, *self._held, *self._queue.clients}
+        share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
+        return max(0, min(share - self._held[client], self.limits.max_in_flight - self.num_in_flight))
+
     async def _wait(self, turn: Turn, deadline: float) -> Place:
         if self._is_full:
-            displaced = self._queue.displaced_by(turn.key, turn.priority)
+            displaced = self._queue.displaced_by(turn.client, turn.priority)
             if displaced is None:
                 raise self._overloaded()
             self._give_up(displaced, self._overloaded())
@@ -209,21 +248,30 @@ class Gate:
                 if self._admissions[turn].done():  # it is about to go away, and has not run since
                     self._forget(turn)
                     continue
-                if (place := self._placed(turn, room, just_sent)) is None:
+                place = self._placed(turn, room, just_sent) or self._overtaking(room, just_sent)
+                if place is None:
                     break
-                self._queue.serve(turn)
-                just_sent += turn.num_tokens
-                self._admissions.pop(turn).set_result(place)
+                self._queue.serve(place.turn)
+                just_sent += place.turn.num_tokens
+                self._admissions.pop(place.turn).set_result(place)
             if not len(self._queue):
                 self._grow(min(self.limits.max_in_flight, room.places))
         self._look_again()
+
+    def _overtaking(self, room: Room, just_sent: int) -> Place | None:
+        """What the first client gets that waits and has less than its share."""
+        if min(self.limits.max_in_flight, room.places) < len(self._queue.clients):
+            return None  # nobody's share is a place
+        waiting = (turn for turn in self._queue.heads() if not self._admissions[turn].done())
+        places = (self._placed_in_share(turn, room, just_sent) for turn in waiting)
+        return next((place for place in places if place is not None), None)
 
     def _grow(self, places: int) -> None:
         """Nobody waits: who has choices left gets what is free, but for what is kept for those to come."""
         for place in list(self._growing):
             count = min(place.num_left, places - places // RESERVED - self.num_in_flight)
             if count > 0:
-                self.num_in_flight += count
+                self._take(place.turn.client, count)
                 place.grow(count)
             if not place.num_left:
                 del self._growing[place]
@@ -246,7 +294,7 @@ class Gate:
 
     def _release(self, place: Place) -> None:
         self._growing.pop(place, None)
-        self.num_in_flight -= place.num_places
+        self._give_back(place.turn.client, place.num_places)
         self.look()
 
     def _without_servers(self) -> None:

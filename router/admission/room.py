@@ -69,11 +69,14 @@ class Room:
 
         ``just_sent``: tokens of prompts that are on their way to some server and in no figure yet.
         """
-        if self.prefill and not self._has_prefill(just_sent):
+        if not self.has_prefill(just_sent):
             return False
         part = GUARANTEED_BLOCKS / self.num_routers
         free = sum(max(0.0, server.left(part * server.total)) for server in self.blocks)
         return not self.blocks or free >= num_tokens + just_sent
 
-    def _has_prefill(self, just_sent: int) -> bool:
-        return any(server.left(server.total / self.num_routers) > just_sent for server in self.prefill)
+    def has_prefill(self, just_sent: int) -> bool:
+        """Whether some prefill server has few enough prompts queued, or there are none."""
+        return not self.prefill or any(
+            server.left(server.total / self.num_routers) > just_sent for server in self.prefill
+        )

@@ -6,12 +6,14 @@ thousand clients with a body of the largest size each would fill the memory.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.types import Scope
 
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
-"""So many of the largest size have room."""
+"""So many of the largest size have room, half of them of one client."""
 FREE_BYTES = 64 << 10
 """Of each body: small requests are never refused for large ones, nor counted."""
 RETRY_AFTER_S = 2
@@ -20,18 +22,47 @@ _IN_STATE = "body_share"
 
 
 class BodyRoom:
-    """Says no at once when it is full: one that waited for room could wait for clients that send slowly."""
+    """Says no at once when it is full: one that waited for room could wait for clients that send slowly.
+
+    A client's bodies may have as much together as is left free beside them. So the first has half, whoever
+    comes then half of the rest, and nobody all of it (dynamic thresholds: Choudhury and Hahne, 1998).
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._of: Counter[str] = Counter()
+        """By client."""
+
+    def limit(self, client: str) -> int:
+        """What the bodies of ``client`` may have together, beside those of all others."""
+        return (self.max_bytes - self.num_bytes + self._of[client]) // 2
+
+    def take(self, client: str, num_bytes: int) -> None:
+        """Raises :class:`OverloadedError` if there is no room for that many more."""
+        if self._of[client] + num_bytes > self.limit(client):
+            raise OverloadedError(
+                f"the bodies of requests that are being read have {self.num_bytes} bytes together, "
+                f"{self._of[client]} of them this client's, and the limit is {self.max_bytes}: send the "
+                f"request again in {RETRY_AFTER_S} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._of[client] += num_bytes
+        self.num_bytes += num_bytes
+
+    def give_back(self, client: str, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+        self._of[client] -= num_bytes
+        if not self._of[client]:
+            del self._of[client]
 
 
 class BodyShare:
     """What one request's body takes, from its first byte until :meth:`give_back`."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyRoom, client: str) -> None:
         self._room = room
+        self._client = client
         self._num_read = 0
         self._num_taken = 0
 
@@ -39,18 +70,14 @@ class BodyShare:
         """Raises :class:`OverloadedError` if there is no room for that many more."""
         self._num_read += num_bytes
         num_new = max(self._num_read - FREE_BYTES, 0) - self._num_taken
-        if num_new and self._room.num_bytes + num_new > self._room.max_bytes:
-            raise OverloadedError(
-                f"the bodies of requests that are being read have {self._room.num_bytes} bytes together, the "
-                f"limit is {self._room.max_bytes}: send the request again in {RETRY_AFTER_S} s",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._num_taken += num_new
-        self._room.num_bytes += num_new
+        if num_new:
+            self._room.take(self._client, num_new)
+            self._num_taken += num_new
 
     def give_back(self) -> None:
         """The body has become a checked request, or an error. May be called again."""
-        self._room.num_bytes -= self._num_taken
+        if self._num_taken:
+            self._room.give_back(self._client, self._num_taken)
         self._num_taken = 0
 
     def put_into(self, scope: Scope) -> None:

@@ -10,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.admission.fair_queue import FairQueue, Turn
 
 MAX_TOKENS = 1000
-KEYS = st.sampled_from(["a", "b", "c"])
+CLIENTS = st.sampled_from(["a", "b", "c"])
 TOKENS = st.integers(1, MAX_TOKENS)
 
 
-def turn(key: str = "a", priority: int = 0, num_tokens: int = 10, num_places: int = 1) -> Turn:
-    return Turn(key, priority, num_places, num_tokens)
+def turn(client: str = "a", priority: int = 0, num_tokens: int = 10, num_places: int = 1) -> Turn:
+    return Turn(client, priority, num_places, num_tokens)
 
 
 def served(queue: FairQueue, count: int) -> list[Turn]:
@@ -29,16 +29,16 @@ def served(queue: FairQueue, count: int) -> list[Turn]:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(KEYS, st.integers(-2, 2), TOKENS)))
-def test_a_lower_priority_goes_first_and_a_keys_own_turns_in_order(drawn):
+@given(st.lists(st.tuples(CLIENTS, st.integers(-2, 2), TOKENS)))
+def test_a_lower_priority_goes_first_and_a_clients_own_turns_in_order(drawn):
     queue, turns = FairQueue(), [turn(*fields) for fields in drawn]
     for one in turns:
         queue.push(one)
     order = served(queue, len(turns))
     assert [one.priority for one in order] == sorted(one.priority for one in turns)
-    for kind in {(one.key, one.priority) for one in turns}:
-        assert [o for o in order if (o.key, o.priority) == kind] == [
-            o for o in turns if (o.key, o.priority) == kind
+    for kind in {(one.client, one.priority) for one in turns}:
+        assert [o for o in order if (o.client, o.priority) == kind] == [
+            o for o in turns if (o.client, o.priority) == kind
         ]
     assert queue.next() is None
     assert len(queue) == queue.num_places == 0
@@ -46,37 +46,37 @@ def test_a_lower_priority_goes_first_and_a_keys_own_turns_in_order(drawn):
 
 @given(st.integers(0, 2**32), st.integers(2, 5))
 @settings(max_examples=50)
-def test_keys_that_all_wait_are_served_the_same_number_of_tokens(seed, num_keys):
+def test_clients_that_all_wait_are_served_the_same_number_of_tokens(seed, num_clients):
     rng, queue, total = random.Random(seed), FairQueue(), Counter()
-    keys = [f"key {i}" for i in range(num_keys)]
-    for key in keys * 40:
-        queue.push(turn(key, num_tokens=rng.choice((1, 10, MAX_TOKENS))))
-    for _ in range(40):  # no key can have fewer left than none
+    clients = [f"client {i}" for i in range(num_clients)]
+    for client in clients * 40:
+        queue.push(turn(client, num_tokens=rng.choice((1, 10, MAX_TOKENS))))
+    for _ in range(40):  # no client can have fewer left than none
         (chosen,) = served(queue, 1)
         num_answered = rng.choice((0, 1, MAX_TOKENS))
         queue.charge(chosen, num_answered)
-        total[chosen.key] += chosen.num_tokens + num_answered
-        counts = [total[key] for key in keys]
+        total[chosen.client] += chosen.num_tokens + num_answered
+        counts = [total[client] for client in clients]
         assert max(counts) - min(counts) <= 2 * MAX_TOKENS
 
 
-def test_long_prompts_of_one_key_do_not_hold_up_the_short_ones_of_another():
+def test_long_prompts_of_one_client_do_not_hold_up_the_short_ones_of_another():
     queue = FairQueue()
     for _ in range(50):
         queue.push(turn("long", num_tokens=1000))
     for _ in range(50):
         queue.push(turn("short", num_tokens=10))
-    assert sum(one.key == "short" for one in served(queue, 52)) == 50
+    assert sum(one.client == "short" for one in served(queue, 52)) == 50
 
 
-def test_a_key_that_was_away_has_saved_up_nothing():
+def test_a_client_that_was_away_has_saved_up_nothing():
     queue = FairQueue()
     for _ in range(100):
         queue.push(turn("busy"))
     served(queue, 50)
     for _ in range(20):
         queue.push(turn("back"))
-    assert Counter(one.key for one in served(queue, 40)) == {"busy": 20, "back": 20}
+    assert Counter(one.client for one in served(queue, 40)) == {"busy": 20, "back": 20}
 
 
 def test_answers_count_as_soon_as_they_are_known():
@@ -87,15 +87,15 @@ def test_answers_count_as_soon_as_they_are_known():
     order = []
     for _ in range(20):
         (chosen,) = served(queue, 1)
-        order.append(chosen.key)
-        queue.charge(chosen, 90 if chosen.key == "talker" else 0)
+        order.append(chosen.client)
+        queue.charge(chosen, 90 if chosen.client == "talker" else 0)
     assert order.count("listener") > 8 * order.count("talker")
 
 
-def test_nothing_is_left_of_keys_and_priorities_that_do_not_wait():
+def test_nothing_is_left_of_clients_and_priorities_that_do_not_wait():
     queue = FairQueue()
     for priority in range(100):
-        one = turn(f"key {priority}", priority)
+        one = turn(f"client {priority}", priority)
         queue.push(one)
         queue.serve(one)
         queue.charge(one, 1000)
@@ -112,14 +112,14 @@ def full_of(*turns: Turn) -> FairQueue:
     return queue
 
 
-def test_a_key_that_fills_the_queue_makes_room_for_others_with_its_newest_turn():
+def test_a_client_that_fills_the_queue_makes_room_for_others_with_its_newest_turn():
     turns = [turn("greedy") for _ in range(4)]
     queue = full_of(*turns)
     assert queue.displaced_by("greedy", 0) is None
     assert queue.displaced_by("other", 0) is turns[-1]
 
 
-def test_keys_that_have_as_much_displace_nobody():
+def test_clients_that_have_as_much_displace_nobody():
     queue = full_of(turn("a"), turn("a"), turn("b"))
     assert queue.displaced_by("b", 0) is None
     assert queue.displaced_by("c", 0) is not None
@@ -143,9 +143,9 @@ class AnyLife(RuleBasedStateMachine):
         self.turns: list[Turn] = []
         self.running: list[Turn] = []
 
-    @rule(key=KEYS, priority=st.integers(-1, 1), num_tokens=TOKENS, num_places=st.integers(1, 4))
-    def push(self, key, priority, num_tokens, num_places):
-        one = turn(key, priority, num_tokens, num_places)
+    @rule(client=CLIENTS, priority=st.integers(-1, 1), num_tokens=TOKENS, num_places=st.integers(1, 4))
+    def push(self, client, priority, num_tokens, num_places):
+        one = turn(client, priority, num_tokens, num_places)
         self.queue.push(one)
         self.turns.append(one)
 
@@ -153,11 +153,11 @@ class AnyLife(RuleBasedStateMachine):
     @rule()
     def serve(self):
         one = self.queue.next()
-        by_key = defaultdict(list)
+        by_client = defaultdict(list)
         for other in self.turns:
-            by_key[other.key, other.priority].append(other)
+            by_client[other.client, other.priority].append(other)
         assert one.priority == min(other.priority for other in self.turns)
-        assert by_key[one.key, one.priority][0] is one
+        assert by_client[one.client, one.priority][0] is one
         self.queue.serve(one)
         self.turns.remove(one)
         self.running.append(one)
@@ -174,14 +174,14 @@ class AnyLife(RuleBasedStateMachine):
     def answer(self, num_tokens):
         self.queue.charge(self.running.pop(), num_tokens)
 
-    @rule(key=KEYS, priority=st.integers(-1, 1))
-    def overflow(self, key, priority):
-        displaced = self.queue.displaced_by(key, priority)
+    @rule(client=CLIENTS, priority=st.integers(-1, 1))
+    def overflow(self, client, priority):
+        displaced = self.queue.displaced_by(client, priority)
         if displaced is not None:
             assert displaced in self.turns
             assert displaced.priority == max(other.priority for other in self.turns) >= priority
-            mine = sum((o.key, o.priority) == (key, priority) for o in self.turns)
-            theirs = sum((o.key, o.priority) == (displaced.key, displaced.priority) for o in self.turns)
+            mine = sum((o.client, o.priority) == (client, priority) for o in self.turns)
+            theirs = sum((o.client, o.priority) == (displaced.client, displaced.priority) for o in self.turns)
             assert displaced.priority > priority or theirs > mine + 1
 
     @invariant()

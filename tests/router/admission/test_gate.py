@@ -26,10 +26,10 @@ class Client:
     """One request: it asks, and if it is let in it stays until it is told to leave."""
 
     def __init__(
-        self, gate: Gate, key: str = "", priority: int = 0, num_choices: int = 1, timeout_s: float = 20
+        self, gate: Gate, client: str = "", priority: int = 0, num_choices: int = 1, timeout_s: float = 20
     ):
         self.gate = gate
-        self.asked = Asked(key, priority, num_choices, 10 * num_choices)
+        self.asked = Asked(client, priority, num_choices, 10 * num_choices)
         self.is_in = False
         self.num_begun = 0
         self.done = asyncio.Event()
@@ -155,6 +155,45 @@ async def test_the_last_place_stays_until_all_choices_have_begun():
         await leave([large, *small])
 
 
+async def test_a_client_gets_its_share_though_others_hold_all_places():
+    async with gate_of(rows=16) as (gate, _):
+        hostile = await clients_of(gate, 20, client="hostile")
+        assert (gate.num_in_flight, gate.num_waiting) == (16, 4)
+        victim = await clients_of(gate, 10, client="victim")
+        assert [client.is_in for client in victim] == [True] * 8 + [False] * 2
+        third = await clients_of(gate, 6, client="third")
+        assert [client.is_in for client in third] == [True] * 5 + [False], "16 places are 5 for each of three"
+        assert not any(client.is_in for client in hostile[16:])
+        await leave([*hostile[:16], *victim, *third, *hostile[16:]])
+
+
+async def test_many_choices_begin_with_their_clients_share():
+    async with gate_of(rows=16) as (gate, _):
+        hostile = await clients_of(gate, 20, client="hostile")
+        (victim,) = await clients_of(gate, 1, client="victim", num_choices=12)
+        assert victim.num_begun == 8
+        await leave(hostile)
+        await until(lambda: victim.num_begun == 12)
+        await victim.leave()
+
+
+async def test_more_clients_than_places_have_no_share_to_claim():
+    async with gate_of(rows=2) as (gate, _):
+        first = await clients_of(gate, 2, client="first")
+        others = [(await clients_of(gate, 1, client=name))[0] for name in "abc"]
+        assert [client.is_in for client in others] == [True, False, False]
+        assert gate.num_in_flight == 3
+        await leave([*first, *others])
+
+
+async def test_the_operators_limit_holds_for_shares_too():
+    async with gate_of(rows=50, max_in_flight=4) as (gate, _):
+        hostile = await clients_of(gate, 4, client="hostile")
+        (victim,) = await clients_of(gate, 1, client="victim")
+        assert not victim.is_in
+        await leave([*hostile, victim])
+
+
 async def test_the_operators_limit_holds_whatever_servers_have():
     async with gate_of(rows=50, max_in_flight=1) as (gate, _):
         clients = await clients_of(gate, 2)
@@ -179,10 +218,10 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back():
 
 async def test_priorities_and_keys_share_a_full_queue():
     async with gate_of(rows=1, max_queue=3) as (gate, _):
-        greedy = await clients_of(gate, 4, key="greedy")
-        (other,) = await clients_of(gate, 1, key="other")
+        greedy = await clients_of(gate, 4, client="greedy")
+        (other,) = await clients_of(gate, 1, client="other")
         assert isinstance(await greedy[3].end(), OverloadedError)
-        (urgent,) = await clients_of(gate, 1, key="greedy", priority=-1)
+        (urgent,) = await clients_of(gate, 1, client="greedy", priority=-1)
         assert isinstance(await greedy[2].end(), OverloadedError)
         await greedy[0].leave()
         await until(lambda: urgent.is_in)

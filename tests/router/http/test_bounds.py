@@ -98,7 +98,7 @@ async def test_bodies_have_room_together_and_small_ones_always(make_stack):
     room = stack.app.state.body_room
     large = json.dumps(MODELS | {"prompt": "hello", "max_tokens": 1, "x": "a" * 190_000}).encode()
     clients = []
-    for _ in range(room.max_bytes // (190_000 - FREE_BYTES)):
+    for _ in range(room.limit("any") // (190_000 - FREE_BYTES)):
         before = room.num_bytes
         clients.append(await raw_request(stack, large[:-10], content_length=len(large)))
         await until(lambda before=before: room.num_bytes >= before + 190_000 - FREE_BYTES)
