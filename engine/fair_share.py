@@ -9,7 +9,7 @@ and many choices keep nobody waiting until these end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.request import Request
@@ -91,3 +91,9 @@ def _youngest_but_oldest(running: Iterable[Request]) -> Iterable[Request]:
         if oldest.setdefault(request.client, request) is not request:
             youngest[request.client] = request
     return youngest.values()
+
+
+def have_several_clients(*queues: Mapping[str, Request]) -> bool:
+    clients = (request.client for queue in queues for request in queue.values())
+    first = next(clients, None)
+    return any(client != first for client in clients)

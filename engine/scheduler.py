@@ -14,14 +14,14 @@ who has the most is preempted first, for blocks or for another one's row.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 
 from engine.cache_formats import ExactCuts
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan
-from engine.fair_share import PAUSE_STEPS, FairShares
+from engine.fair_share import PAUSE_STEPS, FairShares, have_several_clients
 from engine.ownership import Ownership
 from engine.request import Request
 from engine.rows import PlannedRow, is_decode_row
@@ -360,16 +360,22 @@ class Scheduler:
         What is kept for later turns goes before anybody's blocks do.
         """
         request = self._unplaced
-        may_give = self._steps_to_pause == 0 and not (self.owned.num_free_rows and self.held)
+        pauses = self._steps_to_pause > 0 and self._takes_steps(1)
+        may_give = not pauses and not (self.owned.num_free_rows and self.held)
         if request is None or not may_give or len(self.preempted) >= self._max_num_seqs:
             return None
         if request.request_id not in self.waiting and request.request_id not in self.preempted:
             return None
-        if not _have_several_clients(self.running, self.transferring, {request.request_id: request}):
+        if not have_several_clients(self.running, self.transferring, {request.request_id: request}):
             return None
         num_blocks = self.capacity.blocks_for(request.target)
         decoding = [one for one in self.running.values() if not one.prefill_only]
         return self._shares(self._owners).giver_for(request, num_blocks, decoding)
+
+    def _takes_steps(self, num_rows: int) -> bool:
+        """Whether so many rows go on. Where all wait for masks there may be no step to count for long."""
+        going_on = (one for one in self.running.values() if not one.awaits_masks)
+        return sum(1 for _ in islice(going_on, num_rows)) == num_rows
 
     def _give_row(self, giver: Request) -> Swap:
         self._steps_to_pause = PAUSE_STEPS
@@ -409,7 +415,7 @@ class Scheduler:
         self._unplaced = None
         self._steps_to_pause = max(0, self._steps_to_pause - 1)
         self._steps_to_short_prompt = max(0, self._steps_to_short_prompt - 1)
-        several_wait = _have_several_clients(self.preempted, self.waiting)
+        several_wait = have_several_clients(self.preempted, self.waiting)
         while (request := self._next_to_admit(is_fair=several_wait)) is not None:
             if request.request_id in self.preempted:
                 # Alone it needs no spare block: with one, what fills the pool would never come back.
@@ -438,7 +444,7 @@ class Scheduler:
         """The first one, or the first of the client with the smallest share. Preempted ones come before
         others."""
         waiting: Iterable[Request] = self.waiting.values()
-        if self._steps_to_short_prompt and len(self.running) > FEW_ROWS:
+        if self._steps_to_short_prompt and self._takes_steps(FEW_ROWS + 1):
             waiting = [one for one in waiting if one.num_given > 1]
         queues = chain(self.preempted.values(), waiting)
         return self._shares(self._owners).next_of(queues) if is_fair else next(queues, None)
@@ -493,9 +499,3 @@ class Scheduler:
                     self._grow_if_room(request, self._reach(request, end))
                 budget -= end - start
         return prefill_rows
-
-
-def _have_several_clients(*queues: Mapping[str, Request]) -> bool:
-    clients = (request.client for queue in queues for request in queue.values())
-    first = next(clients, None)
-    return any(client != first for client in clients)

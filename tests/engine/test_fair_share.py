@@ -7,6 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fair_share import PAUSE_STEPS, FairShares
+from engine.grammar.follower import Follower
 from engine.request import Request
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_scheduler import compute, make_scheduler
@@ -60,6 +61,24 @@ def test_between_two_rows_that_are_given_there_is_a_pause():
         step(scheduler)
         given.append(scheduler.num_given_rows)
     assert [given.count(count) for count in (1, 2, 3)] == [PAUSE_STEPS] * 3
+
+
+def test_rows_that_all_wait_for_masks_are_given_without_a_pause():
+    """No step may come for seconds: a pause that is counted in steps would not end."""
+    scheduler = make_scheduler(max_num_seqs=8, max_batch_tokens=64, **SIZES)
+    hostile = crowd(scheduler, "hostile", 8)
+    step(scheduler, 2)
+    for request in hostile:
+        request.follower = Follower(0, "grammar", [])
+    crowd(scheduler, "victim", 2, max_tokens=1)
+    given = []
+    for _ in range(4):
+        scheduler.schedule()
+        given.append(scheduler.num_given_rows)
+        for request in scheduler.running.values():
+            if request.client == "victim":
+                request.follower = Follower(0, "grammar", [])
+    assert given == [1, 1, 2, 2], "with the first one's steps there was a pause"
 
 
 def test_the_youngest_gives_its_row_and_the_oldest_of_each_client_never_does():
