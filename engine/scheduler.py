@@ -115,9 +115,10 @@ class Scheduler:
         self._left_rows: list[int] = []
         self._unplaced: Request | None = None
         """Whose turn it was in the last plan, for whom there was no room."""
-        self._steps_to_pause = 0
-        """Before another row may be given."""
-        self._steps_to_short_prompt = 0
+        self._step = 0
+        """Plans so far."""
+        self._last_short_prompt = -SHORT_PROMPT_STEPS
+        """Step that prompts of one token began in."""
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -242,9 +243,11 @@ class Scheduler:
         decode_rows, swap_out = self._plan_decode_rows()
         admitted, swap_in = ([], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
-        if (giver := self._giver) is not None and not swap_out and giver.num_in_flight == 0:
-            swap_out.append(self._give_row(giver))
+        if not swap_out and (giver := self._giver) is not None and giver.num_in_flight == 0:
+            swap_out.append(self._preempt(giver))
             decode_rows = [row for row in decode_rows if row.request is not giver]
+            self.num_given_rows += 1
+        self._step += 1
         left_rows, self._left_rows = self._left_rows, []
         if len(decode_rows) == len(self.running):  # all decode: nobody has a prompt to compute
             return StepPlan(
@@ -360,9 +363,9 @@ class Scheduler:
         What is kept for later turns goes before anybody's blocks do.
         """
         request = self._unplaced
-        pauses = self._steps_to_pause > 0 and self._takes_steps(1)
-        may_give = not pauses and not (self.owned.num_free_rows and self.held)
-        if request is None or not may_give or len(self.preempted) >= self._max_num_seqs:
+        if request is None or (self._step % PAUSE_STEPS and self._takes_steps(1)):
+            return None
+        if (self.owned.num_free_rows and self.held) or len(self.preempted) >= self._max_num_seqs:
             return None
         if request.request_id not in self.waiting and request.request_id not in self.preempted:
             return None
@@ -376,11 +379,6 @@ class Scheduler:
         """Whether so many rows go on. Where all wait for masks there may be no step to count for long."""
         going_on = (one for one in self.running.values() if not one.awaits_masks)
         return sum(1 for _ in islice(going_on, num_rows)) == num_rows
-
-    def _give_row(self, giver: Request) -> Swap:
-        self._steps_to_pause = PAUSE_STEPS
-        self.num_given_rows += 1
-        return self._preempt(giver)
 
     def _shares(self, owners: Iterable[Request]) -> FairShares:
         return FairShares(owners, num_rows=self._max_num_seqs, num_blocks=self.capacity.num_blocks)
@@ -413,8 +411,6 @@ class Scheduler:
         admitted: list[Request] = []
         swap_in: list[Swap] = []
         self._unplaced = None
-        self._steps_to_pause = max(0, self._steps_to_pause - 1)
-        self._steps_to_short_prompt = max(0, self._steps_to_short_prompt - 1)
         several_wait = have_several_clients(self.preempted, self.waiting)
         while (request := self._next_to_admit(is_fair=several_wait)) is not None:
             if request.request_id in self.preempted:
@@ -437,14 +433,15 @@ class Scheduler:
                 place[request.request_id] = request
             admitted.append(request)
         if any(request.num_given == 1 for request in admitted):
-            self._steps_to_short_prompt = SHORT_PROMPT_STEPS
+            self._last_short_prompt = self._step
         return admitted, swap_in
 
     def _next_to_admit(self, *, is_fair: bool) -> Request | None:
         """The first one, or the first of the client with the smallest share. Preempted ones come before
         others."""
         waiting: Iterable[Request] = self.waiting.values()
-        if self._steps_to_short_prompt and self._takes_steps(FEW_ROWS + 1):
+        is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
+        if is_soon and self._takes_steps(FEW_ROWS + 1):
             waiting = [one for one in waiting if one.num_given > 1]
         queues = chain(self.preempted.values(), waiting)
         return self._shares(self._owners).next_of(queues) if is_fair else next(queues, None)

@@ -43,7 +43,7 @@ def test_a_client_with_all_rows_gives_them_until_shares_are_equal():
     step(scheduler, 2)
     assert rows_of(scheduler) == {"hostile": 6}
     crowd(scheduler, "victim", 5)
-    step(scheduler, 2)
+    step(scheduler, PAUSE_STEPS + 1)
     assert rows_of(scheduler) == {"hostile": 5, "victim": 1}, "one row at a time"
     step(scheduler, 10 * PAUSE_STEPS)
     assert rows_of(scheduler) == {"hostile": 3, "victim": 3}
