@@ -220,6 +220,6 @@ def _check_proxy(text: str) -> None:
         ip_network(text)
     except ValueError as error:
         raise ConfigError(
-            f"forwarded_allow_ips {text!r} is no address and no network: give one as in 10.0.0.5, "
-            f"10.0.0.0/8 or fd00::/8 ({error})"
+            f"forwarded_allow_ips {text!r} is no address and no network ({error}): give one each time, as in "
+            "10.0.0.5, 10.0.0.0/8 or fd00::/8"
         ) from error

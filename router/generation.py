@@ -19,7 +19,6 @@ from router.request_record import RequestRecord
 from router.services import Services
 from router.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
 from wire.errors import (
-    AbortedRequestError,
     CancelledRequestError,
     DeadlineError,
     OverloadedError,
@@ -127,8 +126,8 @@ class Generation:
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
 
-    def _abort(self) -> None:
-        self._inbox.put((0, AbortedRequestError.by_operator()))
+    def _abort(self, error: TwinfangError) -> None:
+        self._inbox.put((min(self._unfinished, default=0), error))
 
     def _end_unread(self) -> None:
         """The client leaves so much untaken that the router's memory is at stake."""
@@ -165,7 +164,7 @@ class Generation:
             if not has_waited or self._inbox.weight > LIGHT_WEIGHT:
                 await self._services.slices.turn()
             for index, event in self._inbox.take(SLICE_WEIGHT):
-                if index not in self._unfinished and not isinstance(event, AbortedRequestError):
+                if index not in self._unfinished:
                     continue
                 delta = self._take(index, event)
                 if delta.finish_reason is not None:

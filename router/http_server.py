@@ -15,6 +15,8 @@ from fastapi import FastAPI
 from router.config import RouterConfig
 from router.drain import Drain
 from router.http_connection import HttpConnection
+from router.request_log import RequestLog
+from wire.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,11 @@ BACKLOG = 2048
 ACCEPTED_AT_ONCE = 16
 """libuv accepts one connection an iteration of the event loop for each handle that listens. With one handle a
 probe behind two hundred other connections waits for two hundred iterations."""
+
+CUT = (
+    "this router has stopped before the answer was finished: send the request again, and another one will "
+    "take it"
+)
 
 
 class HttpServer(uvicorn.Server):
@@ -53,6 +60,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._drain = drain
+        self._state = app.state
         self._grace_s = config.shutdown_grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,6 +86,9 @@ class HttpServer(uvicorn.Server):
         """Ten times a second; True: stop listening, and end what is left."""
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
+            requests: RequestLog = self._state.services.requests
+            for record in requests.in_flight():
+                record.abort(UnavailableError.told(CUT))
             self.config.timeout_graceful_shutdown = 1  # for event streams and connections that are idle
             self.should_exit = True
         return await super().on_tick(counter)

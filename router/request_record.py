@@ -56,7 +56,7 @@ class RequestRecord:
         self._end: RequestState | None = None
         self._count_tokens: Callable[[], int] | None = count_tokens
         self._num_tokens = 0
-        self._abort: Callable[[], None] | None = None
+        self._abort: Callable[[TwinfangError], None] | None = None
 
     @property
     def state(self) -> RequestState:
@@ -79,15 +79,15 @@ class RequestRecord:
         """It has waited long enough for its place."""
         self.admitted_s = time.monotonic()
 
-    def abort(self) -> bool:
-        """Ends it with :class:`AbortedRequestError`; False if it has ended already."""
+    def abort(self, error: TwinfangError) -> bool:
+        """Ends it with ``error``; False if it has ended already."""
         if self._abort is None:
             return False
-        self._abort()
+        self._abort(error)
         return True
 
     @contextmanager
-    def abortable(self, abort: Callable[[], None]) -> Iterator[None]:
+    def abortable(self, abort: Callable[[TwinfangError], None]) -> Iterator[None]:
         """In the block ``abort`` is what ends the request."""
         before, self._abort = self._abort, abort
         try:
@@ -100,19 +100,19 @@ class RequestRecord:
         """In the block an abort ends whatever the running task waits for."""
         task = asyncio.current_task()
         assert task is not None
-        is_aborted = False
+        aborted_by: TwinfangError | None = None
 
-        def abort() -> None:
-            nonlocal is_aborted
-            is_aborted = True
+        def abort(error: TwinfangError) -> None:
+            nonlocal aborted_by
+            aborted_by = error
             task.cancel()
 
         with self.abortable(abort):
             try:
                 yield
             except asyncio.CancelledError:
-                if is_aborted and task.uncancel() == 0:
-                    raise AbortedRequestError.by_operator() from None
+                if aborted_by is not None and task.uncancel() == 0:
+                    raise aborted_by from None
                 raise
 
     def ended(self, error: BaseException | None) -> None:

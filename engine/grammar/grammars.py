@@ -286,14 +286,14 @@ class Grammars:
             self._enter(follower)
             return
         follower.needs_own_lane |= followed.is_slow
-        error, is_lasting = None, True
+        error: TwinfangError | None = None
+        is_lasting = True
         waited_s = time.monotonic() - follower.asked_s
         follower.waited_s += waited_s
         if followed.error is not None:
             error = GrammarError(f"the grammar {followed.error}")
         elif follower.waited_s > MAX_WAITED_S:
-            waited = f"its answer waited {follower.waited_s:.0f} s for what may come next"
-            error, is_lasting = GrammarError(f"the grammar can't be followed here: {waited}"), False
+            error, is_lasting = _too_busy(follower.waited_s), False
         self._answer(follower, followed.masks, error, is_lasting=is_lasting)
 
     def _answer(
@@ -367,3 +367,11 @@ class Grammars:
 
 def _digest(grammar: str) -> bytes:
     return hashlib.blake2b(grammar.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _too_busy(waited_s: float) -> OverloadedError:
+    return OverloadedError(
+        f"the answer waited {waited_s:.0f} s for what its grammar allows next, the limit is "
+        f"{MAX_WAITED_S:g}: this server is too busy for it; make the grammar simpler or send it again later",
+        retry_after_s=1,
+    )

@@ -36,11 +36,11 @@ def client_of(request: HTTPConnection) -> Client:
 
 
 def site_of(host: str) -> str:
-    """The address of IPv4, the network of IPv6; what is neither, as a proxy may say, as it is."""
+    """The address of IPv4, the network of IPv6; all that a proxy gives no address for are one client."""
     try:
         address = ip_address(host)
     except ValueError:
-        return host
+        return "unknown"
     if not isinstance(address, IPv6Address):
         return str(address)
     if address.ipv4_mapped is not None:

@@ -11,7 +11,7 @@ from router.openai_errors import shown
 from router.request_log import MAX_ENDED
 from router.request_record import RequestRecord
 from router.services import Services, services_of
-from wire.errors import UnknownIdError
+from wire.errors import AbortedRequestError, UnknownIdError
 
 MAX_LIMIT = 10_000
 
@@ -40,7 +40,7 @@ async def abort_request(request: Request, request_id: str) -> RequestView:
     """Ends a request: its client gets an error with the code ``aborted``. An ended one stays as it is."""
     services = services_of(request)
     record = _find(services, request_id)
-    record.abort()
+    record.abort(AbortedRequestError.by_operator())
     return RequestView.of(record, services.recent.now_s)
 
 

@@ -42,9 +42,9 @@ class BodyRoom:
         """Raises :class:`OverloadedError` if there is no room for that many more."""
         if self._of[client] + num_bytes > self.limit(client):
             raise OverloadedError(
-                f"the bodies of requests that are being read have {self.num_bytes} bytes together, "
-                f"{self._of[client]} of them this client's, and the limit is {self.max_bytes}: send the "
-                f"request again in {RETRY_AFTER_S} s",
+                f"the bodies of this client's requests that are being read have {self._of[client]} bytes "
+                f"together, the limit is {self.limit(client)}, half of what others leave of "
+                f"{self.max_bytes}: send the request again in {RETRY_AFTER_S} s",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._of[client] += num_bytes

@@ -1,13 +1,16 @@
 """The HTTP server accepts many connections in one iteration of the event loop."""
 
 import asyncio
+import json
 import socket
 
 import uvloop
 
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
-from router.http_server import ACCEPTED_AT_ONCE, HttpServer
+from router.http_server import ACCEPTED_AT_ONCE, CUT, HttpServer
+from tests.router.conftest import until
+from tests.router.scripted_servers import hanging
 from tests.router.tokenizers_for_tests import write_model_dir
 
 NUM_CONNECTIONS = 4 * ACCEPTED_AT_ONCE
@@ -51,3 +54,22 @@ def test_connections_do_not_wait_an_iteration_for_each_one_before_them(tmp_path)
             port=0,
         )
         assert runner.run(iterations_to_answer_all(config)) < NUM_CONNECTIONS / 2
+
+
+async def test_what_is_left_at_the_end_of_grace_is_told_to_come_again(make_stack):
+    """Queued, in one piece, and in the middle of a stream: none is cut without a word."""
+    stack = await make_stack(shutdown_grace_s=0.5, max_requests_in_flight=2)
+    stack.decode[0].script = hanging
+    began = asyncio.create_task(stack.complete(stream=True))
+    whole = asyncio.create_task(stack.complete())
+    await until(lambda: len(stack.decode[0].submitted) == 2)
+    queued = asyncio.create_task(stack.complete())
+    await until(lambda: stack.gate.num_waiting == 1)
+    stack.app.state.drain.begin()
+    for answer in (await whole, await queued):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == CUT
+        assert answer.headers["Retry-After"] == "1"
+    *_, error, done = (await began).text.strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["message"] == CUT
+    assert done == "data: [DONE]"

@@ -18,7 +18,7 @@ BODY = f'{{"model": "{MODEL}", "prompt": "hello", "stream": true}}'.encode()
         ("::ffff:10.0.0.7", "10.0.0.7"),
         ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
         ("2001:db8:1:2:ffff::", "2001:db8:1:2::/64"),
-        ("unix:", "unix:"),
+        ("junk1", "unknown"),
     ],
 )
 def test_an_address_of_ipv6_stands_for_its_network(host, site):

@@ -98,14 +98,15 @@ async def test_bodies_have_room_together_and_small_ones_always(make_stack):
     room = stack.app.state.body_room
     large = json.dumps(MODELS | {"prompt": "hello", "max_tokens": 1, "x": "a" * 190_000}).encode()
     clients = []
-    for _ in range(room.limit("any") // (190_000 - FREE_BYTES)):
+    for _ in range(room.limit("address 127.0.0.1") // (190_000 - FREE_BYTES)):
         before = room.num_bytes
         clients.append(await raw_request(stack, large[:-10], content_length=len(large)))
         await until(lambda before=before: room.num_bytes >= before + 190_000 - FREE_BYTES)
     json_type = {"Content-Type": "application/json"}
     refused = await stack.client.post("/v1/completions", content=large, headers=json_type)
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "2")
-    assert f"the limit is {room.max_bytes}" in refused.json()["error"]["message"]
+    limit = f"the limit is {room.limit('address 127.0.0.1')}, half of what others leave of {room.max_bytes}"
+    assert limit in refused.json()["error"]["message"]
     assert (await stack.complete(max_tokens=1)).status_code == 200
     for _reader, writer in clients:
         writer.close()

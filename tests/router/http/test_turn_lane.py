@@ -112,7 +112,7 @@ async def test_large_bodies_take_turns_and_small_ones_do_not_wait(make_stack):
 def test_no_client_has_all_room_for_bodies():
     room = BodyRoom(1600)
     room.take("hostile", 800)
-    with pytest.raises(OverloadedError, match="800 of them this client's"):
+    with pytest.raises(OverloadedError, match="the limit is 800, half of"):
         room.take("hostile", 1)
     room.take("victim", 400)
     room.take("third", 200)
