@@ -49,7 +49,7 @@ def test_the_router_of_a_stack_is_told_its_limits():
 def test_decode_servers_step_back_where_prefill_servers_share_their_cores():
     stack = plan_stack(parsed(BY_NAME["up"], "--port", "0"), {"prefill": 1, "decode": 1})
     prefill, decode = stack.servers
-    assert decode.arguments[decode.arguments.index("--nice") + 1] == "10"
+    assert decode.arguments[decode.arguments.index("--nice") + 1] == "5"
     assert "--nice" not in prefill.arguments
     monolithic = plan_stack(parsed(BY_NAME["serve"], "--port", "0"), {"both": 1})
     assert "--nice" not in monolithic.servers[0].arguments
