@@ -6,10 +6,12 @@ thousand clients with a body of the largest size each would fill the memory.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from starlette.types import Scope
 
+from router.heap import give_back
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
@@ -17,6 +19,7 @@ BODIES_AT_ONCE = 16
 FREE_BYTES = 64 << 10
 """Of each body: small requests are never refused for large ones, nor counted."""
 RETRY_AFTER_S = 2
+TRIM_AFTER_S = 5.0
 
 _IN_STATE = "body_share"
 
@@ -33,6 +36,7 @@ class BodyRoom:
         self.num_bytes = 0
         self._of: Counter[str] = Counter()
         """By client."""
+        self._trim: asyncio.TimerHandle | None = None
 
     def limit(self, client: str) -> int:
         """What the bodies of ``client`` may have together, beside those of all others."""
@@ -56,6 +60,13 @@ class BodyRoom:
         if not self._of[client]:
             del self._of[client]
 
+    def trim_soon(self) -> None:
+        """Has the C library give back what bodies leave behind, once there were none for a while."""
+        if self._trim is not None:
+            self._trim.cancel()
+        loop = asyncio.get_running_loop()
+        self._trim = loop.call_later(TRIM_AFTER_S, loop.run_in_executor, None, give_back)
+
 
 class BodyShare:
     """What one request's body takes, from its first byte until :meth:`give_back`."""
@@ -78,6 +89,8 @@ class BodyShare:
         """The body has become a checked request, or an error. May be called again."""
         if self._num_taken:
             self._room.give_back(self._client, self._num_taken)
+            if not self._room.num_bytes:
+                self._room.trim_soon()
         self._num_taken = 0
 
     def put_into(self, scope: Scope) -> None:

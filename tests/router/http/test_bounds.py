@@ -1,11 +1,13 @@
 """The table of bounds, over HTTP: what is at a bound passes, what is above is refused by name."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from router.http import body_room
 from router.http.body_room import FREE_BYTES
 from router.http.bounds import BOUNDS, CHARACTERS, FIELDS, SESSION, Bound, check_bounds
 from tests.router.conftest import MODEL, raw_request, until
@@ -112,6 +114,17 @@ async def test_bodies_have_room_together_and_small_ones_always(make_stack):
         writer.close()
     await until(lambda: room.num_bytes == 0)
     assert (await stack.client.post("/v1/completions", content=large, headers=json_type)).status_code == 200
+
+
+async def test_what_large_bodies_leave_behind_is_given_back_once_there_are_none(make_stack, monkeypatch):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    given_back = threading.Event()
+    monkeypatch.setattr(body_room, "TRIM_AFTER_S", 0.01)
+    monkeypatch.setattr(body_room, "give_back", given_back.set)
+    body = json.dumps(MODELS | {"prompt": "hello", "max_tokens": 1, "x": "a" * 1_000_000}).encode()
+    await stack.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    await until(given_back.is_set)
 
 
 @pytest.mark.parametrize("stream", [False, True])
