@@ -13,8 +13,8 @@ from engine.capacity import blocks_for
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
 from engine.sampling_table import SamplingNeeds
-from engine.scheduler import StepPlan
 from engine.step_buffers import StepBuffers
+from engine.step_plan import StepPlan
 from engine.step_program import PrefillEnds, Step
 from kernels.boundaries import Boundaries
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.batch import Batch, DecodeRows, PrefillRows
 from engine.capacity import blocks_for
 from engine.rows import PlannedRow, decode_slots
-from engine.scheduler import StepPlan
+from engine.step_plan import StepPlan
 from wire.errors import SanitizerError
 
 

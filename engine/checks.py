@@ -8,7 +8,7 @@ from typing import Protocol
 from engine.batch import Batch
 from engine.launched_step import RowResult
 from engine.request import Request
-from engine.scheduler import StepPlan
+from engine.step_plan import StepPlan
 from wire.errors import SanitizerError
 from wire.handoff import Digests
 

@@ -22,7 +22,7 @@ from engine.load import load_of
 from engine.lockstep import Alone, Lockstep
 from engine.request import Request
 from engine.rows import PlannedRow
-from engine.scheduler import StepPlan
+from engine.step_plan import StepPlan
 from engine.step_result import StepResult
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.token_gaps import measure_gaps

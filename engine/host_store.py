@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.caches import Caches
-from engine.scheduler import Swap
+from engine.step_plan import Swap
 
 
 @dataclass(frozen=True)

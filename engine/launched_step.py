@@ -14,7 +14,7 @@ from engine.logprobs import LogprobCopy, LogprobTensors
 from engine.prompt_logprobs import ComputesLogits, PromptLogprobs, prompt_logprobs
 from engine.request import Request
 from engine.rows import PlannedRow
-from engine.scheduler import StepPlan
+from engine.step_plan import StepPlan
 from engine.step_program import Step, StepTensors
 from telemetry.measures import Measures, StepKind, StepRun
 from wire.generation import TokenLogprobs

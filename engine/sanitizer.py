@@ -37,8 +37,9 @@ from engine.provenance import BlockTags, PrefixDigest
 from engine.request import Request
 from engine.row_table import RowTable
 from engine.rows import PlannedRow
-from engine.scheduler import Scheduler, StepPlan, Swap
+from engine.scheduler import Scheduler
 from engine.state_watch import NoStateWatch, SlotWatch, StateAway, StateWatch
+from engine.step_plan import StepPlan, Swap
 from engine.tensor_parallel import ALONE, TensorParallel
 from wire.errors import SanitizerError
 from wire.handoff import Digests, Ticket

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, islice
 
 from engine.cache_formats import ExactCuts
@@ -25,6 +25,7 @@ from engine.fair_share import PAUSE_STEPS, FairShares, have_several_clients
 from engine.ownership import Ownership
 from engine.request import Request
 from engine.rows import PlannedRow, is_decode_row
+from engine.step_plan import StepPlan, Swap
 from wire.errors import ContextLengthError, InvalidRequestError
 
 SHORT_PROMPT_STEPS = 16
@@ -32,47 +33,6 @@ SHORT_PROMPT_STEPS = 16
 takes three times as long, for all rows: who sends many such prompts must not have all steps be so."""
 FEW_ROWS = 4
 """With no more rows there is nobody to be slowed down."""
-
-
-@dataclass(frozen=True)
-class Swap:
-    """Blocks and state of one request on their way to host memory or back."""
-
-    request_id: str
-    block_ids: tuple[int, ...]
-    slot: int
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What one step does; each part may be empty. Swaps out come first, then swaps in, then the rows."""
-
-    decode_rows: list[PlannedRow]
-    prefill_rows: list[PlannedRow]
-    admitted: list[Request] = field(default_factory=list)
-    """Requests that own a row, blocks and a slot since this step, resumed ones included."""
-    left_rows: list[int] = field(default_factory=list)
-    """Rows that were given up since the last step: nothing of them may be read any more."""
-    swap_out: list[Swap] = field(default_factory=list)
-    swap_in: list[Swap] = field(default_factory=list)
-    prefilled: list[Request] = field(default_factory=list)
-    """Requests that are only prefilled and found all of their prompt in a cache, here or elsewhere."""
-    is_short_of_blocks: bool = False
-    """Whether that is why requests are swapped out."""
-
-    @property
-    def rows(self) -> list[PlannedRow]:
-        """Decode rows stand before prefill rows."""
-        return self.decode_rows + self.prefill_rows
-
-    @property
-    def to_transfer(self) -> list[Request]:
-        """Admitted requests whose blocks and slot wait to be filled from a prefill server."""
-        return [r for r in self.admitted if r.ticket is not None and r.num_computed == 0]
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decode_rows and not self.prefill_rows
 
 
 class Scheduler:

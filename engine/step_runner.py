@@ -23,9 +23,9 @@ from engine.row_state import RowState
 from engine.row_table import RowTable
 from engine.sampler import Sampler
 from engine.sampling_table import SamplingNeeds, SamplingTable
-from engine.scheduler import StepPlan
 from engine.step_buffers import StepBuffers
 from engine.step_graph import StepGraphs
+from engine.step_plan import StepPlan
 from engine.step_program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from telemetry.measures import StepRun
 from wire.lockstep import NOTHING, StepShape

@@ -10,8 +10,8 @@ from engine.row_state import RowState
 from engine.row_table import RowTable
 from engine.rows import PlannedRow, StateBoundary
 from engine.sampling_table import SamplingNeeds
-from engine.scheduler import StepPlan
 from engine.step_buffers import StepBuffers
+from engine.step_plan import StepPlan
 from wire.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4

@@ -12,7 +12,7 @@ from engine.host_store import HostStore
 from engine.models import read_config
 from engine.poison import Poison
 from engine.request import Request
-from engine.scheduler import Swap
+from engine.step_plan import Swap
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from tests.engine.leading import lead_engine
 from tests.engine.sanitizing import SANITIZE

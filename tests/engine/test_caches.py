@@ -9,7 +9,7 @@ from engine.caches import SEGMENT_ALIGNMENT, Caches, CacheSpec
 from engine.checksum import Checksums
 from engine.host_store import HostStore
 from engine.poison import Poison
-from engine.scheduler import Swap
+from engine.step_plan import Swap
 
 
 def make_caches(

@@ -16,8 +16,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
 from engine.rows import PlannedRow, StateBoundary, decode_slots
-from engine.scheduler import StepPlan
 from engine.step_buffers import capture_sizes
+from engine.step_plan import StepPlan
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from wire.sampling_params import SamplingParams
 
