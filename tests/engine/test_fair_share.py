@@ -4,12 +4,10 @@ from collections import Counter
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.fair_share import PAUSE_STEPS, FairShares
 from engine.grammar.follower import Follower
 from engine.request import Request
-from tests.engine.sanitizing import SANITIZE
+from tests.engine.crowded import crowded_engine
 from tests.engine.test_scheduler import compute, make_scheduler
 from wire.sampling_params import SamplingParams
 
@@ -166,24 +164,7 @@ def test_answers_that_gave_their_rows_are_exact(bundled_model, mode, k, steps_ah
     """Monolithic and alone as the oracle; here two clients take rows from each other all the time."""
 
     def engine(num_seqs):
-        return Engine(
-            EngineConfig(
-                bundled_model,
-                "both",
-                device="cpu",
-                max_num_seqs=num_seqs,
-                max_batch_tokens=64,
-                block_size=4,
-                max_model_len=128,
-                num_speculative=k,
-                drafter="ngram" if k else None,
-                steps_ahead=steps_ahead,
-                cache_mode=mode,
-                state_block_size=8 if mode == "all" else None,
-                cache_memory_bytes=64 << 20,
-                sanitize=SANITIZE and not steps_ahead,
-            )
-        )
+        return crowded_engine(bundled_model, num_seqs, mode=mode, k=k, steps_ahead=steps_ahead)
 
     def asked(client, number):
         prompt = [6 + (7 * number + i * (3 if client == "a" else 5)) % 140 for i in range(12)]

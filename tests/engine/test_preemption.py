@@ -7,6 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
+from tests.engine.crowded import crowded_engine
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_cache_modes import answers, prompts_with_shared_prefixes, run
 from wire.sampling_params import SamplingParams
@@ -49,24 +50,7 @@ def test_with_drafts_and_steps_in_flight_preempted_requests_end_exactly(bundled_
     prompts = [[choose.randrange(6, 150) for _ in range(5)] * 3 for _ in range(6)]
 
     def run_all(num_blocks, k):
-        engine = Engine(
-            EngineConfig(
-                bundled_model,
-                "both",
-                device="cpu",
-                max_num_seqs=6,
-                max_batch_tokens=64,
-                block_size=4,
-                max_model_len=128,
-                num_speculative=k,
-                drafter="ngram" if k else None,
-                steps_ahead=steps_ahead,
-                cache_mode=mode,
-                state_block_size=8 if mode == "all" else None,
-                cache_memory_bytes=64 << 20,
-                sanitize=SANITIZE and not steps_ahead,
-            )
-        )
+        engine = crowded_engine(bundled_model, 6, mode=mode, k=k, steps_ahead=steps_ahead)
         owned = engine.scheduler.owned
         owned.blocks.allocate(owned.blocks.num_free - num_blocks)
         requests = [
