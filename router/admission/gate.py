@@ -199,7 +199,8 @@ class Gate:
     def _unused_share(self, client: str, room: Room) -> int:
         """How many places a client may take on top of all that are taken: none if nobody else has any.
 
-        So twice as many choices as there are places may be in flight, if one client had all of them.
+        The k-th client that comes gets a k-th part of all places at most. So 1 + 1/2 + 1/3 + … times as many
+        choices as there are places may be in flight, five times as many of 80, if the first one had all.
         """
         clients = {client, *self._held, *self._queue.clients}
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0

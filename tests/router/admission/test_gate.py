@@ -59,7 +59,7 @@ class Client:
 
 
 @asynccontextmanager
-async def gate_of(rows: int, max_queue: int = 100, max_in_flight: int = 1000, hold_s: float = 0):
+async def gate_of(rows: int, max_queue: int = 1000, max_in_flight: int = 1000, hold_s: float = 0):
     servers = Servers(rows)
     limits = GateLimits(max_in_flight, max_queue, hold_s)
     problem = UnavailableError("no server is there")
@@ -184,6 +184,16 @@ async def test_more_clients_than_places_have_no_share_to_claim():
         assert [client.is_in for client in others] == [True, False, False]
         assert gate.num_in_flight == 3
         await leave([*first, *others])
+
+
+async def test_however_many_clients_come_shares_add_up_to_little():
+    async with gate_of(rows=16) as (gate, _):
+        crowds = [await clients_of(gate, 20, client=f"client {number}") for number in range(20)]
+        assert gate.num_in_flight == sum(16 // k for k in range(1, 17)) == 50
+        for crowd in crowds:
+            for client in crowd:
+                client.done.set()
+        await until(lambda: all(client.task.done() for crowd in crowds for client in crowd))
 
 
 async def test_the_operators_limit_holds_for_shares_too():
