@@ -56,6 +56,11 @@ def main() -> int:
         "--rest", type=seconds, default=60.0, help="until memory is looked at again; default: 60"
     )
     parser.add_argument(
+        "--as-long",
+        action="store_true",
+        help="well-behaved clients ask for answers as long as the attackers do, and read them",
+    )
+    parser.add_argument(
         "--one-address",
         action="store_true",
         help="attackers have the victim's address, so that the router can't be fair to it",
@@ -65,7 +70,10 @@ def main() -> int:
     options = parser.parse_args()
     report: dict[str, Any] = {"machine": machine(), "note": options.note}
     report |= {"seconds": options.seconds, "rest_s": options.rest, "one_address": options.one_address}
-    conditions = Conditions(options.seconds, options.rest, one_address=options.one_address)
+    report["as_long"] = options.as_long
+    conditions = Conditions(
+        options.seconds, options.rest, as_long=options.as_long, one_address=options.one_address
+    )
     trials: list[dict[str, Any]] = []
     for name in options.attack or [*names, ALL]:
         attacks = ATTACKS if name == ALL else (BY_NAME[name],)

@@ -56,6 +56,8 @@ class Attack:
     num_peers: int
     """Well-behaved clients that take their place in the baseline: requests that the attack has under way."""
     rounds: Rounds
+    as_long: str = "ordinary"
+    """Of :data:`WELL_BEHAVED`, those whose answers are as long as what the attack asks for."""
     every_s: float = 0.25
     """A client begins a round at most so often: an attack by what is asked for, not by how often."""
 
@@ -152,6 +154,11 @@ async def drop(target: Target, client: int, tally: Tally) -> AsyncIterator[None]
 
 
 ORDINARY = Attack("ordinary", "well-behaved", 8, 0, sending(bodies.ordinary), every_s=0.0)
+WELL_BEHAVED = (
+    ORDINARY,
+    Attack("choices-read", "n 28 and 2,000 tokens, all read", 2, 0, sending(bodies.plain_choices)),
+    Attack("streams-read", "3,000 tokens, all read", 16, 0, sending(bodies.plain_answers)),
+)
 """Those in the attackers' place, in the baseline."""
 ATTACKS = (
     Attack("grammar", "8 × an ambiguous guided_grammar, 400 tokens", 8, 8, sending(bodies.grammar)),
@@ -160,10 +167,19 @@ ATTACKS = (
     Attack("tools", "8 × a tool whose argument has such a pattern", 8, 8, sending(bodies.tools)),
     Attack("compile", "8 × response_format with ^(a{1000}){1000}$", 8, 8, sending(bodies.compiling)),
     Attack("texts", "3 × bodies of 7.8 MB, six endpoints in turns", 3, 3, sending(bodies.big_texts)),
-    Attack("choices", "2 × n 128, logprobs 20, or the most that is admitted", 2, 60, many_choices),
-    Attack("logprobs", "2 × n 28, logprobs 20, beside the victim", 2, 56, sending(bodies.alternatives)),
+    Attack(
+        "choices", "2 × n 128, logprobs 20, or the most that is admitted", 2, 60, many_choices, "choices-read"
+    ),
+    Attack(
+        "logprobs",
+        "2 × n 28, logprobs 20, beside the victim",
+        2,
+        56,
+        sending(bodies.alternatives),
+        "choices-read",
+    ),
     Attack("trickle", "32 bodies trickled after a 404, 405 or 413", 32, 8, trickle),
-    Attack("slow", "16 streams of megabytes read at 500 bytes/s", 16, 16, read_slowly),
+    Attack("slow", "16 streams of megabytes read at 500 bytes/s", 16, 16, read_slowly, "streams-read"),
     Attack("drop", f"{WAVE} clients gone after a token, every 5 s", WAVE, 16, drop, every_s=5.0),
 )
-BY_NAME = {attack.name: attack for attack in (*ATTACKS, ORDINARY)}
+BY_NAME = {attack.name: attack for attack in (*ATTACKS, *WELL_BEHAVED)}

@@ -137,6 +137,16 @@ def alternatives(model: str, client: int) -> Requests:
     yield from itertools.repeat(_dear_answer(model, {"n": 28, "logprobs": 20, "max_tokens": 2000}))
 
 
+def plain_choices(model: str, client: int) -> Requests:
+    """What :func:`many_choices` and :func:`alternatives` ask for, without log-probabilities."""
+    yield from itertools.repeat(_dear_answer(model, {"n": 28, "max_tokens": 2000}))
+
+
+def plain_answers(model: str, client: int) -> Requests:
+    """:func:`long_answer` without log-probabilities."""
+    yield from itertools.repeat(_dear_answer(model, {"n": 1, "max_tokens": 3000}))
+
+
 def long_answer(model: str) -> bytes:
     """Some six megabytes of events."""
     return _dear_answer(model, {"n": 1, "logprobs": 20, "max_tokens": 3000})

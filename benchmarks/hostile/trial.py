@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.hostile.attacker import start_all
-from benchmarks.hostile.attacks import ORDINARY, Attack, Target
+from benchmarks.hostile.attacks import BY_NAME, ORDINARY, Attack, Target
 from benchmarks.hostile.goals import judged
 from benchmarks.hostile.memory import Memory
 from benchmarks.hostile.victim import NUM_STREAMS, Victim
@@ -34,6 +34,8 @@ class Conditions:
     """Length of the baseline, and of the attack."""
     rest_s: float
     """From the attack's end until memory is looked at again."""
+    as_long: bool = False
+    """Whether well-behaved clients ask for answers as long as the attackers do."""
     one_address: bool = False
     """Whether attackers have the victim's address, so that nobody can tell them apart."""
 
@@ -44,10 +46,15 @@ def measure(name: str, attacks: Sequence[Attack], conditions: Conditions) -> dic
         return asyncio.run(_measure(name, attacks, conditions, stack))
 
 
-def peers_of(attacks: Sequence[Attack]) -> list[int]:
-    """How many well-behaved clients take each attack's place: as many in all as there are rows for."""
+def peers_of(attacks: Sequence[Attack], *, as_long: bool = False) -> list[tuple[str, int]]:
+    """Name and number of those who take each attack's place: as many in all as there are rows for."""
     total = sum(attack.num_peers for attack in attacks)
-    return [max(1, attack.num_peers * min(MAX_PEERS, total) // total) for attack in attacks]
+    peers = []
+    for attack in attacks:
+        peer = BY_NAME[attack.as_long if as_long else ORDINARY.name]
+        count = max(1, attack.num_peers * min(MAX_PEERS, total) // total)
+        peers.append((peer.name, count if peer is ORDINARY else attack.num_clients))
+    return peers
 
 
 async def _measure(
@@ -55,7 +62,7 @@ async def _measure(
 ) -> dict[str, Any]:
     target = Target(stack.url.removeprefix("http://"), stack.model)
     victim, memory = Victim(target), Memory(stack)
-    peers = [(ORDINARY.name, count) for count in peers_of(attacks)]
+    peers = peers_of(attacks, as_long=conditions.as_long)
     fresh = memory.now()
     with victim.running():
         baseline = await _beside(victim, peers, target, conditions, stack, warm_up_s=WARM_UP_S)

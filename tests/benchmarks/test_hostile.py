@@ -15,11 +15,12 @@ import pytest
 from benchmarks.hostile import __main__ as hostile
 from benchmarks.hostile import restarts
 from benchmarks.hostile.attacker import Attacker
-from benchmarks.hostile.attacks import ATTACKS, ORDINARY, Tally, Target
+from benchmarks.hostile.attacks import ATTACKS, WELL_BEHAVED, Tally, Target
 from benchmarks.hostile.connection import HEAD_END
 from benchmarks.hostile.goals import judged
 from benchmarks.hostile.memory import CACHE_BYTES, Caches
 from benchmarks.hostile.report import not_met, table
+from benchmarks.hostile.trial import MAX_PEERS, peers_of
 from benchmarks.soak.answer import Outcome
 
 CALM = {
@@ -74,7 +75,7 @@ def test_what_is_beyond_a_limit_is_the_one_goal_not_met(place, key, value):
     assert not_met([trial])[0] in table([trial])
 
 
-@pytest.mark.parametrize("attack", [*ATTACKS, ORDINARY], ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", [*ATTACKS, *WELL_BEHAVED], ids=lambda attack: attack.name)
 async def test_every_attack_sends_whole_requests_and_counts_their_answers(attack):
     heads = []
 
@@ -153,3 +154,10 @@ def test_a_short_trial_against_a_real_stack_measures_everything(tmp_path, monkey
     (trickle,) = [beside for beside in trial["attacked"]["beside"] if beside["name"] == "trickle"]
     assert set(trickle["answers"]) == {"404", "405", "413"}
     assert set(trial["memory_mib"]["after"]) == {"prefill-0", "decode-0", "router"}
+
+
+def test_well_behaved_clients_take_the_place_of_each_attack():
+    slow, texts = (next(one for one in ATTACKS if one.name == name) for name in ("slow", "texts"))
+    assert peers_of([slow, texts]) == [("ordinary", 16), ("ordinary", 3)]
+    assert peers_of([slow, texts], as_long=True) == [("streams-read", 16), ("ordinary", 3)]
+    assert sum(count for _, count in peers_of(ATTACKS)) <= MAX_PEERS + len(ATTACKS)
