@@ -25,6 +25,7 @@ from twinfang.commands import COMMANDS, Command
 from twinfang.flags import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
+from twinfang.spelling import with_flags
 from wire.errors import ConfigError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ def _missing(error: ModuleNotFoundError) -> TwinfangError:
 
 
 def _fail(prog: str, error: TwinfangError, code: int) -> int:
-    print(f"{prog}: error: {error.message}", file=sys.stderr, flush=True)
+    print(f"{prog}: error: {with_flags(error.message)}", file=sys.stderr, flush=True)
     return code
 
 

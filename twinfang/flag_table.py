@@ -26,7 +26,6 @@ from twinfang.flag_values import (
     zero_or_more,
 )
 from twinfang.flags import Flag, FlagGroup
-from twinfang.logs import LEVELS
 
 BUNDLED_MODEL = Path(__file__).parent / "bundled_model"
 """A small model that comes with the package, so that everything can be tried without a download."""
@@ -40,6 +39,7 @@ MODEL = Flag(
     *("--model", "DIR", model_directory, "Hugging Face model directory"),
     default=BUNDLED_MODEL,
     default_text="a small model that comes with Twinfang",
+    setting="model_dir",
 )
 SERVED_MODEL_NAME = Flag(
     *("--served-model-name", "NAME", some_text, "what clients call the model"),
@@ -93,6 +93,7 @@ BLOCK_SIZE = Flag(
 CACHE_MEMORY = Flag(
     *("--cache-memory", "GIB", positive("GiB"), "a server's memory for KV blocks and recurrent states"),
     default_text="1 on a CPU, 85 % of what is free on a GPU",
+    setting="cache_memory_bytes",
 )
 
 KV_CACHE_DTYPE = Flag(
@@ -111,6 +112,7 @@ STOCHASTIC_ROUNDING = Flag(
     default=False,
     default_text="off",
     is_switch=True,
+    setting="mamba_cache_stochastic_rounding",
 )
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
@@ -134,6 +136,7 @@ SPECULATIVE = Flag(
     "tokens drafted a step; each keeps a state of its own. The same on all servers: the KV of MTP layers "
     "comes from the prefill server",
     default=0,
+    setting="num_speculative",
 )
 DRAFTER = Flag(
     *("--drafter", "mtp|ngram", one_of("mtp", "ngram")),
@@ -437,7 +440,9 @@ SESSION_HEADER = Flag(
 )
 
 LOG_LEVEL = Flag(
-    "--log-level", "|".join(LEVELS), one_of(*LEVELS), "least level that is logged", default="info"
+    *("--log-level", "debug|info|warning|error", one_of("debug", "info", "warning", "error")),
+    "least level that is logged",
+    default="info",
 )
 NAME = Flag("--name", "NAME", some_text, "this process in log lines", default_text="the command")
 
@@ -453,11 +458,13 @@ def port(what: str, default: int) -> Flag:
 THREADS = Flag(
     *("--threads", "N", integer(1, 1024), "CPU threads of one server's rank"),
     default_text="all cores this process may use, divided among the server's ranks",
+    setting="num_threads",
 )
 
 NICE = Flag(
     *("--nice", "N", integer(0, 19), "niceness of the threads that compute: they step back for others"),
     default=0,
+    setting="niceness",
 )
 
 MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))

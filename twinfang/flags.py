@@ -35,6 +35,8 @@ class Flag:
     """Given several times, or comma-separated in the environment; the value is a tuple."""
     is_switch: bool = False
     """Takes no value on the command line: there it means yes. Its metavar is empty."""
+    setting: str = ""
+    """The field of a configuration that it sets, where that is not :attr:`dest`."""
     is_internal: bool = False
     """For processes that a command starts; help does not show it."""
 

@@ -14,10 +14,10 @@ import re
 import sys
 from datetime import UTC, datetime
 
-LEVELS = ("debug", "info", "warning", "error")
+from twinfang.spelling import with_flags
 
-_CHATTY_AT_DEBUG = ("asyncio", "grpc", "numba", "torch", "uvicorn", "urllib3")
-"""Other people's loggers: their debugging is not ours."""
+_OTHERS = ("asyncio", "grpc", "numba", "py", "torch", "uvicorn", "urllib3")
+"""Other people's loggers: neither their debugging nor the names in their messages are ours."""
 
 _BARE = re.compile(r"[\w.:/+-]+")
 
@@ -31,12 +31,13 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        text = record.getMessage()
         fields = {
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "process": self._process,
             "logger": record.name,
-            "msg": record.getMessage(),
+            "msg": text if record.name.partition(".")[0] in _OTHERS else with_flags(text),
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -52,6 +53,6 @@ def configure_logs(level: str, process: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in _CHATTY_AT_DEBUG:
+    for name in _OTHERS:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     logging.captureWarnings(True)

@@ -19,29 +19,35 @@ NNODES = Flag(
     "hosts that this server's tensor-parallel ranks are spread over evenly; the command is given on each; "
     "host 0 has its ports",
     default=1,
+    setting="nodes.size",
 )
 NODE_RANK = Flag(
     *("--node-rank", "R", integer(0, 63), "which of these hosts this is; 0 has the server's ports"),
     default_text="what LeaderWorkerSet or torchrun say in the environment",
+    setting="nodes.rank",
 )
 DIST_INIT_ADDR = Flag(
     *("--dist-init-addr", "HOST:PORT", address, "where host 0 is met by the others"),
     default_text="what LeaderWorkerSet or torchrun say",
+    setting="nodes.store",
 )
 DATA_PARALLEL_SIZE = Flag(
     *("--data-parallel-size", "D", integer(1, 256)),
     "ranks that serve side by side, each a decode server with a port of its own: --port and those behind it, "
     "metrics likewise",
     default=1,
+    setting="data_parallel.size",
 )
 DATA_PARALLEL_RANK = Flag(
     *("--data-parallel-rank", "R", integer(0, 255)),
     "which of them this process is; --port is its own",
     default_text="what LeaderWorkerSet or torchrun say in the environment, else all are started on this host",
+    setting="data_parallel.rank",
 )
 DATA_PARALLEL_ADDRESS = Flag(
     *("--data-parallel-address", "HOST:PORT", address, "where rank 0 is met by the others"),
     default_text="what LeaderWorkerSet or torchrun say, else a free port of this host",
+    setting="data_parallel.store",
 )
 LOCAL_RANK = Flag(
     *("--local-rank", "R", integer(0, 255), "which of this host's ranks it is: whose GPUs it takes"),
@@ -55,6 +61,7 @@ EXPERT_PARALLEL = Flag(
     default=False,
     default_text="off",
     is_switch=True,
+    setting="expert_parallel",
 )
 
 NODES = (NNODES, NODE_RANK, DIST_INIT_ADDR)

@@ -12,8 +12,10 @@ from twinfang.logs import KeyValueFormatter
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
-def fields_of(message: str, *arguments: object, exc_info: object = None) -> dict[str, str]:
-    record = logging.LogRecord("engine.loop", logging.WARNING, "", 0, message, arguments, exc_info)  # type: ignore[arg-type]
+def fields_of(
+    message: str, *arguments: object, exc_info: object = None, logger: str = "engine.loop"
+) -> dict[str, str]:
+    record = logging.LogRecord(logger, logging.WARNING, "", 0, message, arguments, exc_info)  # type: ignore[arg-type]
     line = KeyValueFormatter("decode-0").format(record)
     assert "\n" not in line
     return {key: json.loads(value) if value.startswith('"') else value for key, value in FIELD.findall(line)}
@@ -39,3 +41,9 @@ def test_a_traceback_stays_on_the_line():
     except ValueError:
         fields = fields_of("failed", exc_info=sys.exc_info())
     assert fields["traceback"].endswith("ValueError: odd")
+
+
+def test_settings_are_written_as_flags_but_not_in_what_others_say():
+    message = "%s; `log_level` debug shows each"
+    assert fields_of(message, "lost")["msg"] == "lost; --log-level debug shows each"
+    assert fields_of("use `dtype` instead", logger="py.warnings")["msg"] == "use `dtype` instead"
