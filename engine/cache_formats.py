@@ -1,4 +1,4 @@
-"""In which number formats the caches are kept, where that is not what the checkpoint and ``--dtype`` say.
+"""In which number formats the caches are kept, where that is not what the checkpoint and ``dtype`` say.
 
 What a format rounds off depends on the order of a sum, and on where a state is stored at all. So that the
 same tokens come out whoever computes them, engines whose caches round differ in three ways from those that
@@ -25,8 +25,6 @@ KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 """``auto``: the dtype of the model; the others are both float8_e4m3fn."""
 SsmCacheDtype = Literal["auto", "float32", "bfloat16"]
 """``auto``: the checkpoint's ``mamba_ssm_cache_dtype``, float32 where it names none."""
-KV_CACHE_DTYPES: tuple[KvCacheDtype, ...] = ("auto", "fp8", "fp8_e4m3")
-SSM_CACHE_DTYPES: tuple[SsmCacheDtype, ...] = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)

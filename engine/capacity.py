@@ -1,7 +1,7 @@
 """From a memory budget to numbers of blocks and slots, or a refusal that shows the arithmetic.
 
 Nothing is capped in silence: a batch, a context or a pool that does not fit is the operator's
-decision, so the error names what is missing and which flags, and which values of them, would fit.
+decision, so the error names what is missing and which settings, and which values of them, would fit.
 
 | slots | are |
 |---|---|
@@ -20,7 +20,6 @@ the null one, without attention layers no blocks but the null one, and a sequenc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -216,15 +215,17 @@ class Demand:
         """The smallest budget that :meth:`within` accepts."""
         return self.slots_bytes + self.min_blocks * self.block_bytes
 
-    def within(self, budget_bytes: int, budget_flag: Callable[[int], str] | None = None) -> CapacityPlan:
+    def within(
+        self, budget_bytes: int, budget_setting: Callable[[int], str] = "`cache_memory_bytes` {}".format
+    ) -> CapacityPlan:
         """Divides a budget between slots, which are counted first, and blocks, which get the rest.
 
-        ``budget_flag`` says which flag gives a budget of so many bytes; without it, ``--cache-memory``.
+        ``budget_setting`` says which setting, and which value, gives a budget of so many bytes.
 
         Raises :class:`CapacityError` if the budget is below :attr:`min_bytes`.
         """
         if budget_bytes < self.min_bytes:
-            raise CapacityError(self._refusal(budget_bytes, budget_flag or cache_memory_flag))
+            raise CapacityError(self._refusal(budget_bytes, budget_setting))
         num_blocks = self.max_blocks
         if self.block_bytes:
             num_blocks = min(num_blocks, (budget_bytes - self.slots_bytes) // self.block_bytes)
@@ -238,10 +239,10 @@ class Demand:
             self.num_speculative,
         )
 
-    def _refusal(self, budget_bytes: int, budget_flag: Callable[[int], str]) -> str:
+    def _refusal(self, budget_bytes: int, budget_setting: Callable[[int], str]) -> str:
         needs = [self._slots_text()] if self.spec.has_state else []
         needs += [self._blocks_text()] if self.spec.has_kv else []
-        fitting = [budget_flag(self.min_bytes), *self._fitting_flags(budget_bytes)]
+        fitting = [budget_setting(self.min_bytes), *self._fitting_settings(budget_bytes)]
         remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
         return (
             f"the cache budget of {size_text(budget_bytes)} is too small, {size_text(self.min_bytes)} "
@@ -271,34 +272,24 @@ class Demand:
         size = f"{size_text(self.block_bytes)} = {size_text(self.min_blocks * self.block_bytes)}"
         return f"{self.min_blocks} KV blocks (1 null + {parts}) x {size}"
 
-    def _fitting_flags(self, budget_bytes: int) -> list[str]:
-        """Flags that would suffice when lowered alone, with the largest value that does."""
+    def _fitting_settings(self, budget_bytes: int) -> list[str]:
+        """Settings that would suffice when lowered alone, with the largest value that does."""
 
         def largest(low: int, end: int, lowered: Callable[[int], Demand]) -> int | None:
             return _largest(low, end, lambda value: lowered(value).min_bytes <= budget_bytes)
 
         largest_values = (
-            ("--max-num-seqs", largest(1, self.max_num_seqs, lambda n: replace(self, max_num_seqs=n))),
-            ("--cached-states", largest(0, self.slots.cached, lambda n: replace(self, num_cached_states=n))),
-            ("--max-model-len", largest(1, self.max_model_len, lambda n: replace(self, max_model_len=n))),
-            ("--speculative", largest(0, self.num_speculative, lambda n: replace(self, num_speculative=n))),
+            ("max_num_seqs", largest(1, self.max_num_seqs, lambda n: replace(self, max_num_seqs=n))),
+            ("cached_states", largest(0, self.slots.cached, lambda n: replace(self, num_cached_states=n))),
+            ("max_model_len", largest(1, self.max_model_len, lambda n: replace(self, max_model_len=n))),
+            ("num_speculative", largest(0, self.num_speculative, lambda n: replace(self, num_speculative=n))),
         )
-        return [f"{flag} {value}" for flag, value in largest_values if value is not None]
+        return [f"`{name}` {value}" for name, value in largest_values if value is not None]
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold ``num_tokens`` tokens."""
     return -(-num_tokens // block_size)
-
-
-def cache_memory_flag(num_bytes: int) -> str:
-    """The flag that gives a server a cache budget of at least ``num_bytes``."""
-    return f"--cache-memory {gib_at_least(num_bytes)}"
-
-
-def gib_at_least(num_bytes: float) -> str:
-    """GiB, rounded up to two digits: no less than ``num_bytes``."""
-    return f"{math.ceil(num_bytes / GIB * 100) / 100:.2f}"
 
 
 def size_text(num_bytes: int) -> str:

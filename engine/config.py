@@ -5,18 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from engine.cache_formats import (
-    KV_CACHE_DTYPES,
-    SSM_CACHE_DTYPES,
-    CacheFormats,
-    ExactCuts,
-    KvCacheDtype,
-    SsmCacheDtype,
-)
+from engine.cache_formats import CacheFormats, ExactCuts, KvCacheDtype, SsmCacheDtype
 from engine.cache_modes import CacheModeName
 from engine.caches import CacheSpec
 from engine.capacity import Demand
@@ -109,28 +102,21 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
-            raise ConfigError(f"--model {self.model_dir}: no such directory; give a checkpoint's directory")
-        for flag, value in (
-            ("--max-num-seqs", self.max_num_seqs),
-            ("--max-batch-tokens", self.max_batch_tokens),
-            ("--block-size", self.block_size),
-            ("--max-model-len", self.max_model_len),
-            ("--cache-memory", self.cache_memory_bytes),
-            ("--state-block-size", self.state_block_size),
-            ("--threads", self.num_threads),
-            ("--tensor-parallel", self.tensor_parallel),
-            ("--ngram-min", self.ngram_min),
+            raise ConfigError(
+                f"`model_dir` {self.model_dir}: no such directory; give a checkpoint's directory"
+            )
+        for setting in (
+            *("max_num_seqs", "max_batch_tokens", "block_size", "max_model_len", "cache_memory_bytes"),
+            *("state_block_size", "num_threads", "tensor_parallel", "ngram_min"),
         ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} must be at least 1, got {value}")
-        if not 0 <= self.niceness <= MAX_NICENESS:
-            raise ConfigError(f"--nice must be from 0 to {MAX_NICENESS}, got {self.niceness}")
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            known = ", ".join(KV_CACHE_DTYPES)
-            raise ConfigError(f"--kv-cache-dtype must be one of {known}, got {self.kv_cache_dtype!r}")
-        if self.mamba_ssm_cache_dtype not in SSM_CACHE_DTYPES:
-            known, got = ", ".join(SSM_CACHE_DTYPES), self.mamba_ssm_cache_dtype
-            raise ConfigError(f"--mamba-ssm-cache-dtype must be one of {known}, got {got!r}")
+            if (value := getattr(self, setting)) is not None and value < 1:
+                raise ConfigError(f"`{setting}` must be at least 1, got {value}")
+        for setting, most in (("niceness", MAX_NICENESS), ("num_speculative", MAX_SPECULATIVE)):
+            if not 0 <= (value := getattr(self, setting)) <= most:
+                raise ConfigError(f"`{setting}` must be from 0 to {most}, got {value}")
+        for setting, dtype in (("kv_cache_dtype", KvCacheDtype), ("mamba_ssm_cache_dtype", SsmCacheDtype)):
+            if (value := getattr(self, setting)) not in get_args(dtype):
+                raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
         self._check_state_block_size()
         self._check_speculation()
         self._check_ranks()
@@ -139,9 +125,9 @@ class EngineConfig:
     def _check_batch_tokens(self) -> None:
         if self.max_batch_tokens >= self.max_num_seqs * self.num_positions:
             return
-        each = "" if self.num_positions == 1 else f" x (1 + --speculative {self.num_speculative})"
+        each = "" if self.num_positions == 1 else f" x (1 + `num_speculative` {self.num_speculative})"
         raise ConfigError(
-            f"--max-batch-tokens {self.max_batch_tokens} is below --max-num-seqs {self.max_num_seqs}{each}: "
+            f"`max_batch_tokens` {self.max_batch_tokens} is below `max_num_seqs` {self.max_num_seqs}{each}: "
             "a step must hold what every running request decodes; raise the first or lower the second"
         )
 
@@ -151,31 +137,28 @@ class EngineConfig:
             return
         if self.cache_mode != "all":
             raise ConfigError(
-                f"--state-block-size {size} means nothing in --cache-mode {self.cache_mode}; "
+                f"`state_block_size` {size} means nothing in `cache_mode` {self.cache_mode}; "
                 "leave it out, or choose mode all"
             )
         if size % self.block_size:
             raise ConfigError(
-                f"--state-block-size {size} is not a multiple of --block-size {self.block_size}: "
+                f"`state_block_size` {size} is not a multiple of `block_size` {self.block_size}: "
                 "a state is only useful where a block ends; choose a multiple"
             )
 
     def _check_speculation(self) -> None:
-        k, ahead = self.num_speculative, self.steps_ahead
-        if not 0 <= k <= MAX_SPECULATIVE:
-            raise ConfigError(f"--speculative must be from 0 to {MAX_SPECULATIVE}, got {k}")
         if self.drafter not in (None, "mtp", "ngram"):
-            raise ConfigError(f"--drafter must be mtp or ngram, got {self.drafter!r}")
+            raise ConfigError(f"`drafter` must be mtp or ngram, got {self.drafter!r}")
         if self.ngram_max < self.ngram_min:
             raise ConfigError(
-                f"--ngram-max {self.ngram_max} is below --ngram-min {self.ngram_min}; "
+                f"`ngram_max` {self.ngram_max} is below `ngram_min` {self.ngram_min}; "
                 "raise the first or lower the second"
             )
-        if ahead not in (None, 0, 1):
-            raise ConfigError(f"--steps-ahead must be 0 or 1, got {ahead}")
-        if ahead == 1 and self.sanitize:
+        if self.steps_ahead not in (None, 0, 1):
+            raise ConfigError(f"`steps_ahead` must be 0 or 1, got {self.steps_ahead}")
+        if self.steps_ahead == 1 and self.sanitize:
             raise ConfigError(
-                "--steps-ahead 1 and --sanitize exclude each other: the sanitizer compares each step with "
+                "`steps_ahead` 1 and `sanitize` exclude each other: the sanitizer compares each step with "
                 "what the one before it left, so it waits for that; leave one of them out"
             )
 
@@ -189,31 +172,28 @@ class EngineConfig:
         )
         if formats.kv is not None and "attention" not in model.layer_types:
             raise ConfigError(
-                f"--kv-cache-dtype {self.kv_cache_dtype}: the checkpoint in {self.model_dir} has no "
+                f"`kv_cache_dtype` {self.kv_cache_dtype}: the checkpoint in {self.model_dir} has no "
                 "attention layers, nor keys and values; leave it out"
             )
         if formats.ssm is not None and model.recurrent is None:
             raise ConfigError(
-                f"--mamba-ssm-cache-dtype {self.mamba_ssm_cache_dtype}: the checkpoint in {self.model_dir} "
+                f"`mamba_ssm_cache_dtype` {self.mamba_ssm_cache_dtype}: the checkpoint in {self.model_dir} "
                 "has no recurrent layers, nor states; leave it out"
             )
         model = replace(model, cache_formats=formats)
         if formats.stochastic_rounding and model.ssm_dtype == torch.float32:
             raise ConfigError(
-                "--enable-mamba-cache-stochastic-rounding rounds nothing where states are kept in float32; "
-                "leave it out, or add --mamba-ssm-cache-dtype bfloat16"
+                "`mamba_cache_stochastic_rounding` rounds nothing where states are kept in float32; "
+                "leave it out, or add `mamba_ssm_cache_dtype` bfloat16"
             )
         return model
 
     def _check_stateless(self) -> None:
-        for flag, value in (
-            ("--state-block-size", self.state_block_size),
-            ("--cached-states", self.cached_states),
-        ):
-            if value is not None:
+        for setting in ("state_block_size", "cached_states"):
+            if (value := getattr(self, setting)) is not None:
                 raise ConfigError(
-                    f"{flag} {value} means nothing for the model in {self.model_dir}: it has no recurrent "
-                    "layers, hence no states; leave it out"
+                    f"`{setting}` {value} means nothing for the model in {self.model_dir}: it has no "
+                    "recurrent layers, hence no states; leave it out"
                 )
 
     def exact_cuts(self, spec: CacheSpec) -> ExactCuts | None:
@@ -227,13 +207,13 @@ class EngineConfig:
         size, unit = self.state_block_size, cuts.unit(self.block_size)
         if size is not None and size % unit:
             raise ConfigError(
-                f"--state-block-size {size} is not a multiple of {unit}: states of 16 bits are kept where a "
-                f"block of --block-size {self.block_size} and a stretch of {cuts.grid} tokens end; choose one"
+                f"`state_block_size` {size} is not a multiple of {unit}: states of 16 bits are kept where a "
+                f"block of `block_size` {self.block_size} and a stretch of {cuts.grid} tokens end; choose one"
             )
         decoded = 0 if self.role == "prefill" else self.max_num_seqs * self.num_positions
         if self.max_batch_tokens < decoded + cuts.grid:
             raise ConfigError(
-                f"--max-batch-tokens {self.max_batch_tokens} is below {decoded + cuts.grid}: it must hold "
+                f"`max_batch_tokens` {self.max_batch_tokens} is below {decoded + cuts.grid}: it must hold "
                 f"{decoded} decoded tokens and {cuts.grid} of a prompt, by which prompts are cut; raise it"
             )
         return cuts
@@ -246,18 +226,19 @@ class EngineConfig:
         num_nodes = self.nodes.size
         if self.tensor_parallel % num_nodes:
             raise ConfigError(
-                f"--tensor-parallel {self.tensor_parallel} can't be divided among --nnodes {num_nodes} "
+                f"`tensor_parallel` {self.tensor_parallel} can't be divided among `nodes.size` {num_nodes} "
                 "hosts: choose a multiple"
             )
         if num_nodes > 1 and self.data_parallel.size > 1:
             raise ConfigError(
-                f"--nnodes {num_nodes} and --data-parallel-size {self.data_parallel.size}: a data-parallel "
-                "rank is on one host; leave out --nnodes, and start the ranks of each host there"
+                f"`nodes.size` {num_nodes} and `data_parallel.size` {self.data_parallel.size}: a "
+                "data-parallel rank is on one host; leave out `nodes.size`, and start the ranks of each host "
+                "there"
             )
         if self.expert_parallel and self.num_expert_ranks == 1:
             raise ConfigError(
-                "--enable-expert-parallel needs ranks that share the experts: give --data-parallel-size or "
-                "--tensor-parallel, or leave it out"
+                "`expert_parallel` needs ranks that share the experts: give `data_parallel.size` or "
+                "`tensor_parallel`, or leave it out"
             )
 
     def check_experts(self, model: ModelConfig) -> None:
@@ -266,8 +247,8 @@ class EngineConfig:
             return
         if model.moe is None:
             raise ConfigError(
-                f"--enable-expert-parallel: the checkpoint in {self.model_dir} has no layers with experts; "
-                "leave it out: --data-parallel-size then starts ranks that know nothing of one another"
+                f"`expert_parallel`: the checkpoint in {self.model_dir} has no layers with experts; "
+                "leave it out: `data_parallel.size` then starts ranks that know nothing of one another"
             )
         check_shares(model.moe.num_experts, self.num_expert_ranks)
 
@@ -302,8 +283,8 @@ class EngineConfig:
             return None
         if self.drafter == "mtp" and model.mtp is None:
             raise ConfigError(
-                f"--drafter mtp: the checkpoint in {self.model_dir} has no MTP layers "
-                "(num_nextn_predict_layers is 0 or missing); use --drafter ngram"
+                f"`drafter` mtp: the checkpoint in {self.model_dir} has no MTP layers "
+                "(num_nextn_predict_layers is 0 or missing); use `drafter` ngram"
             )
         return self.drafter or ("ngram" if model.mtp is None else "mtp")
 
@@ -323,7 +304,7 @@ class EngineConfig:
         model, limit = self.with_caches(model), model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(
-                f"--max-model-len {self.max_model_len} exceeds the {limit} tokens the checkpoint was made "
+                f"`max_model_len` {self.max_model_len} exceeds the {limit} tokens the checkpoint was made "
                 "for; lower it"
             )
         spec = shard_spec(model, tp, mtp=self.loads_mtp(model))

@@ -31,7 +31,7 @@ class DataParallel:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(
-                f"--data-parallel-rank {self.rank} is none of --data-parallel-size {self.size} ranks: "
+                f"`data_parallel.rank` {self.rank} is none of `data_parallel.size` {self.size} ranks: "
                 f"they go from 0 to {self.size - 1}"
             )
 

@@ -167,8 +167,8 @@ def check_shares(num_experts: int, num_ranks: int) -> None:
     """Raises :class:`ConfigError` if ``num_ranks`` can't have as many experts each."""
     if num_experts % num_ranks:
         raise ConfigError(
-            f"--enable-expert-parallel: the checkpoint's {num_experts} experts can't be divided among "
-            f"{num_ranks} ranks (--data-parallel-size x --tensor-parallel); choose a number that divides them"
+            f"`expert_parallel`: the checkpoint's {num_experts} experts can't be divided among "
+            f"{num_ranks} ranks (`data_parallel.size` x `tensor_parallel`); choose a number that divides them"
         )
 
 

@@ -28,8 +28,8 @@ class GroupStore:
 
     address: str = ""
     """``host:port``"""
-    flag: str = "--data-parallel-address"
-    """By which the address is given, for messages."""
+    setting: str = "data_parallel.store"
+    """Which one the address is, for messages."""
     is_own: bool = True
     """Whether the group's first process opens it; False: it is there, a launcher's."""
     life: str = ""
@@ -50,7 +50,7 @@ class GroupStore:
         except (dist.DistError, RuntimeError) as error:
             what = "can't be listened on" if opens else "is not answered"
             raise ConfigError(
-                f"{self.flag} {self.address} {what}: {first_line(error)}; rank 0 listens there, on "
+                f"`{self.setting}` {self.address} {what}: {first_line(error)}; rank 0 listens there, on "
                 "a port that is free and that all ranks reach"
             ) from error
         return PrefixStore(f"twinfang/{self.life}", store)
@@ -63,7 +63,7 @@ class GroupStore:
                 socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
                 return
             except OSError as error:
-                what = f"{self.flag} {self.address} can't be resolved: {error.strerror}"
+                what = f"`{self.setting}` {self.address} can't be resolved: {error.strerror}"
                 if time.monotonic() > deadline_s:
                     raise ConfigError(f"{what}; give the address of the group's first host") from error
                 if not has_told:
@@ -83,9 +83,9 @@ class GroupStore:
             own = str(probe.getsockname()[0])
         if ipaddress.ip_address(own).is_loopback and not is_loopback(host):
             log.warning(
-                "%s %s is a loopback address on this host, which others can't reach; give its address in the "
-                "network if there are hosts but this one",
-                *(self.flag, self.address),
+                "`%s` %s is a loopback address on this host, which others can't reach; give its address in "
+                "the network if there are hosts but this one",
+                *(self.setting, self.address),
             )
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, 0), family=family, backlog=backlog)

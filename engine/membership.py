@@ -20,13 +20,6 @@ log = logging.getLogger(__name__)
 GOODBYE_TIMEOUT_S = 5.0
 _OF_ONE_HOST = frozenset({"model_dir", "device", "num_threads", "niceness", "data_parallel", "nodes"})
 """What ranks of one server may be told differently on each host."""
-_FLAGS = {
-    "num_speculative": "--speculative",
-    "cache_memory_bytes": "--cache-memory",
-    "expert_parallel": "--enable-expert-parallel",
-    "mamba_cache_stochastic_rounding": "--enable-mamba-cache-stochastic-rounding",
-}
-"""Of those fields of :class:`EngineConfig` that are not called as their flag."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +40,12 @@ class Membership:
         """
         device, tp_size = config.resolve_device(tp_rank), config.tensor_parallel
         if config.is_lockstep:
-            terms = _lockstep_terms(config)
+            terms = _terms(config)
             return cls(*join_group(config.data_parallel, tp_rank, tp_size, device, terms=terms), True)
         shares_experts = config.expert_parallel
         if config.nodes.size == 1:
             return cls(join(tp_rank, tp_size, meeting_point, device, shares_experts=shares_experts))
-        terms = _rank_terms(config)
+        terms = _terms(config)
         return cls(
             *join_ranks(config.nodes, tp_rank, tp_size, device, shares_experts=shares_experts, terms=terms)
         )
@@ -87,35 +80,24 @@ def check_model(config: EngineConfig) -> None:
     check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
 
 
-def _lockstep_terms(config: EngineConfig) -> dict[str, str]:
-    """What the number of a step's collectives, or their size, follows from, by the flag that sets it."""
-    device = config.resolve_device(0)
-    model = read_config(config.model_dir, config.dtype, device)
-    terms = {
-        "the model's fingerprint": fingerprint(config.model_dir, model.dtype, config.load_format),
-        "--data-parallel-size": config.data_parallel.size,
-        "--tensor-parallel": config.tensor_parallel,
-        "--role": config.role,
-        "--device": device.type,
-        "--max-num-seqs": config.max_num_seqs,
-        "--speculative": config.num_speculative,
-        "--drafter": config.resolve_drafter(model),
-        "--sanitize": config.sanitize,
-    }
-    return {name: str(value) for name, value in terms.items()}
+def _terms(config: EngineConfig) -> dict[str, str]:
+    """What must be the same on all processes that meet, by setting.
 
-
-def _rank_terms(config: EngineConfig) -> dict[str, str]:
-    """Each rank decides for itself what rank 0 decides, so nearly all that they are told must be the same."""
+    For ranks in lockstep: what the number of a step's collectives, or their size, follows from. Ranks of one
+    server that are on several hosts decide each for itself what rank 0 decides, from nearly all settings.
+    """
     device = config.resolve_device(config.nodes.ranks(config.tensor_parallel).start)
     model = read_config(config.model_dir, config.dtype, device)
-    terms = {
+    terms: dict[str, object] = {
         "the model's fingerprint": fingerprint(config.model_dir, model.dtype, config.load_format),
-        "--device": device.type,
-        "--nnodes": config.nodes.size,
+        "`device`": device.type,
     }
-    for field in fields(config):
-        if field.name not in _OF_ONE_HOST:
-            flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
-            terms[flag] = getattr(config, field.name)
+    if config.is_lockstep:
+        names = ["tensor_parallel", "role", "max_num_seqs", "num_speculative", "sanitize"]
+        terms["`data_parallel.size`"] = config.data_parallel.size
+        terms["`drafter`"] = config.resolve_drafter(model)
+    else:
+        names = [field.name for field in fields(config) if field.name not in _OF_ONE_HOST]
+        terms["`nodes.size`"] = config.nodes.size
+    terms |= {f"`{name}`": getattr(config, name) for name in names}
     return {name: str(value) for name, value in terms.items()}

@@ -125,12 +125,12 @@ class ModelConfig:
         if self.mtp is None:
             raise ModelLoadError(
                 "the checkpoint has no MTP layers (num_nextn_predict_layers is 0 or missing); "
-                "use --drafter ngram"
+                "use `drafter` ngram"
             )
         if RECURRENT & set(self.mtp.layer_types):
             raise ModelLoadError(
                 f"the MTP layers are {', '.join(self.mtp.layer_types)}; a recurrent layer among them is not "
-                "supported: its state would have to be kept beside the model's. Use --drafter ngram"
+                "supported: its state would have to be kept beside the model's. Use `drafter` ngram"
             )
         return self.mtp
 

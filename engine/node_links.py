@@ -35,8 +35,8 @@ class NodeLinks:
         secret = self._store.compare_set(_SECRET, "", self._hello.secret).decode()
         if secret != self._hello.secret:
             raise ConfigError(
-                f"another host 0 is at {nodes.store.flag} {nodes.store.address}: give this one another "
-                "--node-rank, or another address if it belongs to another server"
+                f"another host 0 is at `{nodes.store.setting}` {nodes.store.address}: give this one another "
+                "`nodes.rank`, or another address if it belongs to another server"
             )
         self._listening = nodes.store.listen(tp_size)
         publish(self._store, _ADDRESS, self._listening)
@@ -73,12 +73,12 @@ def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
         connection = call(published(store, _ADDRESS), hello)
     except (dist.DistError, OSError, EOFError, WireError) as error:
         raise DeadlineError(
-            f"host 0 was met at {nodes.store.flag} {nodes.store.address} and then not reached: "
-            f"{first_line(error)}; it has ended, or its hosts are complete, this --node-rank among them"
+            f"host 0 was met at `{nodes.store.setting}` {nodes.store.address} and then not reached: "
+            f"{first_line(error)}; it has ended, or its hosts are complete, this `nodes.rank` among them"
         ) from error
     return RankLink.over(connection)
 
 
 def _hello(secret: str, nodes: Nodes, rank: int, tp_size: int) -> Hello:
-    terms = {"--tensor-parallel": str(tp_size), "--nnodes": str(nodes.size)}
+    terms = {"`tensor_parallel`": str(tp_size), "`nodes.size`": str(nodes.size)}
     return Hello(secret, rank, terms, rank_names(nodes, tp_size)[rank])

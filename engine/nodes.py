@@ -28,7 +28,7 @@ class Nodes:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(
-                f"--node-rank {self.rank} is none of --nnodes {self.size} hosts: they go from 0 to "
+                f"`nodes.rank` {self.rank} is none of `nodes.size` {self.size} hosts: they go from 0 to "
                 f"{self.size - 1}"
             )
 

@@ -21,7 +21,7 @@ def lower_priority(niceness: int) -> None:
     if niceness == 0:
         return
     if sys.platform != "linux":  # elsewhere a thread has no niceness of its own
-        log.warning("--nice %d: only Linux gives threads a niceness of their own; it stays 0", niceness)
+        log.warning("`niceness` %d: only Linux gives threads a niceness of their own; it stays 0", niceness)
         return
     for thread_id in (threading.get_native_id(), *cpu_threads().helper_ids):
         os.setpriority(os.PRIO_PROCESS, thread_id, niceness)

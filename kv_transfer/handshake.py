@@ -17,7 +17,7 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
     if ours.fingerprint != theirs.fingerprint:
         raise HandshakeError(
             f"{who} serves another model: fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}; "
-            "start both with the same checkpoint, --dtype and --enable-mamba-cache-stochastic-rounding"
+            "start both with the same checkpoint, `dtype` and `mamba_cache_stochastic_rounding`"
         )
     first = theirs.ranks[0] if isinstance(theirs, HandshakeReply) else theirs
     for mine, other in ((ours.kv_layout, first.kv_layout), (ours.state_layout, first.state_layout)):
@@ -66,15 +66,16 @@ def _remedy(mine: Layout, other: Layout) -> str:
     """What makes the layouts equal. One checkpoint has other attention layers only where one side drafts with
     its MTP layers: their KV stands in the blocks."""
     if _num_attention_layers(mine) == _num_attention_layers(other):
-        flag = "--block-size, --dtype and --kv-cache-dtype" if mine.unit == "block" else _STATE_FLAGS
-        return f"start both with the same {flag}"
+        same = (
+            "`block_size`, `dtype` and `kv_cache_dtype`"
+            if mine.unit == "block"
+            else "`dtype` and `mamba_ssm_cache_dtype`"
+        )
+        return f"start both with the same {same}"
     return (
         "one drafts with the checkpoint's MTP layers and keeps their KV, the other does not: "
-        "start the prefill server with the same --speculative and --drafter as the decode server"
+        "start the prefill server with the same `num_speculative` and `drafter` as the decode server"
     )
-
-
-_STATE_FLAGS = "--dtype and --mamba-ssm-cache-dtype"
 
 
 def _num_attention_layers(layout: Layout) -> list[int]:

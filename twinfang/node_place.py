@@ -28,7 +28,7 @@ def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> No
     from engine.nodes import ONE_NODE, Nodes
 
     size, rank, address = values.nnodes, values.node_rank, values.dist_init_addr
-    flag = "--dist-init-addr"
+    flag, setting = "--dist-init-addr", "nodes.store"
     if size == 1:
         for name, value in (("--node-rank", rank), (flag, address)):
             if value is not None:
@@ -40,15 +40,15 @@ def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> No
                 f"--node-rank {rank} has to find the other hosts: give {flag}, the same HOST:PORT on all of "
                 "them, where host 0 listens"
             )
-        return Nodes(rank, size, GroupStore(address, flag))
+        return Nodes(rank, size, GroupStore(address, setting))
     if (pod := LeaderWorkerSet.find(environment)) is not None:
         _check_size("LWS_GROUP_SIZE", pod.num_pods, size)
-        return Nodes(pod.index, size, GroupStore(address or pod.address(flag), flag))
+        return Nodes(pod.index, size, GroupStore(address or pod.address(flag), setting))
     if (process := Torchrun.find(environment)) is not None:
         _check_size("WORLD_SIZE", process.world_size, size)
         if address is not None:
-            return Nodes(process.rank, size, GroupStore(address, flag))
-        store = GroupStore(process.address(flag), flag, not process.has_store, process.life)
+            return Nodes(process.rank, size, GroupStore(address, setting))
+        store = GroupStore(process.address(flag), setting, not process.has_store, process.life)
         return Nodes(process.rank, size, store)
     raise ConfigError(
         f"--nnodes {size}: nothing says which of them this is; give --node-rank and {flag}, or start it by "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from engine.capacity import CapacityPlan, Demand, cache_memory_flag, gib_at_least, size_text
+from engine.capacity import CapacityPlan, Demand, size_text
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
 from engine.model_config import ModelConfig
 from engine.model_shard import check_divides
@@ -44,11 +45,11 @@ class Memory:
     is_share: bool
     """Whether the budget is the default share of what the weights leave of the GPU."""
 
-    def flag_for(self, num_bytes: int) -> str:
-        """The flag that would give a cache budget of at least ``num_bytes``."""
+    def setting_for(self, num_bytes: int) -> str:
+        """What would give a cache budget of at least ``num_bytes``."""
         if not self.is_share:
-            return cache_memory_flag(num_bytes)
-        return f"--gpu-memory {gib_at_least(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
+            return f"`cache_memory_bytes` {num_bytes}"
+        return f"`gpu_memory` {math.ceil(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
 
 
 def run(
@@ -65,7 +66,7 @@ def run(
     memory = _memory(config, model, gpu_bytes)
     plan, refusal = None, None
     try:
-        plan = demand.within(memory.cache_budget, memory.flag_for)
+        plan = demand.within(memory.cache_budget, memory.setting_for)
     except CapacityError as error:
         refusal = error
     speed = None

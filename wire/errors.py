@@ -1,7 +1,8 @@
 """The one hierarchy of errors.
 
 Each class carries what an HTTP client gets to see: the status, OpenAI's error ``type`` and a
-machine-readable ``code``. Messages name the value, the limit and the remedy.
+machine-readable ``code``. Messages name the value, the limit and the remedy. Settings stand in `backticks`:
+the command line writes them as its flags.
 
 A message of a server's failure (5xx) is for its operators: it may name addresses, files and what libraries
 said. Clients read :attr:`TwinfangError.public`, which is where that is decided.

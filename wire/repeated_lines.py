@@ -68,7 +68,7 @@ class RepeatedLines:
         for name, kind in told.items():
             self._log.log(
                 kind.level,
-                "%s: %d more in the last %g s; --log-level debug shows each",
+                "%s: %d more in the last %g s; `log_level` debug shows each",
                 *(name, kind.num_more, INTERVAL_S),
             )
 

@@ -49,7 +49,7 @@ class GrpcServer:
         try:
             self.port = self._server.add_insecure_port(host_port(host, port))
         except RuntimeError as error:
-            raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another --port") from error
+            raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another `port`") from error
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._fault: BaseException | None = None

@@ -181,7 +181,7 @@ def test_fp8_halves_what_bfloat16_keys_and_values_take(bundled_model):
 
 
 def test_an_unknown_format_is_refused(bundled_model):
-    with pytest.raises(ConfigError, match=r"--kv-cache-dtype must be one of auto, fp8, fp8_e4m3, got 'int4'"):
+    with pytest.raises(ConfigError, match=r"`kv_cache_dtype` must be one of auto, fp8, fp8_e4m3, got 'int4'"):
         EngineConfig(bundled_model, "both", kv_cache_dtype="int4")
 
 
@@ -276,10 +276,10 @@ def test_rounding_by_chance_is_part_of_the_fingerprint(bundled_model):
     ("settings", "message"),
     [
         ({"mamba_cache_stochastic_rounding": True}, "rounds nothing where states are kept in float32"),
-        ({**BFLOAT16, "state_block_size": 48}, "--state-block-size 48 is not a multiple of 64"),
+        ({**BFLOAT16, "state_block_size": 48}, "`state_block_size` 48 is not a multiple of 64"),
         (
             {**BFLOAT16, "max_batch_tokens": 66, "max_num_seqs": 3},
-            "--max-batch-tokens 66 is below 67: it must hold 3 decoded tokens and 64 of a prompt",
+            "`max_batch_tokens` 66 is below 67: it must hold 3 decoded tokens and 64 of a prompt",
         ),
     ],
 )

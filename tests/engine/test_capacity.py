@@ -137,18 +137,14 @@ def test_every_value_that_a_refusal_names_fits_and_the_next_larger_one_does_not(
     with pytest.raises(CapacityError) as refusal:
         asked.within(budget)
     remedies = refusal.value.message.rpartition(" would fit: ")[2].split(", ")
-    found = dict(remedy.split() for remedy in remedies)
-    assert float(found.pop("--cache-memory")) * (1 << 30) >= asked.min_bytes
-    fields = {
-        "--max-num-seqs": "max_num_seqs",
-        "--cached-states": "num_cached_states",
-        "--max-model-len": "max_model_len",
-        "--speculative": "num_speculative",
-    }
-    for flag, value in found.items():
-        replace(asked, **{fields[flag]: int(value)}).within(budget)
+    found = dict(remedy.replace("`", "").split() for remedy in remedies)
+    assert int(found.pop("cache_memory_bytes")) == asked.min_bytes
+    fields = {name: name for name in ("max_num_seqs", "max_model_len", "num_speculative")}
+    fields["cached_states"] = "num_cached_states"
+    for setting, value in found.items():
+        replace(asked, **{fields[setting]: int(value)}).within(budget)
         with pytest.raises(CapacityError):
-            replace(asked, **{fields[flag]: int(value) + 1}).within(budget)
+            replace(asked, **{fields[setting]: int(value) + 1}).within(budget)
 
 
 def test_a_refusal_shows_the_arithmetic_and_what_would_fit():
@@ -158,7 +154,9 @@ def test_a_refusal_shows_the_arithmetic_and_what_would_fit():
     assert "the cache budget of 390.62 KiB is too small" in message
     assert "33 state slots (1 null + 8 sequences x (1 + 1) running + 16 cached) x 9.75 KiB" in message
     assert "17 KV blocks (1 null + one sequence of 256 tokens at 16 a block) x 8.00 KiB" in message
-    assert re.search(r"would fit: --cache-memory 0.01, --max-num-seqs \d, --cached-states \d+, ", message)
+    assert re.search(
+        r"would fit: `cache_memory_bytes` \d+, `max_num_seqs` \d, `cached_states` \d+, ", message
+    )
 
 
 def test_a_leased_state_and_short_contexts_show_in_the_refusal():
@@ -166,7 +164,7 @@ def test_a_leased_state_and_short_contexts_show_in_the_refusal():
         demand(role="prefill", max_model_len=8, cache_mode="all", num_cached_states=2).within(0)
     assert "+ 8 leased + 2 cached + 6 for a cached state that each may be reading)" in refusal.value.message
     assert "17 KV blocks (1 null + 2 for each of 8 sequences)" in refusal.value.message
-    assert refusal.value.message.endswith("; this would fit: --cache-memory 0.01")
+    assert re.search(r"; this would fit: `cache_memory_bytes` \d+$", refusal.value.message)
 
 
 # --- the promise, kept by the scheduler ------------------------------------------------------------

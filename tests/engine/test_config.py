@@ -32,20 +32,20 @@ def configure(bundled_model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_speculative": -1}, "--speculative must be from 0 to 15, got -1"),
-        ({"num_speculative": 16}, "--speculative must be from 0 to 15, got 16"),
-        ({"drafter": "eagle"}, "--drafter must be mtp or ngram, got 'eagle'"),
-        ({"ngram_min": 0}, "--ngram-min must be at least 1, got 0"),
-        ({"ngram_min": 5}, "--ngram-max 4 is below --ngram-min 5"),
-        ({"steps_ahead": 2}, "--steps-ahead must be 0 or 1, got 2"),
+        ({"num_speculative": -1}, "`num_speculative` must be from 0 to 15, got -1"),
+        ({"num_speculative": 16}, "`num_speculative` must be from 0 to 15, got 16"),
+        ({"drafter": "eagle"}, "`drafter` must be mtp or ngram, got 'eagle'"),
+        ({"ngram_min": 0}, "`ngram_min` must be at least 1, got 0"),
+        ({"ngram_min": 5}, "`ngram_max` 4 is below `ngram_min` 5"),
+        ({"steps_ahead": 2}, "`steps_ahead` must be 0 or 1, got 2"),
         (
             {"max_num_seqs": 8, "max_batch_tokens": 31, "num_speculative": 3},
-            "--max-batch-tokens 31 is below --max-num-seqs 8 x (1 + --speculative 3)",
+            "`max_batch_tokens` 31 is below `max_num_seqs` 8 x (1 + `num_speculative` 3)",
         ),
     ],
     ids=str,
 )
-def test_values_that_can_not_work_are_refused_by_their_flag(configure, settings, message):
+def test_values_that_can_not_work_are_refused_by_their_setting(configure, settings, message):
     with pytest.raises(ConfigError) as refusal:
         configure(**settings)
     assert message in refusal.value.message
@@ -76,7 +76,7 @@ def test_mtp_layers_draft_where_there_are_some_and_ngrams_elsewhere(configure, p
 def test_mtp_of_a_checkpoint_without_it_is_refused_with_a_remedy(configure, plain):
     config = configure(num_speculative=1, drafter="mtp")
     for ask in (config.resolve_drafter, config.loads_mtp, config.demand):
-        with pytest.raises(ConfigError, match=r"has no MTP layers .*; use --drafter ngram"):
+        with pytest.raises(ConfigError, match=r"has no MTP layers .*; use `drafter` ngram"):
             ask(plain)
 
 
@@ -109,5 +109,5 @@ def test_only_a_gpu_runs_a_step_ahead_unless_told(configure):
     assert configure(steps_ahead=0).resolve_steps_ahead(torch.device("cuda")) == 0
     assert configure(steps_ahead=1).resolve_steps_ahead(torch.device("cpu")) == 1
     assert configure(sanitize=True).resolve_steps_ahead(torch.device("cuda")) == 0
-    with pytest.raises(ConfigError, match=r"--steps-ahead 1 and --sanitize exclude each other.*leave one"):
+    with pytest.raises(ConfigError, match=r"`steps_ahead` 1 and `sanitize` exclude each other.*leave one"):
         configure(steps_ahead=1, sanitize=True)

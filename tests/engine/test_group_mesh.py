@@ -105,16 +105,16 @@ def hello(rank):
 
 
 def test_ranks_with_equal_terms_are_connected():
-    found = meet([{"--speculative": "3"}] * 2)
+    found = meet([{"`num_speculative`": "3"}] * 2)
     assert set(found[0]) == {1}
     assert set(found[1]) == {0}
 
 
 def test_a_term_that_differs_is_named_with_both_values():
-    found = meet([{"--speculative": "3"}, {"--speculative": "2"}])
+    found = meet([{"`num_speculative`": "3"}, {"`num_speculative`": "2"}])
     for error in found.values():
         assert isinstance(error, ConfigError)
-    assert "--speculative is 2 on data-parallel rank 1 and 3 on data-parallel rank 0" in found[0].message
+    assert "`num_speculative` is 2 on data-parallel rank 1 and 3 on data-parallel rank 0" in found[0].message
 
 
 def test_a_caller_who_does_not_know_the_secret_is_not_let_in():

@@ -208,7 +208,7 @@ def test_the_bundled_models_first_drafts_are_mostly_the_targets_own_tokens(bundl
 
 def test_a_checkpoint_without_mtp_layers_is_refused_with_a_remedy(tmp_path):
     path = make_checkpoint(tmp_path, DENSE)
-    with pytest.raises(ModelLoadError, match=r"num_nextn_predict_layers.*--drafter ngram"):
+    with pytest.raises(ModelLoadError, match=r"num_nextn_predict_layers.*`drafter` ngram"):
         load_model(path, mtp=True)
 
 
@@ -259,5 +259,5 @@ def test_a_mamba_layer_is_refused_only_where_mtp_is_wanted(tmp_path):
     model = load_model(path)
     model.config.cache_spec()
     for ask in (lambda: load_model(path, mtp=True), lambda: model.config.cache_spec(mtp=True)):
-        with pytest.raises(ModelLoadError, match=r"attention, mamba; a recurrent layer .*--drafter ngram"):
+        with pytest.raises(ModelLoadError, match=r"attention, mamba; a recurrent layer .*`drafter` ngram"):
             ask()

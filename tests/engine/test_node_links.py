@@ -20,7 +20,7 @@ SOON_S = 20.0
 
 def store():
     """Of a group that has not met, at a free port."""
-    return GroupStore(f"{LOOPBACK}:{free_ports(1)[0]}", "--dist-init-addr")
+    return GroupStore(f"{LOOPBACK}:{free_ports(1)[0]}", "nodes.store")
 
 
 @pytest.fixture
@@ -44,10 +44,11 @@ def test_a_host_has_its_line_before_the_next_one_has_come(callers):
 @pytest.mark.parametrize(
     ("theirs", "says"),
     [
-        ((2, 2), r"--tensor-parallel is 2 on tensor-parallel rank 1 on host 1 and 4 on .* rank 0 on host 0"),
+        ((2, 2), r"`tensor_parallel` is 2 on tensor-parallel rank 1 on host 1 and 4 on .* rank 0 on host 0"),
         (
             (4, 4),
-            r"--nnodes is 4 on tensor-parallel rank 1 on host 1 and 2 on tensor-parallel rank 0 on host 0",
+            r"`nodes.size` is 4 on tensor-parallel rank 1 on host 1 "
+            r"and 2 on tensor-parallel rank 0 on host 0",
         ),
     ],
 )
@@ -68,7 +69,7 @@ def test_a_host_that_comes_when_all_are_there_is_told_what_may_be_wrong(callers)
     calling = callers.submit(call_rank_0, Nodes(1, 2, place), 1, 2)
     assert [rank for rank, _ in made.accept()] == [1]
     calling.result(SOON_S)
-    with pytest.raises(DeadlineError, match="its hosts are complete, this --node-rank among them"):
+    with pytest.raises(DeadlineError, match=r"its hosts are complete, this `nodes.rank` among them"):
         call_rank_0(Nodes(1, 2, place), 1, 2)
 
 
@@ -76,14 +77,14 @@ def test_a_second_host_0_does_not_take_the_first_ones_place():
     """On another machine it can listen at that port and then finds the first one's store."""
     place = store()
     first = NodeLinks(Nodes(0, 2, place), 2)
-    with pytest.raises(ConfigError, match=r"another host 0 is at --dist-init-addr 127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"another host 0 is at `nodes.store` 127\.0\.0\.1"):
         NodeLinks(Nodes(0, 2, replace(place, is_own=False)), 2)
     del first
 
 
 def test_an_address_that_is_no_name_is_refused_after_a_while(monkeypatch, caplog):
     monkeypatch.setattr(group_store, "NAME_POLL_S", 0.01)
-    nowhere = GroupStore("no-such-host.invalid:8290", "--dist-init-addr")
-    with pytest.raises(ConfigError, match=r"--dist-init-addr no-such-host.invalid:8290 can't be resolved"):
+    nowhere = GroupStore("no-such-host.invalid:8290", "nodes.store")
+    with pytest.raises(ConfigError, match=r"`nodes.store` no-such-host.invalid:8290 can't be resolved"):
         nowhere.open(is_first=False, timeout_s=0.05)
     assert caplog.text.count("can't be resolved") == 1

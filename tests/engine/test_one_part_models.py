@@ -123,11 +123,9 @@ def test_without_states_no_slots_are_counted_and_max_num_seqs_run_at_once(checkp
     assert engine.caches.state.numel() == 0
 
 
-@pytest.mark.parametrize(
-    ("flag", "setting"), [("--cached-states", "cached_states"), ("--state-block-size", "state_block_size")]
-)
-def test_flags_about_states_are_refused_where_there_are_none(checkpoints, flag, setting):
-    with pytest.raises(ConfigError, match=f"{flag} 16 means nothing .* no recurrent layers"):
+@pytest.mark.parametrize("setting", ["cached_states", "state_block_size"])
+def test_settings_about_states_are_refused_where_there_are_none(checkpoints, setting):
+    with pytest.raises(ConfigError, match=f"`{setting}` 16 means nothing .* no recurrent layers"):
         make_engine(checkpoints["llama"], **{setting: 16})
 
 

@@ -72,7 +72,7 @@ def test_kv_caches_of_other_formats_are_refused_with_both_and_the_flag_that_sets
     formats = (torch.float8_e4m3fn, torch.bfloat16)
     narrow, wide = (dataclasses.replace(SPEC, kv_dtype=dtype) for dtype in formats)
     ours, theirs = introduction(wide, block_size=8), introduction(narrow, block_size=16)  # of equal bytes
-    with pytest.raises(HandshakeError, match=r"float8_e4m3fn.*bfloat16.*--kv-cache-dtype"):
+    with pytest.raises(HandshakeError, match=r"float8_e4m3fn.*bfloat16.*`kv_cache_dtype`"):
         check_same_model(ours, theirs, "peer")
     check_same_model(introduction(narrow), introduction(narrow), "peer")
 

@@ -108,5 +108,5 @@ def test_what_no_rank_holds_is_an_error(config):
 
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused(config):
-    with pytest.raises(ConfigError, match="--tensor-parallel 3 does not divide"):
+    with pytest.raises(ConfigError, match="`tensor_parallel` 3 does not divide"):
         check_divides(config, 3)

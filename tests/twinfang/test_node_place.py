@@ -12,7 +12,7 @@ from tests.twinfang.test_rank_place import AGENT, LWS, TORCHRUN
 from twinfang.node_place import find_nodes
 from wire.errors import ConfigError
 
-FLAG = "--dist-init-addr"
+SETTING = "nodes.store"
 HOSTS = TORCHRUN | {"LOCAL_RANK": "0"}
 
 
@@ -25,20 +25,20 @@ def test_a_server_that_asks_for_no_hosts_is_on_one_wherever_it_was_started():
 
 
 def test_flags_win_over_launchers():
-    assert find_nodes(flags(4, 2, "a:1"), LWS | HOSTS) == Nodes(2, 4, GroupStore("a:1", FLAG))
+    assert find_nodes(flags(4, 2, "a:1"), LWS | HOSTS) == Nodes(2, 4, GroupStore("a:1", SETTING))
 
 
 def test_a_pod_of_a_leader_worker_set_is_a_host():
-    assert find_nodes(flags(2), LWS) == Nodes(1, 2, GroupStore("decode-0.decode.ns:8290", FLAG))
-    assert find_nodes(flags(2, address="a:1"), LWS) == Nodes(1, 2, GroupStore("a:1", FLAG))
+    assert find_nodes(flags(2), LWS) == Nodes(1, 2, GroupStore("decode-0.decode.ns:8290", SETTING))
+    assert find_nodes(flags(2, address="a:1"), LWS) == Nodes(1, 2, GroupStore("a:1", SETTING))
 
 
 def test_a_process_of_torchrun_is_a_host_and_uses_the_agent_s_store():
-    assert find_nodes(flags(8), HOSTS) == Nodes(5, 8, GroupStore("10.0.0.6:29500", FLAG))
+    assert find_nodes(flags(8), HOSTS) == Nodes(5, 8, GroupStore("10.0.0.6:29500", SETTING))
     assert find_nodes(flags(8), HOSTS | AGENT) == Nodes(
-        5, 8, GroupStore("10.0.0.6:29500", FLAG, False, "job/2")
+        5, 8, GroupStore("10.0.0.6:29500", SETTING, False, "job/2")
     )
-    assert find_nodes(flags(8, address="a:1"), HOSTS | AGENT) == Nodes(5, 8, GroupStore("a:1", FLAG))
+    assert find_nodes(flags(8, address="a:1"), HOSTS | AGENT) == Nodes(5, 8, GroupStore("a:1", SETTING))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_process_of_torchrun_is_a_host_and_uses_the_agent_s_store():
     [
         (flags(1, 1), {}, "--node-rank 1 is for a server on several hosts: give --nnodes"),
         (flags(1, address="a:1"), {}, "--dist-init-addr a:1 is for a server on several hosts"),
-        (flags(2, 2, "a:1"), {}, "--node-rank 2 is none of --nnodes 2 hosts: they go from 0 to 1"),
+        (flags(2, 2, "a:1"), {}, "`nodes.rank` 2 is none of `nodes.size` 2 hosts: they go from 0 to 1"),
         (flags(2, 1), {}, "give --dist-init-addr, the same HOST:PORT on all"),
         (flags(2), {}, "--nnodes 2: nothing says which of them this is; give --node-rank"),
         (flags(3), LWS, "--nnodes is 3 and the launcher's LWS_GROUP_SIZE 2"),

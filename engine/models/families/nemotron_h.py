@@ -67,7 +67,7 @@ def mtp_blocks(build: Builder) -> Iterator[Block]:
         raise ModelLoadError(
             f"{build.weights.directory}: num_nextn_predict_layers is {mtp.num_predictions} and each "
             f"prediction has MTP layers of its own (there is {build.prefix}{further}); only one set, looped, "
-            "is supported. Use --drafter ngram"
+            "is supported. Use `drafter` ngram"
         )
     return _layers(build, mtp.layer_types)
 
