@@ -21,6 +21,7 @@ from decode_server.config import DecodeConfig
 from decode_server.handover import Handover
 from decode_server.scoring import scored_request, scores
 from decode_server.stream import RouterStream
+from engine.grammar.follower import Follower
 from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
@@ -227,8 +228,8 @@ class DecodeService:
         try:
             if grammar is not None:
                 answer = message.token_ids[len(message.token_ids) - message.num_answered :]
-                request.follower = self._engine.grammars.follow(grammar, answer)
-                await asyncio.wrap_future(request.follower.opened)
+                request.follower = follower = self._engine.grammars.follow(grammar, answer)
+                await asyncio.wrap_future(follower.opened)
             if self._exchange is not None and ticket is not None and not self._exchange.knows(ticket):
                 await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
@@ -248,7 +249,7 @@ class DecodeService:
             self._host.post(lambda: self._add(request))
 
     def _drop_follower(self, request: Request) -> None:
-        if request.follower is not None:
+        if isinstance(request.follower, Follower):
             self._engine.grammars.drop(request.follower)
 
     def _refuse(self, request_id: str, ticket: AnyTicket | None, error: TwinfangError) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from engine.grammar.follower import Follower
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.index_pool import NULL_INDEX
 from engine.prefix_cache import CachedBlock, CachedState
 from wire.generation import FinishReason, RequestStats, TokenLogprobs
 from wire.handoff import AnyTicket
 from wire.sampling_params import SamplingParams
+
+
+class Matcher(Protocol):
+    """Follows the grammar of one answer, as :class:`engine.grammar.follower.Follower` does."""
+
+    masks: NDArray[np.int32] | None
+    """Bits ``[n, W]`` of what may follow the answer and each of its drafts; None: they are not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Request:
     """Whose it is, by any name: see :mod:`engine.fair_share`."""
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
-    follower: Follower | None = None
+    follower: Matcher | None = None
     """Follows the answer, as far as steps are read back, where it has a grammar."""
 
     num_given: int = field(init=False)

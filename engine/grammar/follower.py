@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Follower:
     """Masks come from a lane some time after they were asked for; until then the request's row waits.
 
-    The engine's thread alone looks at ``masks`` and ``error``. The rest belongs to :class:`Grammars`.
+    The engine's thread alone looks at ``masks``: to it this is an :class:`engine.request.Matcher`. The rest
+    belongs to :class:`Grammars`.
     """
 
     key: int
@@ -27,7 +28,6 @@ class Follower:
     answer: list[int]
     """Tokens that it has been told of."""
     masks: NDArray[np.int32] | None = None
-    """Bits ``[n, W]`` of what may follow the answer and each of its drafts; None: they are not there yet."""
     opened: Future[None] = field(default_factory=Future)
     """Done with the first masks, or with why the grammar can't be followed."""
     lane: Lane | None = None
@@ -42,10 +42,6 @@ class Follower:
     """For all masks together."""
     request_id: str = ""
     has_ended: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        return self.masks is not None
 
     def begun(self, error: TwinfangError | None = None) -> None:
         """The first masks have come, or will not. Nobody may wait any more."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.grammar.follower import Follower
 from engine.grammar.source import GrammarSource
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
@@ -40,26 +41,26 @@ class Following:
         :class:`wire.errors.GrammarError` for a grammar that can't be followed."""
         grammar = None if request.params is None else request.params.grammar
         if grammar is not None and request.follower is None:
-            request.follower = self._grammars.follow(grammar, request.tokens[request.num_prompt :])
-            request.follower.opened.result()
+            answer = request.tokens[request.num_prompt :]
+            request.follower = follower = self._grammars.follow(grammar, answer)
+            follower.opened.result()
 
     def add(self, request: Request) -> None:
         """The request was queued."""
-        if request.follower is not None:
+        if isinstance(request.follower, Follower):
             self._requests[request.request_id] = request
             self._grammars.add(request.follower, request.request_id)
 
     def drop(self, request: Request) -> None:
         """It has ended, or was refused."""
-        if request.follower is not None:
+        if isinstance(request.follower, Follower):
             self._requests.pop(request.request_id, None)
             self._grammars.drop(request.follower)
 
     def news(self) -> tuple[GrammarNews, ...]:
         """What has come since the last step; what rows need soon is waited for a moment."""
-        awaited = [
-            one.follower for one in self._requests.values() if one.row >= 0 and one.follower is not None
-        ]
+        running = (one.follower for one in self._requests.values() if one.row >= 0)
+        awaited = [follower for follower in running if isinstance(follower, Follower)]
         return tuple(
             GrammarNews(
                 one.request_id,
@@ -91,5 +92,5 @@ class Following:
         ]
         drafts = self._rows.drafts([request for request, _ in going_on]) if going_on else []
         for (request, token_ids), drafted in zip(going_on, drafts, strict=True):
-            assert request.follower is not None
+            assert isinstance(request.follower, Follower)
             self._grammars.ask(request.follower, token_ids, drafted)
