@@ -124,14 +124,21 @@ class Engine:
 
     # --- events, between steps -------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises :class:`InvalidRequestError` for one that can't be served.
+    def open_grammar(self, request: Request) -> None:
+        """Waits for the first masks of a grammar, unless the request comes with a follower that has them.
 
-        Waits for the grammar's first masks, unless the request comes with a follower that has them.
+        Raises :class:`wire.errors.GrammarError` for a grammar that can't be followed.
+        """
+        self._following.open(request)
+
+    def add(self, request: Request) -> None:
+        """Opens its grammar and queues a request.
+
+        Raises :class:`InvalidRequestError` for one that can't be served.
         """
         try:
             self._check_ids(request)
-            self._following.open(request)
+            self.open_grammar(request)
             self.scheduler.add(request)
         except TwinfangError:
             self._following.drop(request)
@@ -146,15 +153,12 @@ class Engine:
                     f"token id {token_id} is outside the vocabulary: ids go from 0 to {vocab_size - 1}"
                 )
 
-    def cancel(self, request_id: str) -> Request | None:
+    def cancel(self, request_id: str, reason: FinishReason = "cancelled") -> Request | None:
         """Ends a request wherever it is and returns it; None if it has ended already.
 
         Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
         A step in flight lands first: what it writes must not be anyone else's by then.
         """
-        return self._cancel(request_id, "cancelled")
-
-    def _cancel(self, request_id: str, reason: FinishReason) -> Request | None:
         self._land_all()
         request = self.scheduler.find_active(request_id)
         if request is None:
@@ -183,12 +187,16 @@ class Engine:
             else:
                 if request.request_id in self.scheduler.waiting:
                     ticket = request.ticket  # an early one can be followed as well
-                self._cancel(request.request_id, "moved")
+                self.cancel(request.request_id, "moved")
             self._landed.outputs.add(
                 RequestOutput(
                     request.request_id, (), finish_reason="moved", ticket=ticket, stats=request.stats()
                 )
             )
+
+    def reading(self, request_id: str) -> Request:
+        """The request whose transfer has not ended, cancelled meanwhile or not."""
+        return self.scheduler.transferring.get(request_id) or self.scheduler.quarantined[request_id]
 
     def transferred(
         self, request: Request, *, error: TwinfangError | None, settled: bool
@@ -199,7 +207,7 @@ class Engine:
         """
         if request.request_id in self.scheduler.quarantined:  # cancelled meanwhile
             if settled:
-                self._release(request.request_id)
+                self.release(request.request_id)
             return []
         error = error or self._received(request)
         if error is None:
@@ -209,7 +217,7 @@ class Engine:
             return []
         self.scheduler.quarantine(request)
         if settled:
-            self._release(request.request_id)
+            self.release(request.request_id)
         return [self._failed(request, error)]
 
     def _received(self, request: Request) -> TwinfangError | None:
@@ -218,15 +226,12 @@ class Engine:
         is_damaged = self.tp.any([error is not None])[0] if self.config.sanitize else False
         return error or (TwinfangError(DAMAGED_ELSEWHERE) if is_damaged else None)
 
-    def digests(self, request: Request) -> Digests | None:
+    def digests(self, request_id: str) -> Digests | None:
         """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
-        return self._checks.digests(request)
+        return self._checks.digests(self.scheduler.held[request_id])
 
     def release(self, request_id: str) -> None:
         """Frees blocks and slot of a held (prefilled or kept) or quarantined request."""
-        self._release(request_id)
-
-    def _release(self, request_id: str) -> None:
         self._kept.pop(request_id, None)
         self.scheduler.release(request_id)
 

@@ -92,16 +92,15 @@ class EngineHost:
         membership.mesh.start(group)
         return group
 
-    def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine:
+    def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine | LeadEngine:
         tp, group = self._membership.tp, self._group
         if self.ranks is None:
             return Engine(config, tp, lockstep=group, start_up=start_up)
-        tell = self.ranks.tell
-        lockstep = None if group is None else LeadLockstep(group, tell)
-        engine = LeadEngine(config, tp, tell, lockstep=lockstep, start_up=start_up)
+        lockstep = None if group is None else LeadLockstep(group, self.ranks.tell)
+        engine = Engine(config, tp, lockstep=lockstep, start_up=start_up)
         if self._membership.mesh is not None and group is None:
             self._membership.mesh.watch_closely()
-        return engine
+        return LeadEngine(engine, self.ranks.tell)
 
     def start(self) -> None:
         self._loop.start()
@@ -157,7 +156,7 @@ class EngineHost:
             served_model_name=served_model_name,
             fingerprint=self.engine.fingerprint,
             vocab_size=model_config.vocab_size,
-            max_model_len=self.engine.max_model_len,
+            max_model_len=self.engine.capacity.max_model_len,
             block_size=self.engine.config.block_size,
             max_num_seqs=self.engine.config.max_num_seqs,
             eos_token_ids=model_config.eos_token_ids,

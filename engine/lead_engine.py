@@ -1,16 +1,12 @@
-"""The engine of rank 0: whatever is asked of it, the other ranks' engines are asked as well."""
+"""Rank 0 of several: whatever is asked of its engine, the other ranks' engines are asked as well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.lockstep import Lockstep
 from engine.request import Request
 from engine.step_result import StepResult
-from engine.tensor_parallel import TensorParallel
-from telemetry.start_up import StartUp
 from wire.errors import TwinfangError
 from wire.generation import ErrorReply, RequestOutput
 from wire.handoff import Digests, Ticket
@@ -25,29 +21,26 @@ from wire.ranks import (
 )
 
 
-class LeadEngine(Engine):
-    """Tells of each call before it is carried out; the others carry it out beside this one.
+class LeadEngine:
+    """What a server knows of its engine. Tells of each call before it is carried out; the others carry it out
+    beside this one.
 
     They meet within a step, where each needs what the others compute. Until then they may be ahead of
     this one, but memory that an event gave back is written in a later step, of which they are told after
     the event: by then its lease's epoch has moved.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        tp: TensorParallel,
-        tell: Callable[[object], None],
-        *,
-        lockstep: Lockstep | None = None,
-        start_up: StartUp | None = None,
-    ) -> None:
-        self._tell: Callable[[object], None] = lambda _: None  # every rank warms up unasked
-        super().__init__(config, tp, lockstep=lockstep, start_up=start_up)
+    def __init__(self, own: Engine, tell: Callable[[object], None]) -> None:
+        """Wraps rank 0's ``own`` engine; what is handed on as it is concerns no other rank."""
+        self.own = own
         self._tell = tell
+        self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint
+        self.capacity, self.caches, self.grammars = own.capacity, own.caches, own.grammars
+        self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
+        self.before_free = own.before_free
 
     def add(self, request: Request) -> None:
-        self._following.open(request)
+        self.own.open_grammar(request)  # how long that takes is for this rank alone to judge
         self._tell(
             AddRequest(
                 request_id=request.request_id,
@@ -63,19 +56,19 @@ class LeadEngine(Engine):
                 num_answered=request.num_answered,
             )
         )
-        super().add(request)
+        self.own.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
         self._tell(CancelRequest(request_id))
-        return super().cancel(request_id)
+        return self.own.cancel(request_id)
 
     def release(self, request_id: str) -> None:
         self._tell(ReleaseRequest(request_id))
-        super().release(request_id)
+        self.own.release(request_id)
 
     def move_all(self) -> None:
         self._tell(MoveRequests())
-        super().move_all()
+        self.own.move_all()
 
     def transferred(
         self, request: Request, *, error: TwinfangError | None, settled: bool
@@ -83,14 +76,14 @@ class LeadEngine(Engine):
         reply = None if error is None else ErrorReply(error.code, error.message)
         ticket = request.ticket if isinstance(request.ticket, Ticket) else None
         self._tell(EndTransfer(request.request_id, ticket, reply, settled))
-        return super().transferred(request, error=error, settled=settled)
+        return self.own.transferred(request, error=error, settled=settled)
 
-    def digests(self, request: Request) -> Digests | None:
+    def digests(self, request_id: str) -> Digests | None:
         if self.config.sanitize:
-            self._tell(SumDigests(request.request_id))
-        return super().digests(request)
+            self._tell(SumDigests(request_id))
+        return self.own.digests(request_id)
 
     def step(self) -> StepResult:
-        news = self.grammar_news()  # how long that takes is for this rank alone to judge
+        news = self.own.grammar_news()  # the same
         self._tell(RunStep(news))
-        return self.step_with(news)
+        return self.own.step_with(news)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from engine.engine import Engine
+from engine.lead_engine import LeadEngine
 from engine.priority import lower_priority
 from engine.step_result import StepResult
 from wire.errors import GroupLostError
@@ -27,7 +28,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | LeadEngine,
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from engine.engine import Engine
 from engine.rank_link import RankLink
 from engine.request import Request
-from engine.step_result import StepResult
 from wire.errors import TwinfangError, error_from_code
 from wire.ranks import (
     AddRequest,
@@ -35,23 +33,12 @@ CALLS: tuple[type[Any], ...] = (
 
 
 class RankWorker:
-    """Carries out rank 0's calls until it says stop or is gone.
+    """Carries out rank 0's calls until it says stop or is gone; its further messages are for the link's
+    takers."""
 
-    ``on_step`` is told what each step brought that concerns this rank's memory. Further messages of rank 0
-    are for the link's takers.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        link: RankLink,
-        on_step: Callable[[StepResult], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, engine: Engine, link: RankLink) -> None:
         self._engine = engine
         self._link = link
-        self._on_step = on_step
-        self._requests: dict[str, Request] = {}
-        """Those whose transfer has not ended."""
 
     def run(self) -> None:
         """Returns after :class:`Stop`. Raises :class:`EOFError` when rank 0 is gone."""
@@ -68,20 +55,17 @@ class RankWorker:
     def _carry_out(self, call: object) -> None:
         engine = self._engine
         if isinstance(call, RunStep):
-            result = engine.step_with(call.news)
-            for request in result.to_transfer:
-                self._requests[request.request_id] = request
-            self._on_step(result)
+            engine.step_with(call.news)
         elif isinstance(call, AddRequest):
             with contextlib.suppress(TwinfangError):  # rank 0 refuses it too, and tells whoever sent it
                 engine.add(_request(call))
         elif isinstance(call, EndTransfer):
-            request = self._requests.pop(call.request_id)
+            request = engine.reading(call.request_id)
             request.ticket = call.ticket or request.ticket
             error = None if call.error is None else error_from_code(call.error.code, call.error.message)
             engine.transferred(request, error=error, settled=call.settled)
         elif isinstance(call, SumDigests):
-            engine.digests(engine.scheduler.held[call.request_id])
+            engine.digests(call.request_id)
         elif isinstance(call, CancelRequest):
             engine.cancel(call.request_id)
         elif isinstance(call, ReleaseRequest):

@@ -179,7 +179,7 @@ class StateExchange:
 
     def _covered(self, request: Request) -> tuple[Sequence[int], Digests | None]:
         num_blocks = self._engine.capacity.blocks_for(request.num_computed)
-        return request.block_ids[:num_blocks], self._engine.digests(request)
+        return request.block_ids[:num_blocks], self._engine.digests(request.request_id)
 
     def holds(self, request_id: str) -> bool:
         """Whether a lease of ours on this request's state has not ended."""

@@ -3,9 +3,15 @@
 from contextlib import contextmanager
 
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.lead_engine import LeadEngine
 from engine.rank_process import work
 from engine.rank_processes import RankProcesses
+
+
+def own(engine):
+    """The engine of this process itself, alone or rank 0's."""
+    return engine.own if isinstance(engine, LeadEngine) else engine
 
 
 @contextmanager
@@ -18,7 +24,7 @@ def lead_engine(model_dir, size, **settings):
     failures: list[BaseException] = []
     ranks = RankProcesses(config, work, on_fatal=failures.append)
     try:
-        yield LeadEngine(config, ranks.join().tp, ranks.tell)
+        yield LeadEngine(Engine(config, ranks.join().tp), ranks.tell)
     finally:
         ranks.stop()
     assert not failures

@@ -29,6 +29,7 @@ from engine.data_parallel import DataParallel
 from engine.group_store import GroupStore
 from engine.host import EngineHost
 from engine.poison import Poison
+from tests.engine.leading import own
 from tests.engine.speculating import Answer, Ask
 from twinfang.ports import free_ports
 
@@ -52,6 +53,7 @@ class Inside:
             on_leaving=self.left_by.append,
         )
         self.engine = self.host.engine
+        self.own = own(self.engine)
 
     def _on_step(self, result) -> None:
         for output in result.outputs:
@@ -88,7 +90,7 @@ def take_answers(inside: Inside) -> dict[str, Answer]:
 
 
 def num_dummy_steps(inside: Inside) -> int:
-    return inside.engine.num_dummy_steps
+    return inside.own.num_dummy_steps
 
 
 def num_steps(inside: Inside) -> int:
@@ -113,7 +115,7 @@ def is_untouched(inside: Inside) -> bool:
 
 
 def owns_nothing(inside: Inside) -> bool:
-    engine = inside.engine
+    engine = inside.own
     owned = engine.scheduler.owned
     return (
         owned.cache.num_available_blocks == owned.blocks.capacity
@@ -123,11 +125,11 @@ def owns_nothing(inside: Inside) -> bool:
 
 
 def forget_prefixes(inside: Inside) -> None:
-    inside.engine.scheduler.owned.cache.clear()
+    inside.own.scheduler.owned.cache.clear()
 
 
 def _memory(inside: Inside) -> list[torch.Tensor]:
-    engine = inside.engine
+    engine = inside.own
     tables = [table for table in vars(engine._runner.state).values() if isinstance(table, torch.Tensor)]
     return [engine.caches.kv[1:], engine.caches.state[1:], *(table[:-1] for table in tables)]
 

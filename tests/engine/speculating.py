@@ -15,9 +15,11 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.lead_engine import LeadEngine
 from engine.models import read_config
 from engine.request import Request
 from engine.step_program import Step
+from tests.engine.leading import own
 from tests.engine.sanitizing import SANITIZE
 from tests.engine.test_cache_modes import prompts_with_shared_prefixes
 from wire.generation import RequestStats, TokenLogprobs
@@ -186,9 +188,10 @@ def make_engine(model_dir, mode, k, drafter, ahead, **settings) -> Engine:
     )
 
 
-def assert_nothing_is_owned(engine: Engine, num_blocks: int | None = None) -> None:
+def assert_nothing_is_owned(engine: Engine | LeadEngine, num_blocks: int | None = None) -> None:
     """By requests; what only the prefix cache owns can be evicted. ``num_blocks`` where a test took some."""
     assert engine.step().did_nothing
+    engine = own(engine)
     owned = engine.scheduler.owned
     assert owned.cache.num_available_blocks == (num_blocks or owned.blocks.capacity)
     assert owned.cache.num_available_slots == owned.slots.capacity

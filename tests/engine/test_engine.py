@@ -48,7 +48,7 @@ def prefill(source, tokens, name):
     while name not in source.scheduler.held:
         source.step()
     num_tokens, block_ids = len(tokens) - 1, tuple(request.block_ids)
-    digests = source.digests(request)
+    digests = source.digests(request.request_id)
     return Ticket(name, 0, 0, "h:1", "i", num_tokens, block_ids, request.state_slot, 1.0, digests)
 
 

@@ -154,7 +154,7 @@ def hand_over(source, sink, tokens, name="a"):
         tuple(held.block_ids[:num_blocks]),
         held.state_slot,
         1.0,
-        source.digests(held),
+        source.digests(held.request_id),
     )
     request = Request(name, list(tokens), SamplingParams(max_tokens=12, temperature=0), ticket=ticket)
     sink.add(request)
@@ -209,7 +209,7 @@ def test_all_requests_are_let_go_and_what_decodes_is_held_without_its_absent_par
     assert held.num_computed == len(held.tokens) - 1
     assert len(held.slots) == engine.capacity.has_state
     assert bool(held.block_ids) == engine.capacity.has_kv
-    digests = engine.digests(held)
+    digests = engine.digests(held.request_id)
     assert len(digests.blocks) == engine.capacity.blocks_for(held.num_computed)
     assert len(digests.state) == 2 * engine.caches.spec.mamba_layers
     engine.release("a")

@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.lead_engine import LeadEngine
 from engine.models import read_config
 from engine.rank_process import work
@@ -65,7 +66,7 @@ def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
         assert [a.said for i, a in enumerate(answers) if i != 2] == [
             e.said for i, e in enumerate(expected) if i != 2
         ]
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.own.scheduler.num_preemptions > 0
         assert_nothing_is_owned(engine)
 
 
@@ -75,7 +76,7 @@ def test_a_rank_that_ends_ends_the_server(models):
         models["dense"], "both", device="cpu", tensor_parallel=2, cache_memory_bytes=64 << 20, num_threads=1
     )
     ranks = RankProcesses(config, work, on_fatal=failures.append)
-    engine = LeadEngine(config, ranks.join().tp, ranks.tell)
+    engine = LeadEngine(Engine(config, ranks.join().tp), ranks.tell)
     try:
         assert engine.step().did_nothing
         os.kill(ranks.pids[0], signal.SIGKILL)
