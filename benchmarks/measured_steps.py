@@ -121,7 +121,7 @@ class MeasuredSteps:
     def _decoding(self, batch: int, context: int) -> Iterator[None]:
         """All rows decode inside; behind it the engine is empty."""
         for i in range(batch):
-            self._add(str(i), context, max_tokens=self.engine.max_model_len - context)
+            self._add(str(i), context, max_tokens=self.engine.capacity.max_model_len - context)
         begun: set[str] = set()
         while len(begun) < batch:
             begun |= {output.request_id for output in self.engine.step().outputs}

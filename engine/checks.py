@@ -9,21 +9,22 @@ from engine.batch import Batch
 from engine.launched_step import RowResult
 from engine.request import Request
 from engine.step_plan import StepPlan
-from wire.errors import SanitizerError
+from wire.errors import TwinfangError
 from wire.handoff import Digests
 
 
 class Checks(Protocol):
     """Six points of a request's life; see :mod:`engine.sanitizer`.
 
-    Faults of one request are returned. Structural ones are raised as :class:`SanitizerError`.
+    Faults of one request are returned, on all tensor-parallel ranks if any has found one: it has to leave on
+    all. Structural ones are raised as :class:`wire.errors.SanitizerError`.
     """
 
     def vacated(self, plan: StepPlan) -> None:
         """What the plan preempts has been copied out; nothing was written yet to memory freed since."""
         ...
 
-    def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         """The plan is about to be computed; requests that must not be, and why."""
         ...
 
@@ -35,7 +36,7 @@ class Checks(Protocol):
         """The plan's rows have been read back: tokens have joined, but requests have not moved on yet."""
         ...
 
-    def received(self, request: Request) -> SanitizerError | None:
+    def received(self, request: Request) -> TwinfangError | None:
         """Blocks and state of the request's ticket have landed."""
         ...
 
@@ -50,7 +51,7 @@ class NoChecks:
     def vacated(self, plan: StepPlan) -> None:
         pass
 
-    def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         return []
 
     def compare(self, plan: StepPlan, batch: Batch) -> None:
@@ -59,7 +60,7 @@ class NoChecks:
     def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         pass
 
-    def received(self, request: Request) -> SanitizerError | None:
+    def received(self, request: Request) -> TwinfangError | None:
         return None
 
     def digests(self, request: Request) -> Digests | None:

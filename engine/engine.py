@@ -9,24 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
 from engine.grammar.following import Following
-from engine.landed import Landed, still_in
-from engine.launched_step import LaunchedStep, RowResult
-from engine.load import load_of
+from engine.launched_step import LaunchedStep, RowResult, measure_gaps
 from engine.lockstep import Alone, Lockstep
 from engine.request import Request
 from engine.rows import PlannedRow
+from engine.stats import EngineStats
 from engine.step_plan import StepPlan
-from engine.step_result import StepResult
+from engine.step_result import Landed, StepResult
 from engine.tensor_parallel import ALONE, TensorParallel
-from engine.token_gaps import measure_gaps
-from engine.work_counts import WorkCounts
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
@@ -40,8 +37,6 @@ from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
-
-DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor-parallel rank"
 
 
 class Engine:
@@ -65,7 +60,6 @@ class Engine:
         self.fingerprint = parts.fingerprint
         self.grammars = parts.grammars
         self.capacity = parts.capacity
-        self.max_model_len = parts.capacity.max_model_len
         self.caches = parts.caches
         self.scheduler = parts.scheduler
         self._store = parts.store
@@ -84,7 +78,7 @@ class Engine:
         self._get_ready()
 
     def _start_counting(self) -> None:
-        self._counts = WorkCounts(self.config.num_positions - 1)
+        self._stats = EngineStats(self.config.num_positions - 1)
         self.measures = Measures()
 
     def _get_ready(self) -> None:
@@ -107,7 +101,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Runs a short request of each kind of row, greedy and drawn: no client's pays for compiling."""
-        for num_tokens, temperature in ((2, 0), (min(20, self.max_model_len - 3), 1)):
+        for num_tokens, temperature in ((2, 0), (min(20, self.capacity.max_model_len - 3), 1)):
             params = None
             if self.config.role != "prefill":
                 params = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9)
@@ -209,7 +203,7 @@ class Engine:
             if settled:
                 self.release(request.request_id)
             return []
-        error = error or self._received(request)
+        error = error or self._checks.received(request)
         if error is None:
             assert request.ticket is not None
             self.scheduler.transferred(request, request.ticket.num_tokens)
@@ -219,12 +213,6 @@ class Engine:
         if settled:
             self.release(request.request_id)
         return [self._failed(request, error)]
-
-    def _received(self, request: Request) -> TwinfangError | None:
-        """What is wrong with what has landed, on any rank."""
-        error = self._checks.received(request)
-        is_damaged = self.tp.any([error is not None])[0] if self.config.sanitize else False
-        return error or (TwinfangError(DAMAGED_ELSEWHERE) if is_damaged else None)
 
     def digests(self, request_id: str) -> Digests | None:
         """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
@@ -256,13 +244,12 @@ class Engine:
         self._following.take(news, self._fail)
         plan = self.scheduler.schedule()
         self._move(plan)
-        plan, failed = self._without(plan, self._damaged(plan))
-        self._landed.outputs.add_all(failed)
+        plan = self._without(plan, self._checks.inspect(plan))
         shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
             self._in_flight.append(self._runner.launch(plan, shape))
             self.scheduler.launched(plan)
-            self._counts.num_steps += 1
+            self._stats.num_steps += 1
         elif shape.num_tokens > 0:
             self._take_part(shape)
         did_nothing = not (
@@ -290,14 +277,14 @@ class Engine:
         """What has been read back since the last result, and what the plan has begun."""
         landed, self._landed = self._landed, Landed()
         held, running = self.scheduler.held, self.scheduler.running
-        prefilled = still_in(held, plan.prefilled + landed.prefilled)
+        prefilled = _still_in(held, plan.prefilled + landed.prefilled)
         for request in prefilled:
             self.measures.ended["prefilled"] += 1
             self.measures.prefill.add(time.monotonic() - request.admitted_s)
         return StepResult(
             landed.outputs.take(),
             prefilled,
-            still_in(running, landed.chunks),
+            _still_in(running, landed.progressed),
             plan.to_transfer,
             landed.kept,
             self._to_give_up(plan),
@@ -309,10 +296,6 @@ class Engine:
         """The step of an idle data-parallel rank: it touches nothing but the null entries."""
         self._runner.launch_padding(shape)
         self.num_dummy_steps += 1
-
-    def dummy_step(self, num_rows: int) -> None:
-        """The same beside ranks of which the busiest decodes ``num_rows`` rows."""
-        self._take_part(self._runner.decode_shape(num_rows))
 
     def _move(self, plan: StepPlan) -> None:
         """Brings row table and pools to where the plan has them, before anything is computed."""
@@ -334,28 +317,15 @@ class Engine:
             waited_s = request.admitted_s - request.arrived_s
             self.measures.admitted(waited_s, request.num_prompt, request.num_cached)
 
-    def _without(
-        self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]
-    ) -> tuple[StepPlan, list[RequestOutput]]:
-        """The plan without requests that must not be computed, and what to tell those."""
+    def _without(self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]) -> StepPlan:
+        """The plan without requests that must not be computed; those are told why."""
         if not faults:
-            return plan, []
-        plan = self.scheduler.discard(plan, [request for request, _ in faults])
-        return plan, [self._failed(request, error) for request, error in faults]
-
-    def _damaged(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
-        """Requests whose blocks or state are: found by the rank that has them, they have to leave on all."""
-        if not self.config.sanitize:
-            return []
-        faults: dict[Request, TwinfangError] = dict(self._checks.inspect(plan))
-        returned = [self.scheduler.running[swap.request_id] for swap in plan.swap_in]
-        planned = list(dict.fromkeys([*returned, *(row.request for row in plan.rows), *plan.prefilled]))
-        is_damaged = self.tp.any([request in faults for request in planned])
-        for request, damaged in zip(planned, is_damaged, strict=True):
-            if damaged:
-                faults.setdefault(request, TwinfangError(DAMAGED_ELSEWHERE))
+            return plan
         self.measures.state_faults["state"] += len(faults)
-        return [(request, faults[request]) for request in planned if request in faults]
+        plan = self.scheduler.discard(plan, [request for request, _ in faults])
+        for request, error in faults:
+            self._landed.outputs.add(self._failed(request, error))
+        return plan
 
     def _land_all(self, *, but: int = 0) -> None:
         """Reads back what is in flight, oldest first, all but the newest ``but`` steps."""
@@ -387,7 +357,7 @@ class Engine:
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request
-        self._counts.count(row, result)
+        self._stats.count(row, result)
         if not result.is_finite:
             fault = TwinfangError("the model's logits for this request are not finite; its state is damaged")
             self.measures.state_faults["logits"] += 1
@@ -401,7 +371,7 @@ class Engine:
             self.scheduler.hold(request)
             self._landed.prefilled.append(request)
         elif request.prefill_only:
-            self._landed.chunks.append(request)
+            self._landed.progressed.append(request)
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
@@ -414,32 +384,15 @@ class Engine:
 
     def _accept(self, request: Request, result: RowResult) -> None:
         """Tells of gained tokens, and ends the request where they are its last."""
-        token_ids = result.tokens
-        last, prompt_logprobs = token_ids[-1], None
-        if request.prompt_logprobs and request.num_output == len(token_ids):
-            prompt_logprobs = tuple(request.prompt_logprobs)
         if not request.first_token_s:
             request.first_token_s = self._read_s
             self.measures.time_to_first_token.add(self._read_s - request.arrived_s)
         request.last_token_s = self._read_s
-        if last in request.stop_token_ids:
+        if result.tokens[-1] in request.stop_token_ids:
             self._finish(request, "stop")
         elif len(request.tokens) > request.max_total_tokens:
             self._finish(request, "length")
-        elif result.logprobs is None and prompt_logprobs is None:
-            self._landed.outputs.add_tokens(request.request_id, token_ids)
-            return
-        self._landed.outputs.add(
-            RequestOutput(
-                request_id=request.request_id,
-                token_ids=token_ids,
-                logprobs=result.logprobs,
-                prompt_logprobs=prompt_logprobs,
-                finish_reason=request.finish_reason,
-                stop_token_id=last if request.finish_reason == "stop" else None,
-                stats=None if request.finish_reason is None else request.stats(),
-            )
-        )
+        self._landed.gained(request, result)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """The answer is complete; what the conversation's next turn may want of it is held."""
@@ -482,7 +435,12 @@ class Engine:
 
     def stats(self) -> ServerStats:
         """Load and memory now; the transfer layer adds what it knows."""
-        return load_of(self.scheduler, self._counts)
+        return self._stats.now(self.scheduler)
+
+
+def _still_in(table: Mapping[str, Request], requests: Iterable[Request]) -> list[Request]:
+    """Those that nobody has cancelled or released meanwhile."""
+    return [request for request in requests if table.get(request.request_id) is request]
 
 
 def _follows(launched: LaunchedStep) -> bool:

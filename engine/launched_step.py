@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.async_copy import Download, upload
-from engine.logprobs import LogprobCopy, LogprobTensors
-from engine.prompt_logprobs import ComputesLogits, PromptLogprobs, prompt_logprobs
+from engine.logprobs import ComputesLogits, LogprobCopy, LogprobTensors, PromptLogprobs, prompt_logprobs
 from engine.request import Request
 from engine.rows import PlannedRow
 from engine.step_plan import StepPlan
@@ -97,6 +97,19 @@ class LaunchedStep:
             logprobs = tuple(reported[i][:accepted]) if i in reported and is_finite and accepted else None
             results.append(RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs))
         return results
+
+
+def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
+    """Time from each answer's last tokens to ``read_s``, when a step's were read; most rows share it."""
+    gaps = Counter(
+        [
+            (row.request.last_token_s, len(result.tokens))
+            for row, result in brought
+            if row.request.first_token_s and result.is_finite and result.tokens
+        ]
+    )
+    for (last_s, num_tokens), num_rows in gaps.items():
+        measures.inter_token_latency.add((read_s - last_s) / num_tokens, num_tokens * num_rows)
 
 
 @dataclass(frozen=True)

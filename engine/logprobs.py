@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as they are reported to clients.
+"""Log-probabilities of tokens as they are reported to clients: of answers, and of a prompt's own tokens.
 
 A step computes them on the device; the host reads them when it reads the step's tokens.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 
-from engine.async_copy import Download
+from engine.async_copy import Download, upload
 from wire.generation import TokenLogprobs
+
+TOKENS_AT_ONCE = 128
+"""Of a prompt. Bounds the logits held at a time to this many rows of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,31 @@ class LogprobCopy:
                 numbers, integers, counts, strict=True
             )
         ]
+
+
+class ComputesLogits(Protocol):
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Those of a chunk of the prompt on their way to the host, for ``echo`` with ``logprobs``."""
+
+    parts: tuple[LogprobCopy, ...]
+
+    def read(self) -> list[TokenLogprobs]:
+        """One entry a target, in order."""
+        return [one for part in self.parts for one in part.read()]
+
+
+def prompt_logprobs(
+    model: ComputesLogits, hidden: torch.Tensor, targets: list[int], num_top: int
+) -> PromptLogprobs:
+    """How likely each target was: ``hidden`` ``[n, H]`` of the tokens before them, in order."""
+    token_ids = upload(np.array(targets, dtype=np.int64), hidden.device)
+    parts = []
+    for start in range(0, len(targets), TOKENS_AT_ONCE):
+        part = token_ids[start : start + TOKENS_AT_ONCE]
+        logits = model.logits(hidden[start : start + len(part)])
+        parts.append(LogprobTensors.compute(logits, part, num_top).start_copy())
+    return PromptLogprobs(tuple(parts))

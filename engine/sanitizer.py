@@ -16,7 +16,7 @@ trusted: that fault is *structural*, its error leaves the step and ends the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from weakref import WeakKeyDictionary
@@ -41,8 +41,10 @@ from engine.scheduler import Scheduler
 from engine.state_watch import NoStateWatch, SlotWatch, StateAway, StateWatch
 from engine.step_plan import StepPlan, Swap
 from engine.tensor_parallel import ALONE, TensorParallel
-from wire.errors import SanitizerError
+from wire.errors import SanitizerError, TwinfangError
 from wire.handoff import Digests, Ticket
+
+DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor-parallel rank"
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,12 @@ class Sanitizer:
         block_id = swap.block_ids[int(changed[0])]
         return _error(request, f"block {block_id}", "the bytes it had when it was preempted", "others")
 
-    def received(self, request: Request) -> SanitizerError | None:
+    def received(self, request: Request) -> TwinfangError | None:
+        error = self._received(request)
+        faults = {} if error is None else {request: error}
+        return dict(self._on_any_rank([request], faults)).get(request)
+
+    def _received(self, request: Request) -> SanitizerError | None:
         ticket = request.ticket
         assert ticket is not None
         # Early tickets have no digests: on rank 0 the whole one has taken their place by now.
@@ -140,7 +147,7 @@ class Sanitizer:
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def inspect(self, plan: StepPlan) -> list[tuple[Request, SanitizerError]]:
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         self._check_free_rows()
         faults: dict[Request, SanitizerError] = {}
         for swap in plan.swap_in:
@@ -166,7 +173,20 @@ class Sanitizer:
                     self._check_blocks(request, num_tokens)
         whole = [request for request, num_tokens in readers if num_tokens > 0 and request not in faults]
         faults.update(self._states.check_bytes([*whole, *plan.prefilled]))
-        return list(faults.items())
+        returned = [self._scheduler.running[swap.request_id] for swap in plan.swap_in]
+        planned = [*returned, *(row.request for row in plan.rows), *plan.prefilled]
+        return self._on_any_rank(dict.fromkeys(planned), faults)
+
+    def _on_any_rank(
+        self, requests: Collection[Request], faults: Mapping[Request, SanitizerError]
+    ) -> list[tuple[Request, TwinfangError]]:
+        """Which of the requests are damaged here or on another tensor-parallel rank."""
+        is_damaged = self._tp.any([request in faults for request in requests])
+        return [
+            (request, faults.get(request) or TwinfangError(DAMAGED_ELSEWHERE))
+            for request, damaged in zip(requests, is_damaged, strict=True)
+            if damaged
+        ]
 
     def compare(self, plan: StepPlan, batch: Batch) -> None:
         self._batch_check.check(plan, batch)

@@ -1,11 +1,13 @@
-"""What a step of :class:`engine.engine.Engine` brought, for the server to act on."""
+"""What steps of :class:`engine.engine.Engine` brought, for the server to act on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.launched_step import RowResult
 from engine.request import Request
-from wire.generation import StepOutputs
+from wire.generation import RequestOutput, StepOutputs
+from wire.outbox import Outbox
 
 NO_OUTPUTS = StepOutputs({})
 
@@ -26,3 +28,34 @@ class StepResult:
     to_give_up: list[str] = field(default_factory=list)
     """Kept requests whose memory others wait for: end their leases, then release them."""
     did_nothing: bool = False
+
+
+@dataclass(slots=True)
+class Landed:
+    """What steps that were read back have brought, until a :class:`StepResult` tells of it."""
+
+    outputs: Outbox = field(default_factory=Outbox)
+    prefilled: list[Request] = field(default_factory=list)
+    progressed: list[Request] = field(default_factory=list)
+    kept: list[Request] = field(default_factory=list)
+
+    def gained(self, request: Request, result: RowResult) -> None:
+        """The answer has gained the row's tokens. Nearly all of these outputs are tokens and nothing else."""
+        token_ids, reason = result.tokens, request.finish_reason
+        prompt_logprobs = None
+        if request.prompt_logprobs and request.num_output == len(token_ids):
+            prompt_logprobs = tuple(request.prompt_logprobs)
+        if reason is None and result.logprobs is None and prompt_logprobs is None:
+            self.outputs.add_tokens(request.request_id, token_ids)
+            return
+        self.outputs.add(
+            RequestOutput(
+                request_id=request.request_id,
+                token_ids=token_ids,
+                logprobs=result.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=reason,
+                stop_token_id=token_ids[-1] if reason == "stop" else None,
+                stats=None if reason is None else request.stats(),
+            )
+        )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.logprobs import LogprobTensors
-from engine.prompt_logprobs import TOKENS_AT_ONCE, prompt_logprobs
+from engine.logprobs import TOKENS_AT_ONCE, LogprobTensors, prompt_logprobs
 from engine.request import Request
 from engine.sampler import Sampler
 from engine.sampling_table import SamplingNeeds, SamplingTable

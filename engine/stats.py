@@ -1,0 +1,60 @@
+"""What an engine tells routers: its load and memory as they are, and what it has computed."""
+
+from __future__ import annotations
+
+from engine.launched_step import RowResult
+from engine.rows import PlannedRow
+from engine.scheduler import Scheduler
+from wire.generation import ServerStats
+
+
+class EngineStats:
+    """Counts steps, tokens and drafts. ``num_drafts`` is the most that a row tries in a step."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self.num_steps = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+        self._drafted = [0] * num_drafts
+        """By their position behind the newest token."""
+        self._accepted = [0] * num_drafts
+
+    def count(self, row: PlannedRow, result: RowResult) -> None:
+        """One row of one step; the request's own drafts are counted as well."""
+        if row.num_before < row.request.num_given:
+            self._prefill_tokens += row.num_new
+        if row.samples:
+            self._decode_tokens += result.accepted
+            if result.num_tried:
+                row.request.num_drafted += result.num_tried
+                row.request.num_accepted += result.accepted - 1
+                for position in range(result.num_tried):
+                    self._drafted[position] += 1
+                for position in range(result.accepted - 1):
+                    self._accepted[position] += 1
+
+    def now(self, scheduler: Scheduler) -> ServerStats:
+        """With load and memory as they are; what the transfer layer knows is 0."""
+        owned = scheduler.owned
+        quarantined = scheduler.quarantined.values()
+        return ServerStats(
+            num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
+            num_running=len(scheduler.running),
+            num_blocks=owned.blocks.capacity,
+            free_blocks=owned.cache.num_available_blocks,
+            cached_blocks=owned.cache.num_cached_blocks,
+            num_slots=owned.slots.capacity,
+            free_slots=owned.cache.num_available_slots,
+            cached_states=owned.cache.num_cached_states,
+            preemptions=scheduler.num_preemptions,
+            given_rows=scheduler.num_given_rows,
+            num_steps=self.num_steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            drafted_by_position=tuple(self._drafted),
+            accepted_by_position=tuple(self._accepted),
+            quarantined_blocks=sum(owned.num_own_blocks(one) for one in quarantined),
+            quarantined_slots=sum(len(one.slots) for one in quarantined),
+            queued_tokens=scheduler.num_queued_tokens,
+            prefix_version=owned.cache.journal.version,
+        )
