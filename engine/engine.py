@@ -84,7 +84,7 @@ class Engine:
     def _get_ready(self) -> None:
         """Compiles and captures all that steps run, so that no client's request pays for it."""
         self.warm_up()
-        self._lockstep.settle(self._take_part)
+        self._lockstep.settle(self.dummy_step)
         self.start_up.ended("warm_up")
         self._runner.capture()
         self.start_up.ended("graphs")
@@ -251,7 +251,7 @@ class Engine:
             self.scheduler.launched(plan)
             self._stats.num_steps += 1
         elif shape.num_tokens > 0:
-            self._take_part(shape)
+            self.dummy_step(shape)
         did_nothing = not (
             self._in_flight
             or self._landed.outputs
@@ -292,7 +292,7 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _take_part(self, shape: StepShape) -> None:
+    def dummy_step(self, shape: StepShape) -> None:
         """The step of an idle data-parallel rank: it touches nothing but the null entries."""
         self._runner.launch_padding(shape)
         self.num_dummy_steps += 1

@@ -21,6 +21,7 @@ from itertools import chain, islice
 from engine.cache_formats import ExactCuts
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan
+from engine.decode_rows import DecodeRows
 from engine.fair_share import PAUSE_STEPS, FairShares, have_several_clients
 from engine.ownership import Ownership
 from engine.request import Request
@@ -62,6 +63,7 @@ class Scheduler:
         self.owned = Ownership(
             plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
         )
+        self._decode = DecodeRows(self.owned, plan, mode, num_positions)
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -218,10 +220,8 @@ class Scheduler:
         for request in prefilled:
             self.hold(request)
         for request in admitted:
-            if request.request_id in self.running and self._decodes(request):
-                most = self._most_computed(request)
-                self._grow_if_room(request, self._reach(request, most + 1))
-                decode_rows.append(self._decode_row(request, most))
+            if request.request_id in self.running and self._decode.is_next(request):
+                decode_rows.append(self._decode.plan_admitted(request))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._plan_chunks(budget, decode_rows)
         left_rows += self._left_rows  # of those that were prefilled
@@ -238,80 +238,25 @@ class Scheduler:
             return True
         missing = 0
         for request in self.running.values():
-            if not self._is_calm(request) and self._decodes(request):
-                reach = self._reach(request, self._most_computed(request) + 1)
-                missing += self.owned.num_missing_blocks(request, reach)
+            if not self._decode.is_calm(request) and self._decode.is_next(request):
+                missing += self._decode.num_missing_blocks(request)
         return missing > self.owned.cache.num_available_blocks
-
-    def _decodes(self, request: Request) -> bool:
-        """Whether its next row is a decode row; one that surely reaches its end in flight has none, nor has
-        one whose grammar's masks have not come."""
-        if request.awaits_masks:
-            return False
-        if request.is_prompt_planned and not request.prefill_only:
-            return request.num_planned < request.max_total_tokens
-        num_new, num_before = request.target - request.num_planned, request.num_planned
-        return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
-
-    def _most_computed(self, request: Request) -> int:
-        """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
-        num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_given))
-        return request.num_planned + num_uncertain * (self._num_positions - 1)
-
-    def _reach(self, request: Request, num_tokens: int) -> int:
-        """Tokens whose KV a step may write that surely computes up to ``num_tokens``.
-
-        All drafts may be right, and drafting goes on as far again behind them.
-        """
-        return min(num_tokens + 2 * (self._num_positions - 1), request.max_total_tokens)
-
-    def _grow_if_room(self, request: Request, num_tokens: int) -> None:
-        """Without blocks for them its drafts are poorer, but no request has to make way for that."""
-        if self.owned.num_missing_blocks(request, num_tokens) <= self.owned.cache.num_available_blocks:
-            self.owned.grow(request, num_tokens)
-
-    def _decode_row(self, request: Request, most_computed: int) -> PlannedRow:
-        # Within the prompt it computes one token; the chunk that may follow would not pass its boundary.
-        num_new = self._num_positions if request.is_prompt_planned else 1
-        boundary = self.owned.decode_boundary(request, most_computed, num_new)
-        return PlannedRow(request, request.num_planned, 1, boundary)
-
-    def _is_calm(self, request: Request) -> bool:
-        """Whether its next row is a decode row that needs nothing which it does not have."""
-        most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
-        return most <= request.calm_until and not request.awaits_masks
-
-    def _calm_until(self, request: Request, most_computed: int) -> int:
-        """See :attr:`Request.calm_until`; ``most_computed`` is what :meth:`_most_computed` says now."""
-        if request.boundary is not None or not request.is_prompt_planned or request.prefill_only:
-            return -1
-        until = request.max_total_tokens - 1
-        num_held = len(request.block_ids)
-        if num_held < self.capacity.blocks_for(request.max_total_tokens):
-            until = min(until, num_held * self.capacity.block_size - 1 - 2 * (self._num_positions - 1))
-        next_kept = self._mode.next_kept(request, most_computed)
-        return until if next_kept is None else min(until, next_kept - self._num_positions - 1)
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
         """One row for each decoding request, oldest first, preempting others where blocks run out."""
         rows: list[PlannedRow] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
-            if self._is_calm(request):
+            if self._decode.is_calm(request):
                 rows.append(PlannedRow(request, request.num_planned, 1))
-            elif request.request_id in self.running and self._decodes(request):
-                most = self._most_computed(request)
-                reach = self._reach(request, most + 1)
-                missing = self.owned.num_missing_blocks(request, reach)
+            elif request.request_id in self.running and self._decode.is_next(request):
+                missing = self._decode.num_missing_blocks(request)
                 while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
                     shares = self._shares(self.running.values())
                     swap_out.append(self._preempt(shares.first_to_go(self.running.values())))
                     self.num_preemptions += 1
                 if request.request_id in self.running:
-                    if missing:
-                        self.owned.grow(request, reach)
-                    rows.append(self._decode_row(request, most))
-                    request.calm_until = self._calm_until(request, most)
+                    rows.append(self._decode.plan(request))
         if swap_out:  # an older one of another client may have had its row planned
             rows = [row for row in rows if row.request.request_id in self.running]
         return rows, swap_out
@@ -447,12 +392,12 @@ class Scheduler:
             if is_decode_row(num_new=end - start, num_before=start, chunks_until=request.chunks_until):
                 if budget < self._num_positions:
                     break
-                decode_rows.append(self._decode_row(request, start))
+                decode_rows.append(self._decode.plan_as_is(request, start))
                 budget -= self._num_positions
             else:
                 boundaries = self.owned.take_boundaries(request, start, end)
                 prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
                 if prefill_rows[-1].samples:
-                    self._grow_if_room(request, self._reach(request, end))
+                    self._decode.grow_if_room(request, end)
                 budget -= end - start
         return prefill_rows

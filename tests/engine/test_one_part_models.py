@@ -244,7 +244,7 @@ def test_a_dummy_step_writes_nothing_but_the_null_entries(model_dir):
     pools = engine.caches.kv, engine.caches.state
     for pool in pools:
         pool.view(torch.uint8).fill_(0x5A)
-    engine.dummy_step(8)
+    engine.dummy_step(engine._runner.decode_shape(8))
     for pool in pools:
         if pool.numel():
             assert (pool[1:].reshape(-1).view(torch.uint8) == 0x5A).all()

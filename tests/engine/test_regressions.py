@@ -75,7 +75,7 @@ def test_vllm_37728_a_dummy_step_after_a_busy_one_touches_nothing_but_null_entri
     tables = {name: getattr(engine._runner.state, name) for name in ROW_TABLES}
     before = {name: table.clone() for name, table in tables.items()}
     kv, state = engine.caches.kv.clone(), engine.caches.state.clone()
-    engine._take_part(engine._runner.decode_shape(num_rows))
+    engine.dummy_step(engine._runner.decode_shape(num_rows))
     assert torch.equal(engine.caches.kv[1:], kv[1:])
     assert torch.equal(engine.caches.state[1:], state[1:])
     for name, table in tables.items():
@@ -92,7 +92,7 @@ def test_vllm_37728_a_dummy_step_does_not_change_what_busy_requests_answer(bundl
     for i, prompt in enumerate(prompts(6)):
         engine.add(greedy(str(i), prompt))
     while not (result := engine.step()).did_nothing:
-        engine._take_part(engine._runner.decode_shape(8))
+        engine.dummy_step(engine._runner.decode_shape(8))
         for output in result.outputs:
             tokens[output.request_id] += output.token_ids
     assert tokens == expected
