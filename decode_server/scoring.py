@@ -33,5 +33,5 @@ def scores(request: Request) -> RequestOutput:
         (),
         prompt_logprobs=tuple(request.prompt_logprobs),
         finish_reason="length",
-        stats=request.stats(),
+        stats=request.measured.stats(),
     )

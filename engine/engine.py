@@ -184,7 +184,11 @@ class Engine:
                 self.cancel(request.request_id, "moved")
             self._landed.outputs.add(
                 RequestOutput(
-                    request.request_id, (), finish_reason="moved", ticket=ticket, stats=request.stats()
+                    request.request_id,
+                    (),
+                    finish_reason="moved",
+                    ticket=ticket,
+                    stats=request.measured.stats(),
                 )
             )
 
@@ -280,7 +284,7 @@ class Engine:
         prefilled = _still_in(held, plan.prefilled + landed.prefilled)
         for request in prefilled:
             self.measures.ended["prefilled"] += 1
-            self.measures.prefill.add(time.monotonic() - request.admitted_s)
+            self.measures.prefill.add(time.monotonic() - request.measured.admitted_s)
         return StepResult(
             landed.outputs.take(),
             prefilled,
@@ -312,10 +316,11 @@ class Engine:
             self._store.restore(swap)
 
     def _admitted(self, request: Request) -> None:
-        if not request.admitted_s:  # else it was preempted and is back
-            request.admitted_s = time.monotonic()
-            waited_s = request.admitted_s - request.arrived_s
-            self.measures.admitted(waited_s, request.num_prompt, request.num_cached)
+        measured = request.measured
+        if not measured.admitted_s:  # else it was preempted and is back
+            measured.admitted_s = time.monotonic()
+            waited_s = measured.admitted_s - measured.arrived_s
+            self.measures.admitted(waited_s, request.num_prompt, measured.num_cached)
 
     def _without(self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]) -> StepPlan:
         """The plan without requests that must not be computed; those are told why."""
@@ -384,10 +389,11 @@ class Engine:
 
     def _accept(self, request: Request, result: RowResult) -> None:
         """Tells of gained tokens, and ends the request where they are its last."""
-        if not request.first_token_s:
-            request.first_token_s = self._read_s
-            self.measures.time_to_first_token.add(self._read_s - request.arrived_s)
-        request.last_token_s = self._read_s
+        measured = request.measured
+        if not measured.first_token_s:
+            measured.first_token_s = self._read_s
+            self.measures.time_to_first_token.add(self._read_s - measured.arrived_s)
+        measured.last_token_s = self._read_s
         if result.tokens[-1] in request.stop_token_ids:
             self._finish(request, "stop")
         elif len(request.tokens) > request.max_total_tokens:
@@ -424,7 +430,7 @@ class Engine:
             token_ids=(),
             finish_reason="error",
             error=ErrorReply(error.code, error.message),
-            stats=request.stats(),
+            stats=request.measured.stats(),
         )
 
     # --- figures ---------------------------------------------------------------------------------

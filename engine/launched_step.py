@@ -103,9 +103,9 @@ def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[Plan
     """Time from each answer's last tokens to ``read_s``, when a step's were read; most rows share it."""
     gaps = Counter(
         [
-            (row.request.last_token_s, len(result.tokens))
+            (row.request.measured.last_token_s, len(result.tokens))
             for row, result in brought
-            if row.request.first_token_s and result.is_finite and result.tokens
+            if row.request.measured.first_token_s and result.is_finite and result.tokens
         ]
     )
     for (last_s, num_tokens), num_rows in gaps.items():

@@ -76,7 +76,7 @@ class Ownership:
     def _start_behind(self, request: Request, match: Match) -> None:
         """What is cached need not be computed."""
         block_size = self._plan.block_size
-        request.num_computed = request.num_cached = len(match.nodes) * block_size
+        request.num_computed = request.measured.num_cached = len(match.nodes) * block_size
         request.num_planned = request.num_computed
         if match.num_matched_blocks > len(match.nodes):
             request.branch = match.num_matched_blocks * block_size

@@ -31,6 +31,43 @@ class StateBoundary:
     slot: int
 
 
+@dataclass(slots=True)
+class Measured:
+    """When a request got how far, and what it moved. Times are monotonic, 0 while they have not come."""
+
+    arrived_s: float = field(default_factory=time.monotonic)
+    admitted_s: float = 0.0
+    landed_s: float = 0.0
+    """When what its ticket names had been read."""
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    num_cached: int = 0
+    """Tokens that were not computed because the prefix cache had them."""
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    transfer_descriptors: int = 0
+    early_bytes: int = 0
+    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """Drafts that became tokens of the answer."""
+
+    def stats(self) -> RequestStats:
+        """How long its parts took and what it moved, for whoever gets its answer."""
+        return RequestStats(
+            queue_s=max(0.0, self.admitted_s - self.arrived_s) if self.admitted_s else 0.0,
+            first_token_s=max(0.0, self.first_token_s - max(self.admitted_s, self.landed_s)),
+            transfer_s=self.transfer_s,
+            transfer_bytes=self.transfer_bytes,
+            transfer_descriptors=self.transfer_descriptors,
+            cached_tokens=self.num_cached,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
+            early_bytes=self.early_bytes,
+            decode_s=self.last_token_s - self.first_token_s,
+        )
+
+
 @dataclass(eq=False)
 class Request:
     """State of one request. The scheduler moves it, the engine fills in tokens.
@@ -68,8 +105,6 @@ class Request:
     num_computed: int = field(init=False, default=0)
     num_planned: int = field(init=False, default=0)
     num_in_flight: int = field(init=False, default=0)
-    num_cached: int = field(init=False, default=0)
-    """Tokens that were not computed because the prefix cache had them."""
     block_ids: list[int] = field(init=False, default_factory=list)
     nodes: list[CachedBlock] = field(init=False, default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
@@ -94,20 +129,7 @@ class Request:
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)
-    arrived_s: float = field(init=False, default_factory=time.monotonic)
-    admitted_s: float = field(init=False, default=0.0)
-    landed_s: float = field(init=False, default=0.0)
-    """When what its ticket names had been read."""
-    first_token_s: float = field(init=False, default=0.0)
-    last_token_s: float = field(init=False, default=0.0)
-    transfer_s: float = field(init=False, default=0.0)
-    transfer_bytes: int = field(init=False, default=0)
-    transfer_descriptors: int = field(init=False, default=0)
-    early_bytes: int = field(init=False, default=0)
-    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
-    num_drafted: int = field(init=False, default=0)
-    num_accepted: int = field(init=False, default=0)
-    """Drafts that became tokens of the answer."""
+    measured: Measured = field(init=False, default_factory=Measured)
 
     def __post_init__(self) -> None:
         self.num_given = len(self.tokens)
@@ -157,18 +179,3 @@ class Request:
         if self.params is None:
             return self.num_prompt - 1
         return self.num_prompt + self.params.max_tokens - 1
-
-    def stats(self) -> RequestStats:
-        """How long its parts took and what it moved, for whoever gets its answer."""
-        return RequestStats(
-            queue_s=max(0.0, self.admitted_s - self.arrived_s) if self.admitted_s else 0.0,
-            first_token_s=max(0.0, self.first_token_s - max(self.admitted_s, self.landed_s)),
-            transfer_s=self.transfer_s,
-            transfer_bytes=self.transfer_bytes,
-            transfer_descriptors=self.transfer_descriptors,
-            cached_tokens=self.num_cached,
-            drafted_tokens=self.num_drafted,
-            accepted_tokens=self.num_accepted,
-            early_bytes=self.early_bytes,
-            decode_s=self.last_token_s - self.first_token_s,
-        )

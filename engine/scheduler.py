@@ -104,7 +104,7 @@ class Scheduler:
         del self.transferring[request.request_id]
         request.num_computed = request.num_planned = num_tokens
         if request.prefill_only:
-            request.num_cached = num_tokens
+            request.measured.num_cached = num_tokens
         self.owned.enter(request)
         self.running[request.request_id] = request
 

@@ -26,8 +26,8 @@ class EngineStats:
         if row.samples:
             self._decode_tokens += result.accepted
             if result.num_tried:
-                row.request.num_drafted += result.num_tried
-                row.request.num_accepted += result.accepted - 1
+                row.request.measured.num_drafted += result.num_tried
+                row.request.measured.num_accepted += result.accepted - 1
                 for position in range(result.num_tried):
                     self._drafted[position] += 1
                 for position in range(result.accepted - 1):

@@ -56,6 +56,6 @@ class Landed:
                 prompt_logprobs=prompt_logprobs,
                 finish_reason=reason,
                 stop_token_id=token_ids[-1] if reason == "stop" else None,
-                stats=None if reason is None else request.stats(),
+                stats=None if reason is None else request.measured.stats(),
             )
         )

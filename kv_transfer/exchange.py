@@ -254,12 +254,13 @@ class StateExchange:
 
     def _transferred(self, request: Request, transfer: TransferResult, landed_s: float) -> None:
         assert request.ticket is not None
-        request.landed_s = landed_s
+        measured = request.measured
+        measured.landed_s = landed_s
         self._host.answer(self._keeper.let_go, request.ticket)
-        request.transfer_s = transfer.seconds
-        request.transfer_bytes = transfer.num_bytes
-        request.transfer_descriptors = transfer.num_descriptors
-        request.early_bytes = transfer.early_bytes
+        measured.transfer_s = transfer.seconds
+        measured.transfer_bytes = transfer.num_bytes
+        measured.transfer_descriptors = transfer.num_descriptors
+        measured.early_bytes = transfer.early_bytes
         outputs = self._engine.transferred(request, error=transfer.error, settled=transfer.settled)
         if transfer.error is None:
             self._engine.measures.transfer.add(transfer.seconds)

@@ -236,9 +236,9 @@ class PrefillService:
                 prompt_logprobs=None
                 if request.prompt_logprobs_wanted is None
                 else tuple(request.prompt_logprobs),
-                cached_tokens=request.num_cached,
-                queue_s=request.admitted_s - request.arrived_s,
-                prefill_s=now - request.admitted_s,
+                cached_tokens=request.measured.num_cached,
+                queue_s=request.measured.admitted_s - request.measured.arrived_s,
+                prefill_s=now - request.measured.admitted_s,
             )
             self._host.answer(self._answer, request.request_id, reply)
 

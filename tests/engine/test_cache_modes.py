@@ -76,8 +76,8 @@ def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budge
     warm = run(engine, prompts, concurrency)
     assert answers(cold) == expected
     assert answers(warm) == expected
-    assert sum(r.num_cached for r in warm) > sum(r.num_cached for r in cold)
-    assert sum(r.num_cached for r in warm) > sum(r.num_prompt for r in warm) // 3
+    assert sum(r.measured.num_cached for r in warm) > sum(r.measured.num_cached for r in cold)
+    assert sum(r.measured.num_cached for r in warm) > sum(r.num_prompt for r in warm) // 3
 
 
 @pytest.mark.parametrize("mode", ["align", "all"])
@@ -113,7 +113,7 @@ def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
     run(engine, [prompt[:num_tokens]], 1)
     before = engine.stats().prefill_tokens
     (again,) = run(engine, [prompt[:num_tokens]], 1)
-    assert again.num_cached == cached
+    assert again.measured.num_cached == cached
     assert engine.stats().prefill_tokens - before == num_tokens - cached
 
 
@@ -124,7 +124,7 @@ def test_a_branch_seen_twice_serves_the_third(bundled_model, mode):
     system = [choose.randrange(6, 150) for _ in range(64)]
     turns = [system + [choose.randrange(6, 150) for _ in range(30)] for _ in range(3)]
     first, second, third = (run(engine, [turn], 1)[0] for turn in turns)
-    assert (first.num_cached, second.num_cached, third.num_cached) == (0, 0, 64)
+    assert (first.measured.num_cached, second.measured.num_cached, third.measured.num_cached) == (0, 0, 64)
 
 
 @pytest.mark.parametrize("mode", ["align", "all"])
@@ -137,7 +137,7 @@ def test_another_salt_shares_nothing(bundled_model, mode):
         engine.add(request)
         while not engine.step().did_nothing:
             pass
-        return request.num_cached
+        return request.measured.num_cached
 
     assert cached("a") == 0
     assert cached("b") == 0

@@ -62,7 +62,7 @@ def test_the_same_prompt_again_computes_what_lies_behind_the_last_block(
     engine = make_engine(checkpoints[name], cache_mode=mode)
     prompt = (prompts_with_shared_prefixes(1, seed=9)[0] * 20)[:num_tokens]
     first, again = (run(engine, [prompt], 1)[0] for _ in range(2))
-    assert (first.num_cached, again.num_cached) == (0, cached)
+    assert (first.measured.num_cached, again.measured.num_cached) == (0, cached)
     assert first.tokens == again.tokens
     assert_nothing_is_owned(engine)
 
@@ -72,9 +72,9 @@ def test_without_states_a_branch_is_a_hit_at_once_and_an_answer_too(checkpoints)
     engine = make_engine(checkpoints["llama"])
     system = [6 + i % 23 for i in range(40)]
     first, second = run(engine, [system + [7] * 20, system + [8] * 20], 1)
-    assert second.num_cached == 40
+    assert second.measured.num_cached == 40
     (turn,) = run(engine, [[*first.tokens, 9, 9, 9]], 1)
-    assert turn.num_cached == (len(first.tokens) - 1) // BLOCK * BLOCK
+    assert turn.measured.num_cached == (len(first.tokens) - 1) // BLOCK * BLOCK
 
 
 @pytest.mark.parametrize("k", [0, 3])

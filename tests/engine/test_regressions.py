@@ -341,7 +341,7 @@ def test_vllm_42430_the_recomputed_last_token_of_a_prompt_is_a_decode_row_whose_
     assert step.batch.prefill is None
     assert step.batch.positions.tolist() == [len(prompt) - 1 + i for i in range(4)]
     assert (step.accepted.tolist(), output.token_ids) == ([1], (expected[0],))
-    assert (request.num_drafted, request.num_accepted) == (0, 0)
+    assert (request.measured.num_drafted, request.measured.num_accepted) == (0, 0)
     assert sink._runner.state.state_slot[request.row] == step.write_slots[0, 0]
     run(sink)
     assert request.tokens[request.num_prompt :] == expected

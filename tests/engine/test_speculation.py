@@ -247,7 +247,7 @@ def test_states_kept_while_drafts_were_right_and_wrong_serve_the_next_turn(engin
     again = serve(engine, turns)
     assert_same(again, engines.plain(model_dir, turns))
     gains = [
-        turn.request.num_cached - answer.request.num_prompt
+        turn.request.measured.num_cached - answer.request.num_prompt
         for turn, answer in zip(again, expected, strict=True)
     ]
     assert sum(gain > 0 for gain in gains) >= 4, gains

@@ -158,7 +158,8 @@ def test_a_request_is_told_how_much_was_read(world):
     request = request_that_reads(ticket_of("turn-1"))
     world.exchange.read(request)
     world.sink.reads[0][1]["on_done"](TransferResult("turn-2", 4096, 3, 0.25, None, settled=True))
-    assert (request.transfer_bytes, request.transfer_descriptors, request.transfer_s) == (4096, 3, 0.25)
+    measured = request.measured
+    assert (measured.transfer_bytes, measured.transfer_descriptors, measured.transfer_s) == (4096, 3, 0.25)
     assert world.said == [("turn-2", [])]
 
 
