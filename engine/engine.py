@@ -22,7 +22,7 @@ from engine.request import Request
 from engine.rows import PlannedRow
 from engine.stats import EngineStats
 from engine.step_plan import StepPlan
-from engine.step_result import Landed, StepResult
+from engine.step_result import Landed, StepResult, last_output
 from engine.tensor_parallel import ALONE, TensorParallel
 from telemetry.measures import Measures
 from telemetry.start_up import StartUp
@@ -174,23 +174,13 @@ class Engine:
         for request in self.scheduler.active:
             ticket = None
             if self.scheduler.may_move(request):
-                self._store.drop(request.request_id)
-                self.scheduler.hold(request)
-                self._landed.kept.append(request)
                 self._ended(request, "moved")
+                self._keep(request)
             else:
                 if request.request_id in self.scheduler.waiting:
                     ticket = request.ticket  # an early one can be followed as well
                 self.cancel(request.request_id, "moved")
-            self._landed.outputs.add(
-                RequestOutput(
-                    request.request_id,
-                    (),
-                    finish_reason="moved",
-                    ticket=ticket,
-                    stats=request.measured.stats(),
-                )
-            )
+            self._landed.outputs.add(last_output(request, ticket=ticket))
 
     def reading(self, request_id: str) -> Request:
         """The request whose transfer has not ended, cancelled meanwhile or not."""
@@ -405,9 +395,7 @@ class Engine:
         self._ended(request, reason)
         request.keeps_state = request.keeps_state and self.scheduler.may_keep
         if request.keeps_state:
-            self._store.drop(request.request_id)
-            self.scheduler.hold(request)
-            self._landed.kept.append(request)
+            self._keep(request)
             self._kept[request.request_id] = request
         else:
             self._leave(request)
@@ -417,6 +405,12 @@ class Engine:
         self.measures.ended[reason] += 1
         self._following.drop(request)
 
+    def _keep(self, request: Request) -> None:
+        """Holds blocks and state of an answered request for whoever goes on with it."""
+        self._store.drop(request.request_id)
+        self.scheduler.hold(request)
+        self._landed.kept.append(request)
+
     def _leave(self, request: Request) -> None:
         self._store.drop(request.request_id)
         self.scheduler.finish(request)
@@ -425,13 +419,7 @@ class Engine:
         kind = error.code
         lines.write(logging.WARNING, kind, "request %s failed: %s: %s", request.request_id, kind, error)
         self._ended(request, "error")
-        return RequestOutput(
-            request_id=request.request_id,
-            token_ids=(),
-            finish_reason="error",
-            error=ErrorReply(error.code, error.message),
-            stats=request.measured.stats(),
-        )
+        return last_output(request, error=ErrorReply(error.code, error.message))
 
     # --- figures ---------------------------------------------------------------------------------
 

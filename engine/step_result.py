@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from engine.launched_step import RowResult
 from engine.request import Request
-from wire.generation import RequestOutput, StepOutputs
+from wire.generation import ErrorReply, RequestOutput, StepOutputs
+from wire.handoff import AnyTicket
 from wire.outbox import Outbox
 
 NO_OUTPUTS = StepOutputs({})
@@ -28,6 +29,20 @@ class StepResult:
     to_give_up: list[str] = field(default_factory=list)
     """Kept requests whose memory others wait for: end their leases, then release them."""
     did_nothing: bool = False
+
+
+def last_output(
+    request: Request, *, ticket: AnyTicket | None = None, error: ErrorReply | None = None
+) -> RequestOutput:
+    """Of a request that ended without a further token: it has moved, or failed."""
+    return RequestOutput(
+        request_id=request.request_id,
+        token_ids=(),
+        finish_reason=request.finish_reason,
+        error=error,
+        stats=request.measured.stats(),
+        ticket=ticket,
+    )
 
 
 @dataclass(slots=True)
