@@ -5,7 +5,6 @@ A step computes them on the device; the host reads them when it reads the step's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +20,7 @@ TOKENS_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class LogprobTensors:
-    """Log-probabilities of ``m`` tokens, on the device until :meth:`read`.
+    """Log-probabilities of ``m`` tokens, on the device.
 
     The distribution is the model's own: before penalties, temperature and filters.
     """
@@ -46,10 +45,6 @@ class LogprobTensors:
         """Queues the copy to the host behind what is launched so far."""
         return LogprobCopy(Download(self.numbers), Download(self.integers))
 
-    def read(self, num_top: Sequence[int] | None = None) -> list[TokenLogprobs]:
-        """One entry a token. ``num_top[i]`` alternatives are given for token i; None gives all there are."""
-        return self.start_copy().read(num_top)
-
 
 @dataclass(frozen=True)
 class LogprobCopy:
@@ -58,18 +53,13 @@ class LogprobCopy:
     numbers: Download
     integers: Download
 
-    def read(self, num_top: Sequence[int] | None = None) -> list[TokenLogprobs]:
-        """As :meth:`LogprobTensors.read`; waits for the copy alone, not for steps launched since."""
+    def read(self) -> list[TokenLogprobs]:
+        """One entry a token. Waits for the copy alone, not for steps launched since."""
         # By way of numpy: torch's own tolist takes ten times as long.
         numbers, integers = (part.wait().numpy().tolist() for part in (self.numbers, self.integers))
-        counts = [len(values) - 1 for values in numbers] if num_top is None else num_top
         return [
-            TokenLogprobs(
-                token_id, logprob, rank, tuple(zip(top_ids[:count], top_values[:count], strict=True))
-            )
-            for (logprob, *top_values), (token_id, rank, *top_ids), count in zip(
-                numbers, integers, counts, strict=True
-            )
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
+            for (logprob, *top_values), (token_id, rank, *top_ids) in zip(numbers, integers, strict=True)
         ]
 
 
