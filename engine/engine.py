@@ -336,19 +336,14 @@ class Engine:
                 if row.request.finish_reason is None
             ]
             for row, result in brought:
-                self._extend(row, result)
+                if row.samples and result.is_finite:  # a forced token is the prompt's own
+                    row.request.tokens += result.tokens
             self._checks.computed(launched.plan, results)
             measure_gaps(self.measures, self._read_s, brought)
             for row, result in brought:
                 self._land(row, result)
             if self._following:
                 self._following.ask((row.request, result.tokens) for row, result in brought if row.samples)
-
-    def _extend(self, row: PlannedRow, result: RowResult) -> None:
-        """Gained tokens join the answer; a forced one is the prompt's own."""
-        request = row.request
-        if row.samples and result.is_finite:
-            request.tokens += result.tokens
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request
