@@ -77,18 +77,19 @@ class BatchCheck:
 
     def _places(self, row: PlannedRow, positions: range) -> list[int]:
         """Where in the KV pool they stand: 0 without a block."""
-        blocks, size = row.request.block_ids, self._block_size
+        blocks, size = row.request.memory.block_ids, self._block_size
         return [blocks[at // size] * size + at % size if at // size < len(blocks) else 0 for at in positions]
 
     def _check_rows(
         self, kind: str, part: DecodeRows | PrefillRows, planned: list[PlannedRow], lengths: list[int]
     ) -> None:
         padding = [0] * (part.num_rows - len(planned))
-        _compare(f"{kind} read_slots", part.read_slots, [row.request.state_slot for row in planned] + padding)
+        read = [row.request.memory.state_slot for row in planned]
+        _compare(f"{kind} read_slots", part.read_slots, read + padding)
         _compare(f"{kind} seq_lens", part.seq_lens, lengths + padding)
         table = part.block_table.cpu()
         for i, row in enumerate(planned):
-            block_ids = row.request.block_ids[: blocks_for(lengths[i], self._block_size)]
+            block_ids = row.request.memory.block_ids[: blocks_for(lengths[i], self._block_size)]
             name = f"block table of {row.request.request_id!r}"
             _compare(name, table[i, : len(block_ids)], block_ids)
         rest = table[len(planned) :]

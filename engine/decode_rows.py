@@ -85,10 +85,10 @@ class DecodeRows:
 
     def _calm_until(self, request: Request, most_computed: int) -> int:
         """See :attr:`Request.calm_until`."""
-        if request.boundary is not None or not request.is_prompt_planned or request.prefill_only:
+        if request.memory.boundary is not None or not request.is_prompt_planned or request.prefill_only:
             return -1
         until = request.max_total_tokens - 1
-        num_held = len(request.block_ids)
+        num_held = len(request.memory.block_ids)
         if num_held < self._plan.blocks_for(request.max_total_tokens):
             until = min(until, num_held * self._plan.block_size - 1 - 2 * (self._num_positions - 1))
         next_kept = self._mode.next_kept(request, most_computed)

@@ -45,7 +45,7 @@ class FairShares:
         for request in owners:
             share = self._shares.setdefault(request.client, Share())
             share.num_rows += cost_of(request)
-            share.num_blocks += len(request.block_ids)
+            share.num_blocks += len(request.memory.block_ids)
 
     def of(self, client: str, *, rows: float = 0.0, blocks: int = 0) -> float:
         """A client's share with so many rows and blocks more; 1 is everything."""
@@ -70,7 +70,7 @@ class FairShares:
             giver
             for giver in _youngest_but_oldest(running)
             if giver.client != request.client
-            and smaller <= self.of(giver.client, rows=-cost_of(giver), blocks=-len(giver.block_ids))
+            and smaller <= self.of(giver.client, rows=-cost_of(giver), blocks=-len(giver.memory.block_ids))
         ]
         return max(givers, key=lambda giver: self.of(giver.client), default=None)
 

@@ -24,7 +24,7 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
                 raise SanitizerError(f"slot {slot}: expected one row to write it; found rows of {names}")
             writers[slot] = row.request
     for row in rows:
-        request, read = row.request, row.request.state_slot
+        request, read = row.request, row.request.memory.state_slot
         carried_on = {read} if row.num_before > 0 else set()
         if carried_on and writers.get(read, request) is not request:
             writer = writers[read].request_id
@@ -47,7 +47,7 @@ def check_block_owners(
     """
     if not rows:
         return
-    tables = [np.array(row.request.block_ids, dtype=np.int64) for row in rows]
+    tables = [np.array(row.request.memory.block_ids, dtype=np.int64) for row in rows]
     block_ids, counts = np.unique(np.concatenate(tables), return_counts=True)
     shared = block_ids[counts > 1]
     for row, table in zip(rows, tables, strict=True):
@@ -78,7 +78,7 @@ def _is_rewritable(slot: int, request: Request, tags: SlotTags) -> bool:
 
 def _written_slots(row: PlannedRow) -> Iterator[int]:
     if row.is_decode:
-        yield from row.request.slots
+        yield from row.request.memory.slots
     elif row.write_slot not in [boundary.slot for boundary in row.boundaries]:
         yield row.write_slot
     for boundary in row.boundaries:

@@ -9,7 +9,7 @@ from engine.capacity import CapacityPlan
 from engine.index_pool import NULL_INDEX, IndexPool
 from engine.one_part_caches import make_prefix_cache
 from engine.prefix_cache import Match
-from engine.request import Request, StateBoundary
+from engine.request import Memory, Request, StateBoundary
 from engine.rows import PlannedRow
 
 
@@ -37,10 +37,6 @@ class Ownership:
         """Told of each request whose memory is about to be free, while nobody else can have it yet."""
 
     @property
-    def num_free_rows(self) -> int:
-        return len(self._rows)
-
-    @property
     def free_rows(self) -> Sequence[int]:
         """Rows that nobody owns."""
         return self._rows
@@ -56,19 +52,13 @@ class Ownership:
         self._hold(match)
         cached = self.cache.blocks_of(match.nodes)
         num_new = self._plan.blocks_for(request.target) - len(cached)
-        if (
-            not self._rows
-            or self.cache.num_available_slots < self._num_slots
-            or self.cache.num_available_blocks < num_new + spare_blocks
-        ):
+        if not self._has_room(num_new + spare_blocks):
             self._let_go(match)
             return False
-        request.row = self._rows.pop()
-        request.nodes = match.nodes
-        request.block_ids = cached + self.cache.allocate_blocks(num_new)
-        self._give_slots(request)
+        self._give(request, num_new, cached)
+        request.memory.nodes = match.nodes
         if match.state is not None:
-            request.read_state, request.read_slot = match.state, match.state.slot
+            request.memory.read_state, request.memory.read_slot = match.state, match.state.slot
         if request.ticket is None:
             self._start_behind(request, match)
         return True
@@ -84,28 +74,29 @@ class Ownership:
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
         """Gives a preempted request a row, slots and the blocks of all its tokens so far, or nothing."""
         num_blocks = self._plan.blocks_for(request.target)
-        if (
-            not self._rows
-            or self.cache.num_available_slots < self._num_slots
-            or self.cache.num_available_blocks < num_blocks + spare_blocks
-        ):
+        if not self._has_room(num_blocks + spare_blocks):
             return False
-        request.row = self._rows.pop()
-        request.block_ids = self.cache.allocate_blocks(num_blocks)
-        self._give_slots(request)
+        self._give(request, num_blocks)
         return True
 
-    def _give_slots(self, request: Request) -> None:
-        request.slots = [self.cache.allocate_slot() for _ in range(self._num_slots)]
-        request.state_index = 0
+    def _has_room(self, num_blocks: int) -> bool:
+        """Whether there are a row, slots and ``num_blocks`` blocks for one more request."""
+        has_slots = self.cache.num_available_slots >= self._num_slots
+        return bool(self._rows) and has_slots and self.cache.num_available_blocks >= num_blocks
+
+    def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:
+        """A row, slots, and blocks behind those that are ``cached``."""
+        blocks = [*cached, *self.cache.allocate_blocks(num_blocks)]
+        request.row = self._rows.pop()
+        request.memory = Memory(blocks, slots=[self.cache.allocate_slot() for _ in range(self._num_slots)])
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a request lacks to hold ``num_tokens`` tokens."""
-        return max(0, self._plan.blocks_for(num_tokens) - len(request.block_ids))
+        return max(0, self._plan.blocks_for(num_tokens) - len(request.memory.block_ids))
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Adds the blocks it lacks to hold ``num_tokens`` tokens; the caller has made room."""
-        request.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
+        request.memory.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
 
     def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
         """Slots for a chunk's states that are to be kept, its end's included, as far as there are any."""
@@ -124,12 +115,13 @@ class Ownership:
         slot is written when the row passes the boundary, in this step or in a later one: a draft that is
         rejected leaves there what the next try overwrites.
         """
-        if request.boundary is None:
+        memory = request.memory
+        if memory.boundary is None:
             length = self._mode.next_kept(request, most_computed)
             within_reach = length is not None and length <= most_computed + num_new
             if length is not None and within_reach and self.cache.num_available_slots:
-                request.boundary = StateBoundary(length, self.cache.allocate_slot())
-        return () if request.boundary is None else (request.boundary,)
+                memory.boundary = StateBoundary(length, self.cache.allocate_slot())
+        return () if memory.boundary is None else (memory.boundary,)
 
     # --- after a step ----------------------------------------------------------------------------
 
@@ -138,28 +130,27 @@ class Ownership:
 
         ``num_accepted`` of a decode row's positions hold true tokens; a prefill row has computed all.
         """
-        request = row.request
-        if request.read_slot != NULL_INDEX:
-            self._release_read_state(request)
+        request, memory = row.request, row.request.memory
+        if memory.read_slot != NULL_INDEX:
+            self._release_read_state(memory)
         is_decode = row.is_decode
         request.num_computed += num_accepted if is_decode else row.num_new
-        request.state_index = num_accepted - 1 if is_decode else 0
+        memory.state_index = num_accepted - 1 if is_decode else 0
         if not self._mode.caches:
             return
-        if request.num_computed // self._plan.block_size > len(request.nodes):
+        if request.num_computed // self._plan.block_size > len(memory.nodes):
             self.enter(request)
         for boundary in row.boundaries:
             # A decode row may have passed it in the step before, which this one was launched behind.
-            is_ahead = not is_decode or boundary is request.boundary
+            is_ahead = not is_decode or boundary is memory.boundary
             if is_ahead and boundary.length <= request.num_computed:
                 self._put(request, boundary)
 
     def enter(self, request: Request) -> None:
         """Enters a request's full blocks into the prefix cache."""
         if self._mode.caches:
-            self.cache.extend(
-                request.nodes, request.tokens, request.num_computed, request.block_ids, request.cache_salt
-            )
+            nodes, block_ids = request.memory.nodes, request.memory.block_ids
+            self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
         """Takes back what a planned row was given for its boundaries: it will not be computed."""
@@ -171,12 +162,13 @@ class Ownership:
 
         Where it is the newest one the next step reads it, whoever owns it.
         """
-        if boundary is request.boundary:
-            request.boundary = None
-        node = request.nodes[boundary.length // self._plan.block_size - 1]
+        memory = request.memory
+        if boundary is memory.boundary:
+            memory.boundary = None
+        node = memory.nodes[boundary.length // self._plan.block_size - 1]
         state = self.cache.put_state(node, boundary.slot)
         if boundary.length == request.num_computed:
-            request.read_state, request.read_slot = state, boundary.slot
+            memory.read_state, memory.read_slot = state, boundary.slot
         elif state is None:
             self.slots.free([boundary.slot])
         else:
@@ -191,42 +183,30 @@ class Ownership:
 
     def keep_state_alone(self, request: Request) -> None:
         """For a request that computes no more: all its slots are free again but the one with its state."""
-        newest = request.state_slot
-        kept = [] if newest == NULL_INDEX or request.read_state is not None else [newest]
-        own = [*request.slots, *([request.read_slot] if request.read_slot else [])]
-        if request.boundary is not None:
-            own.append(request.boundary.slot)
-            request.boundary = None
-        cached = request.read_state.slot if request.read_state is not None else NULL_INDEX
+        memory = request.memory
+        newest = memory.state_slot
+        kept = [] if newest == NULL_INDEX or memory.read_state is not None else [newest]
+        own = [*memory.slots, *([memory.read_slot] if memory.read_slot else [])]
+        if memory.boundary is not None:
+            own.append(memory.boundary.slot)
+            memory.boundary = None
+        cached = memory.read_state.slot if memory.read_state is not None else NULL_INDEX
         self.slots.free([slot for slot in own if slot not in (*kept, cached)])
-        request.slots, request.state_index = kept, 0
-        if request.read_state is None:
-            request.read_slot = NULL_INDEX
-
-    def num_own_blocks(self, request: Request) -> int:
-        """Blocks that nobody else has, the prefix cache neither."""
-        return len(self._own_blocks(request))
-
-    def _own_blocks(self, request: Request) -> list[int]:
-        nodes = request.nodes
-        return [
-            block_id
-            for i, block_id in enumerate(request.block_ids)
-            if i >= len(nodes) or nodes[i].block_id != block_id
-        ]
+        memory.slots, memory.state_index = kept, 0
+        if memory.read_state is None:
+            memory.read_slot = NULL_INDEX
 
     def free_memory(self, request: Request) -> None:
         """Blocks that are the cache's stay there; all others, and the slot, are free again."""
         self.before_free(request)
-        self._release_read_state(request)
-        self.blocks.free(self._own_blocks(request))
-        self.cache.release(reversed(request.nodes))
-        request.block_ids, request.nodes = [], []
-        self.slots.free(request.slots)
-        request.slots, request.state_index = [], 0
-        if request.boundary is not None:
-            self.slots.free([request.boundary.slot])
-            request.boundary = None
+        memory = request.memory
+        self._release_read_state(memory)
+        self.blocks.free(memory.own_blocks)
+        self.cache.release(reversed(memory.nodes))
+        self.slots.free(memory.slots)
+        if memory.boundary is not None:
+            self.slots.free([memory.boundary.slot])
+        request.memory = Memory()
 
     def _match(self, request: Request) -> Match:
         """What is cached of the tokens before the last; with a ticket the state comes from elsewhere."""
@@ -249,9 +229,9 @@ class Ownership:
             self.cache.release_state(match.state)
         self.cache.release(reversed(match.nodes))
 
-    def _release_read_state(self, request: Request) -> None:
-        if request.read_state is not None:
-            self.cache.release_state(request.read_state)
-        elif request.read_slot != NULL_INDEX:
-            self.slots.free([request.read_slot])
-        request.read_state, request.read_slot = None, NULL_INDEX
+    def _release_read_state(self, memory: Memory) -> None:
+        if memory.read_state is not None:
+            self.cache.release_state(memory.read_state)
+        elif memory.read_slot != NULL_INDEX:
+            self.slots.free([memory.read_slot])
+        memory.read_state, memory.read_slot = None, NULL_INDEX

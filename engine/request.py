@@ -32,6 +32,46 @@ class StateBoundary:
 
 
 @dataclass(slots=True)
+class Memory:
+    """What a request owns of the pools and the prefix cache. See :class:`engine.ownership.Ownership`."""
+
+    block_ids: list[int] = field(default_factory=list)
+    nodes: list[CachedBlock] = field(default_factory=list)
+    """Held nodes of the prefix cache, one for each full block from the prompt's start."""
+    slots: list[int] = field(default_factory=list)
+    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions. None where the
+    model has no recurrent state: all that names one then is the null slot."""
+    state_index: int = 0
+    """Which of ``slots`` holds the newest state, unless ``read_slot`` does."""
+    read_slot: int = NULL_INDEX
+    """Holds the newest state, h(num_computed), where that is none of ``slots``; null otherwise."""
+    read_state: CachedState | None = None
+    """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
+    boundary: StateBoundary | None = None
+    """Where decoding will next pass a state that is to be kept, and the slot it is written to."""
+
+    @property
+    def state_slot(self) -> int:
+        """Slot that holds the newest state."""
+        return self.read_slot or (self.slots[self.state_index] if self.slots else NULL_INDEX)
+
+    @property
+    def chunk_slot(self) -> int:
+        """Slot that a chunk of the prompt leaves its state in, unless that is kept."""
+        return self.slots[0] if self.slots else NULL_INDEX
+
+    @property
+    def own_blocks(self) -> list[int]:
+        """Blocks that nobody else has, the prefix cache neither."""
+        nodes = self.nodes
+        return [
+            block_id
+            for i, block_id in enumerate(self.block_ids)
+            if i >= len(nodes) or nodes[i].block_id != block_id
+        ]
+
+
+@dataclass(slots=True)
 class Measured:
     """When a request got how far, and what it moved. Times are monotonic, 0 while they have not come."""
 
@@ -72,8 +112,8 @@ class Measured:
 class Request:
     """State of one request. The scheduler moves it, the engine fills in tokens.
 
-    ``tokens`` holds prompt and answer. ``num_computed`` of them have their KV in ``block_ids`` and their
-    Mamba state, h(num_computed), in ``state_slot``: as far as steps have been read back. Steps that are
+    ``tokens`` holds prompt and answer. ``num_computed`` of them have their KV and their Mamba state,
+    h(num_computed), in ``memory``: as far as steps have been read back. Steps that are
     launched but not read back (``num_in_flight``) will bring it to ``num_planned`` at least.
     """
 
@@ -105,25 +145,12 @@ class Request:
     num_computed: int = field(init=False, default=0)
     num_planned: int = field(init=False, default=0)
     num_in_flight: int = field(init=False, default=0)
-    block_ids: list[int] = field(init=False, default_factory=list)
-    nodes: list[CachedBlock] = field(init=False, default_factory=list)
-    """Held nodes of the prefix cache, one for each full block from the prompt's start."""
-    slots: list[int] = field(init=False, default_factory=list)
-    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions. None where the
-    model has no recurrent state: all that names one then is the null slot."""
-    state_index: int = field(init=False, default=0)
-    """Which of ``slots`` holds the newest state, unless ``read_slot`` does."""
-    read_slot: int = field(init=False, default=NULL_INDEX)
-    """Holds the newest state, h(num_computed), where that is none of ``slots``; null otherwise."""
-    read_state: CachedState | None = field(init=False, default=None)
-    """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
+    memory: Memory = field(init=False, default_factory=Memory)
     planned_slot: int = field(init=False, default=NULL_INDEX)
     """Where the step in flight leaves a prompt's newest state; a decoding row's is chosen on the device."""
     calm_until: int = field(init=False, default=-1)
     """With at most so many tokens computed, its next decode row needs no further block, no slot for a state
     that is kept, and does not lie beyond its end; -1: nobody has looked."""
-    boundary: StateBoundary | None = field(init=False, default=None)
-    """Where decoding will next pass a state that is to be kept, and the slot it is written to."""
     branch: int = field(init=False, default=0)
     """Tokens up to where cached KV reached beyond every cached state; 0 if it did not."""
     row: int = field(init=False, default=-1)
@@ -159,19 +186,9 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def state_slot(self) -> int:
-        """Slot that holds h(num_computed)."""
-        return self.read_slot or (self.slots[self.state_index] if self.slots else NULL_INDEX)
-
-    @property
-    def chunk_slot(self) -> int:
-        """Slot that a chunk of the prompt leaves its state in, unless that is kept."""
-        return self.slots[0] if self.slots else NULL_INDEX
-
-    @property
     def next_state_slot(self) -> int:
         """Slot that the next chunk of the prompt starts from, once all that is in flight has landed."""
-        return self.planned_slot if self.num_in_flight else self.state_slot
+        return self.planned_slot if self.num_in_flight else self.memory.state_slot
 
     @property
     def max_total_tokens(self) -> int:

@@ -49,7 +49,7 @@ class RowState:
         self.tokens[row, 0] = request.tokens[request.num_computed]
         self.num_drafts[row] = 0
         self.num_computed[row] = request.num_computed
-        self.state_slot[row] = request.state_slot
+        self.state_slot[row] = request.memory.state_slot
         self.limit[row] = request.num_prompt + (0 if params is None else params.max_tokens)
         self.max_drafts[row] = self._num_drafts if params is not None and params.speculate else 0
         self.active[row] = True

@@ -36,17 +36,19 @@ class RowTable:
 
     def fill(self, request: Request) -> None:
         """Writes what an admitted request owns into its row."""
-        self.slots[request.row, : len(request.slots)] = request.slots
+        slots = request.memory.slots
+        self.slots[request.row, : len(slots)] = slots
         self._changed.add(request.row)
         self.extend(request)
 
     def extend(self, request: Request) -> None:
         """Writes the blocks that a request has got since its row was filled, if there are any."""
-        row, known = request.row, self.num_blocks[request.row]
-        if known == len(request.block_ids):
+        row, block_ids = request.row, request.memory.block_ids
+        known, count = self.num_blocks[row], len(block_ids)
+        if known == count:
             return
-        self.block_table[row, known : len(request.block_ids)] = request.block_ids[known:]
-        self.num_blocks[row] = len(request.block_ids)
+        self.block_table[row, known:count] = block_ids[known:]
+        self.num_blocks[row] = count
         self._changed.add(row)
 
     def places(

@@ -56,7 +56,7 @@ class PlannedRow(NamedTuple):
     def write_slot(self) -> int:
         """Where the state after the row's last token goes: a slot of its own if that is kept."""
         last = self.boundaries[-1] if self.boundaries else None
-        return last.slot if last is not None and last.length == self.end else self.request.chunk_slot
+        return last.slot if last is not None and last.length == self.end else self.request.memory.chunk_slot
 
     @property
     def next_token(self) -> int:
@@ -66,7 +66,7 @@ class PlannedRow(NamedTuple):
 
 def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
     """Where a decode row leaves the state after each position: a kept one in its boundary's slot."""
-    slots = row.request.slots[:num_positions] or [NULL_INDEX] * num_positions
+    slots = row.request.memory.slots[:num_positions] or [NULL_INDEX] * num_positions
     for boundary in row.boundaries:
         if 0 < boundary.length - row.num_before <= num_positions:
             slots[boundary.length - row.num_before - 1] = boundary.slot

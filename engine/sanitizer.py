@@ -119,12 +119,13 @@ class Sanitizer:
         assert ticket is not None
         # Early tickets have no digests: on rank 0 the whole one has taken their place by now.
         digests = ticket.digests if isinstance(ticket, Ticket) else None
-        first, num_tokens = len(request.nodes), ticket.num_tokens
+        first, num_tokens = len(request.memory.nodes), ticket.num_tokens
         self._states.expect_nothing(request)
         if digests is not None:
             found = self._digests(request, first, num_tokens)
-            landed = [f"block {block_id}" for block_id in request.block_ids[first : len(digests.blocks)]]
-            landed += [f"slot {request.state_slot}, {segment}" for segment in self._checksums.segments]
+            memory = request.memory
+            landed = [f"block {block_id}" for block_id in memory.block_ids[first : len(digests.blocks)]]
+            landed += [f"slot {memory.state_slot}, {segment}" for segment in self._checksums.segments]
             sent = (*digests.blocks[first:], *digests.state)
             for where, theirs, ours in zip_longest(landed, sent, (*found.blocks, *found.state)):
                 if theirs != ours:
@@ -138,11 +139,12 @@ class Sanitizer:
 
     def _digests(self, request: Request, first_block: int, num_tokens: int) -> Digests:
         """Of the request's blocks from ``first_block`` on, as far as ``num_tokens`` go, and of its state."""
-        block_ids = request.block_ids[first_block : self._blocks_for(num_tokens)]
+        block_ids = request.memory.block_ids[first_block : self._blocks_for(num_tokens)]
         rest = num_tokens - (first_block + np.arange(len(block_ids))) * self._block_size
         covered = torch.from_numpy(rest.clip(0, self._block_size)).to(self._device)
         blocks = self._checksums.shares_of_blocks(self._index(block_ids), covered)
-        sums = self._tp.sum(torch.cat([blocks, self._checksums.shares_of_state(request.state_slot)])).tolist()
+        state = self._checksums.shares_of_state(request.memory.state_slot)
+        sums = self._tp.sum(torch.cat([blocks, state])).tolist()
         return Digests(tuple(sums[: len(blocks)]), tuple(sums[len(blocks) :]))
 
     # --- a step ----------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Sanitizer:
         """The host's block table against the request's own list; blocks of this step may still be missing."""
         num_known = self._rows.num_blocks[request.row]
         table = self._rows.block_table[request.row]
-        expected = np.array(request.block_ids, dtype=np.int32)
+        expected = np.array(request.memory.block_ids, dtype=np.int32)
         if np.array_equal(table[:num_known], expected[:num_known]) and not table[num_known:].any():
             return None
         return _error(
@@ -225,7 +227,7 @@ class Sanitizer:
 
     def _check_blocks(self, request: Request, num_tokens: int) -> None:
         digests = self._digests_of_blocks(request, num_tokens)
-        block_ids = np.array(request.block_ids[: len(digests)], dtype=np.int64)
+        block_ids = np.array(request.memory.block_ids[: len(digests)], dtype=np.int64)
         lengths = self._lengths(0, num_tokens)
         right = self._blocks.matches(block_ids, digests, lengths)
         if not right.all():
@@ -246,7 +248,7 @@ class Sanitizer:
         """Blocks that hold tokens ``start … end - 1`` of a request."""
         first = start // self._block_size
         digests = self._digests_of_blocks(request, end)[first:]
-        block_ids = np.array(request.block_ids[first : first + len(digests)], dtype=np.int64)
+        block_ids = np.array(request.memory.block_ids[first : first + len(digests)], dtype=np.int64)
         self._blocks.write(block_ids, digests, self._lengths(first, end))
 
     def _digests_of_blocks(self, request: Request, num_tokens: int) -> NDArray[np.uint64]:

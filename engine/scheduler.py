@@ -68,6 +68,7 @@ class Scheduler:
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.preempted: OrderedDict[str, Request] = OrderedDict()
+        self._active = (self.running, self.transferring, self.preempted, self.waiting)
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -153,7 +154,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The request leaves, whatever queue it is in; everything it owns is free again."""
-        for queue in (self.waiting, self.transferring, self.running, self.preempted, self.held):
+        for queue in (*self._active, self.held):
             if queue.pop(request.request_id, None) is not None:
                 break
         self._leave_row(request)
@@ -167,23 +168,17 @@ class Scheduler:
 
     def find_active(self, request_id: str) -> Request | None:
         """A request that has neither finished nor been prefilled."""
-        for queue in (self.running, self.waiting, self.transferring, self.preempted):
-            if request_id in queue:
-                return queue[request_id]
-        return None
+        return next((queue[request_id] for queue in self._active if request_id in queue), None)
 
     @property
     def active(self) -> list[Request]:
         """All requests that have neither finished nor been prefilled, those that run first."""
-        queues = (self.running, self.transferring, self.preempted, self.waiting)
-        return [request for queue in queues for request in queue.values()]
+        return [request for queue in self._active for request in queue.values()]
 
     @property
     def num_queued_tokens(self) -> int:
         """Tokens that were given and are not computed or read yet: what a new request's prompt waits for."""
-        queues = (self.waiting, self.transferring, self.preempted, self.running)
-        requests = (request for queue in queues for request in queue.values())
-        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in requests)
+        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
 
     def may_move(self, request: Request) -> bool:
         """Whether another server can go on with what is here: all but the newest token is computed."""
@@ -270,7 +265,7 @@ class Scheduler:
         request = self._unplaced
         if request is None or (self._step % PAUSE_STEPS and self._takes_steps(1)):
             return None
-        if (self.owned.num_free_rows and self.held) or len(self.preempted) >= self._max_num_seqs:
+        if (self.owned.free_rows and self.held) or len(self.preempted) >= self._max_num_seqs:
             return None
         if request.request_id not in self.waiting and request.request_id not in self.preempted:
             return None
@@ -309,7 +304,7 @@ class Scheduler:
     def _swap(self, request: Request) -> Swap:
         """What of a request is worth moving: the blocks that it has filled, and its state."""
         num_used = self.capacity.blocks_for(request.num_computed)
-        return Swap(request.request_id, tuple(request.block_ids[:num_used]), request.state_slot)
+        return Swap(request.request_id, tuple(request.memory.block_ids[:num_used]), request.memory.state_slot)
 
     def _admit(self) -> tuple[list[Request], list[Swap]]:
         """Resumes preempted requests and admits waiting ones, as far as there is room."""

@@ -136,14 +136,14 @@ class SlotWatch:
         self._sums[slot] = away.sums
 
     def expect_nothing(self, request: Request) -> None:
-        slot = request.state_slot
+        slot = request.memory.state_slot
         if self._tags.epochs.is_free[slot] or self._tags.current(slot) is not None:
             raise _error(
                 request, f"slot {slot}", "nothing there before the transfer", self._tags.describe(slot)
             )
 
     def landed(self, request: Request, num_tokens: int) -> None:
-        slot, digest = request.state_slot, self._prefix_of(request).at(request.tokens, num_tokens)
+        slot, digest = request.memory.state_slot, self._prefix_of(request).at(request.tokens, num_tokens)
         self._tags.write(slot, request, digest, num_tokens)
         self._sum([slot])
 
@@ -153,20 +153,20 @@ class SlotWatch:
         check_slot_owners(rows, self._tags)
 
     def check(self, request: Request, num_tokens: int) -> SanitizerError | None:
-        slot = request.state_slot
+        slot = request.memory.state_slot
         tag = self._tags.current(slot)
         digest = self._prefix_of(request).at(request.tokens, num_tokens)
         if tag is not None and (tag.digest, tag.num_tokens) == (digest, num_tokens):
             return None
         expected = f"h({num_tokens}), prefix {digest:016x}"
         error = _error(request, f"slot {slot}", expected, self._tags.describe(slot))
-        if tag is None or tag.writer != request.request_id or request.read_state is not None:
+        if tag is None or tag.writer != request.request_id or request.memory.read_state is not None:
             raise error
         return error
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
         """One wait for the device."""
-        slots = self._index([request.state_slot for request in requests])
+        slots = self._index([request.memory.state_slot for request in requests])
         changed = self._checksums.states(slots) != self._sums[slots]
         faults: dict[Request, SanitizerError] = {}
         if not changed.any():
@@ -174,10 +174,10 @@ class SlotWatch:
         for i, chunk in changed.nonzero().tolist():
             request = requests[i]
             if request not in faults:
-                slot, segment = request.state_slot, self._checksums.segment_of(chunk)
+                slot, segment = request.memory.state_slot, self._checksums.segment_of(chunk)
                 expected = f"{self._tags.describe(slot)} as it was written"
                 error = _error(request, f"slot {slot}, {segment}", expected, "other bytes")
-                if request.read_state is not None:
+                if request.memory.read_state is not None:
                     raise error
                 faults[request] = error
         return faults

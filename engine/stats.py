@@ -53,8 +53,8 @@ class EngineStats:
             decode_tokens=self._decode_tokens,
             drafted_by_position=tuple(self._drafted),
             accepted_by_position=tuple(self._accepted),
-            quarantined_blocks=sum(owned.num_own_blocks(one) for one in quarantined),
-            quarantined_slots=sum(len(one.slots) for one in quarantined),
+            quarantined_blocks=sum(len(one.memory.own_blocks) for one in quarantined),
+            quarantined_slots=sum(len(one.memory.slots) for one in quarantined),
             queued_tokens=scheduler.num_queued_tokens,
             prefix_version=owned.cache.journal.version,
         )

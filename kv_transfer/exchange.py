@@ -141,7 +141,7 @@ class StateExchange:
             self._num_published[request_id] = 0
             self._host.answer(self._feeds.open, early)
         num_full = request.num_computed // self._engine.config.block_size
-        further = request.block_ids[self._num_published[request_id] : num_full]
+        further = request.memory.block_ids[self._num_published[request_id] : num_full]
         self._num_published[request_id] = num_full
         self._host.answer(self._feeds.add, early, further)
         return early if is_new and isinstance(early, PartialTicket) else None
@@ -153,7 +153,7 @@ class StateExchange:
         if isinstance(early, PartialTicket):
             block_ids, digests = self._covered(request)
             ticket = self._source.settle(
-                early, block_ids=block_ids, state_slot=request.state_slot, digests=digests
+                early, block_ids=block_ids, state_slot=request.memory.state_slot, digests=digests
             )
             if ticket is not None:
                 self._host.answer(self._feeds.complete, ticket)
@@ -172,14 +172,14 @@ class StateExchange:
             request.request_id,
             num_tokens=request.num_computed,
             block_ids=block_ids,
-            state_slot=request.state_slot,
+            state_slot=request.memory.state_slot,
             digests=digests,
         )
         return ticket
 
     def _covered(self, request: Request) -> tuple[Sequence[int], Digests | None]:
         num_blocks = self._engine.capacity.blocks_for(request.num_computed)
-        return request.block_ids[:num_blocks], self._engine.digests(request.request_id)
+        return request.memory.block_ids[:num_blocks], self._engine.digests(request.request_id)
 
     def holds(self, request_id: str) -> bool:
         """Whether a lease of ours on this request's state has not ended."""
@@ -208,13 +208,13 @@ class StateExchange:
             self._follow(request, ticket, on_done)
             return
         assert ticket is not None
-        num_cached = len(request.nodes)
+        num_cached = len(request.memory.nodes)
         self._sink.read(
             # The sink reports by the ticket's request, which for a kept state is the turn before this one.
             replace(ticket, request_id=request.request_id),
-            block_ids=request.block_ids[num_cached : len(ticket.block_ids)],
+            block_ids=request.memory.block_ids[num_cached : len(ticket.block_ids)],
             first_block=num_cached,
-            state_slot=request.state_slot,
+            state_slot=request.memory.state_slot,
             deadline_s=self._transfer_deadline_s,
             on_done=on_done,
         )
@@ -228,9 +228,9 @@ class StateExchange:
             request.ticket = ticket
 
         destination = Destination(
-            block_ids=tuple(request.block_ids),
-            num_cached=len(request.nodes),
-            state_slot=request.state_slot,
+            block_ids=tuple(request.memory.block_ids),
+            num_cached=len(request.memory.nodes),
+            state_slot=request.memory.state_slot,
             block_size=self._engine.config.block_size,
         )
         transfer = self._sink.begin(

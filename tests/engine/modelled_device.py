@@ -109,25 +109,25 @@ class ModelledDevice:
         before = self.rows.get(request.row)
         assert before is None or before.request is request, "the row was not cleared"
         assert request.num_in_flight == 0
-        self.rows[request.row] = DeviceRow(request, request.num_computed, request.state_slot)
+        self.rows[request.row] = DeviceRow(request, request.num_computed, request.memory.state_slot)
 
     def receive(self, request, length):
         """A peer's bytes land, in no order with steps."""
         tokens = truth(request)
-        for position in range(len(request.nodes) * self.block_size, length):
-            self._write(request.block_ids, position, (position, tokens[position]))
-        self._set_state(request.state_slot, tuple(tokens[:length]))
+        for position in range(len(request.memory.nodes) * self.block_size, length):
+            self._write(request.memory.block_ids, position, (position, tokens[position]))
+        self._set_state(request.memory.state_slot, tuple(tokens[:length]))
 
     def receive_late(self, request):
         """Bytes of a transfer that was given up land where nobody may have moved in yet."""
-        for block_id in request.block_ids[len(request.nodes) :]:
+        for block_id in request.memory.block_ids[len(request.memory.nodes) :]:
             self.blocks[block_id] = ["late"] * self.block_size
-        self._set_state(request.state_slot, "late")
+        self._set_state(request.memory.state_slot, "late")
 
     def check(self, request, length, state_slot, block_ids=None):
         """KV and state of the first ``length`` tokens are where the request will read them."""
         tokens = truth(request)
-        block_ids = request.block_ids if block_ids is None else block_ids
+        block_ids = request.memory.block_ids if block_ids is None else block_ids
         for position in range(length if self.has_kv else 0):
             found = self.blocks[block_ids[position // self.block_size]][position % self.block_size]
             assert found == (position, tokens[position]), (request.request_id, position, found)
@@ -185,25 +185,25 @@ class ModelledDevice:
         else:
             last = row.end - 1
             written = {row.write_slot, *(boundary.slot for boundary in row.boundaries)}
-        has_room = not self.has_kv or len(request.block_ids) > last // size or self._is_first(row)
+        has_room = not self.has_kv or len(request.memory.block_ids) > last // size or self._is_first(row)
         assert has_room, "no room for what may be right"
-        blocks = set(request.block_ids[length // size :])
+        blocks = set(request.memory.block_ids[length // size :])
         read = {device.state_slot} if length else set()
         if not self.has_state:
             assert read | written <= {0}, "a slot is named where there are none"
             read = written = set()
-        return (read, set(request.block_ids[: -(-length // size)])), (written, blocks)
+        return (read, set(request.memory.block_ids[: -(-length // size)])), (written, blocks)
 
     def _is_first(self, row):
         """Such a row has no drafts: it needs no room for them."""
         device = self.rows[row.request.row]
-        return device.num_drafts == 0 and len(row.request.block_ids) * self.block_size > device.length
+        return device.num_drafts == 0 and len(row.request.memory.block_ids) * self.block_size > device.length
 
     def _decode_writes(self, row, length):
         """(tokens before the state, slot) of each position."""
         kept = {boundary.length: boundary.slot for boundary in row.boundaries}
         assert len(row.boundaries) <= 1
-        slots = row.request.slots if self.has_state else [0] * self.num_positions
+        slots = row.request.memory.slots if self.has_state else [0] * self.num_positions
         assert len(slots) == self.num_positions
         return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(slots)]
 
@@ -239,9 +239,9 @@ class ModelledDevice:
             is_right = i < accepted and is_finite
             self._set_state(slot, tuple(tokens[:num_tokens]) if is_right else JUNK)
             position = length + i
-            if not self.has_kv or position // self.block_size < len(request.block_ids):
+            if not self.has_kv or position // self.block_size < len(request.memory.block_ids):
                 content = (position, tokens[position]) if i < accepted else JUNK
-                self._write(request.block_ids, position, content)
+                self._write(request.memory.block_ids, position, content)
             else:
                 assert i >= accepted, "an accepted token's KV had no place"
         return self._move_on(row, device, length + accepted, writes[accepted - 1][1], accepted, is_finite)
@@ -255,7 +255,7 @@ class ModelledDevice:
             assert request.next_state_slot == device.state_slot
         self.check(request, row.num_before, request.next_state_slot)
         for position in range(row.num_before, end):
-            self._write(request.block_ids, position, (position, tokens[position]))
+            self._write(request.memory.block_ids, position, (position, tokens[position]))
         for boundary in row.boundaries:
             assert row.num_before < boundary.length <= end
             self._set_state(boundary.slot, tuple(tokens[: boundary.length]))

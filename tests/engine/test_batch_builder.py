@@ -29,7 +29,7 @@ def build(*lives, drafts=()):
     planned = []
     for i, (num_tokens, num_before, num_new, block_ids, slots, *boundaries) in enumerate(lives):
         request = Request(f"r{i}", list(range(100 * i, 100 * i + num_tokens)), SamplingParams(max_tokens=4))
-        request.row, request.block_ids, request.slots = i + 1, block_ids, slots
+        request.row, request.memory.block_ids, request.memory.slots = i + 1, block_ids, slots
         request.num_computed = request.num_planned = num_before
         rows.fill(request)
         state.fill(request)
@@ -136,7 +136,12 @@ def test_a_state_to_keep_at_a_chunks_end_is_written_as_the_rows_last():
 def test_a_cleared_row_is_as_if_nobody_had_been_there():
     rows, state = RowTable(2, 4, 3), RowState(2, 3, CPU)
     request = Request("r", [1, 2], SamplingParams(max_tokens=4))
-    request.row, request.block_ids, request.slots, request.num_computed = 1, [5, 6], [7, 8, 9], 1
+    request.row, request.memory.block_ids, request.memory.slots, request.num_computed = (
+        1,
+        [5, 6],
+        [7, 8, 9],
+        1,
+    )
     for tables in (rows, state):
         tables.fill(request)
         tables.clear(1)
@@ -155,7 +160,11 @@ def test_what_is_left_of_the_last_load_is_what_a_fresh_one_writes():
     requests = []
     for row in range(6):
         request = Request(f"r{row}", [1, 2, 3, 4], SamplingParams(max_tokens=20))
-        request.row, request.block_ids, request.slots = row, [row + 1], [2 * row + 1, 2 * row + 2]
+        request.row, request.memory.block_ids, request.memory.slots = (
+            row,
+            [row + 1],
+            [2 * row + 1, 2 * row + 2],
+        )
         requests.append(request)
         table.fill(request)
     kept = StepBuffers(table, state, block_size=BLOCK_SIZE, device=CPU)
@@ -164,7 +173,7 @@ def test_what_is_left_of_the_last_load_is_what_a_fresh_one_writes():
         if luck.random() < 0.3:
             chosen = luck.sample(requests, luck.randint(0, 6))
         for request in luck.sample(requests, luck.choice([0, 1, 6])):
-            request.block_ids = [*request.block_ids, luck.randint(1, 99)][:8]
+            request.memory.block_ids = [*request.memory.block_ids, luck.randint(1, 99)][:8]
             table.extend(request)
         num_before = luck.choice([1, 4, 4])
         extras = luck.choice([(), (), (StateBoundary(6, 50),)])

@@ -274,7 +274,7 @@ def test_slots_never_keep_a_sequence_waiting_whatever_is_cached(
     for _ in range(300):
         plan = scheduler.schedule()
         if scheduler.waiting and len(scheduler.held) <= max_num_seqs and not plan.prefilled:
-            assert scheduler.owned.num_free_rows == 0, "a row is free, yet a request waits"
+            assert not scheduler.owned.free_rows, "a row is free, yet a request waits"
         compute(scheduler, plan, lambda: luck.randint(0, k))
         for name in list(scheduler.held)[: max(0, len(scheduler.held) - max_num_seqs)]:
             scheduler.release(name)
@@ -307,8 +307,8 @@ def test_a_leased_state_that_is_the_prefix_caches_costs_no_second_slot():
     for name in ("computed", "found in the cache"):
         scheduler.add(Request(name, [1] * 9, None))
         step(scheduler)
-        assert scheduler.held[name].slots == []
-        assert scheduler.held[name].state_slot != 0
+        assert scheduler.held[name].memory.slots == []
+        assert scheduler.held[name].memory.state_slot != 0
     assert scheduler.owned.slots.capacity - scheduler.owned.slots.num_free == 1
     scheduler.release("computed")
     scheduler.release("found in the cache")

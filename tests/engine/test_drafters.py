@@ -70,7 +70,7 @@ class Recorder:
                 assert known + budgets[row] < int(state.limit[row]), "the last draft could not be tried"
                 name = self._requests[row].request_id
                 self.drafts[name, known] = state.tokens[row, 1 : 1 + num_drafts].tolist()
-                self.num_blocks[name, known] = len(self._requests[row].block_ids)
+                self.num_blocks[name, known] = len(self._requests[row].memory.block_ids)
         if self._over is not None:
             self._over.draft(step, hidden)
 
@@ -182,8 +182,8 @@ def test_a_prefill_server_fills_the_mtp_layers_kv_and_drafts_nothing(models):
         sink.step()
     at = torch.arange(len(prompt) - 1)
     for ours, theirs in zip(source.caches.layers.k + source.caches.layers.v, _kv(sink), strict=True):
-        mine = ours[torch.tensor(prefilled.block_ids)[at // 16], :, at % 16]
-        expected = theirs[torch.tensor(whole.block_ids)[at // 16], :, at % 16]
+        mine = ours[torch.tensor(prefilled.memory.block_ids)[at // 16], :, at % 16]
+        expected = theirs[torch.tensor(whole.memory.block_ids)[at // 16], :, at % 16]
         assert (mine - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert source._runner.state.tokens.shape[1] == 1
     assert len(_kv(sink)) == 2 * (sink.model.config.cache_spec().attn_layers + 1)

@@ -47,9 +47,9 @@ def prefill(source, tokens, name):
     source.add(request)
     while name not in source.scheduler.held:
         source.step()
-    num_tokens, block_ids = len(tokens) - 1, tuple(request.block_ids)
+    num_tokens, block_ids = len(tokens) - 1, tuple(request.memory.block_ids)
     digests = source.digests(request.request_id)
-    return Ticket(name, 0, 0, "h:1", "i", num_tokens, block_ids, request.state_slot, 1.0, digests)
+    return Ticket(name, 0, 0, "h:1", "i", num_tokens, block_ids, request.memory.state_slot, 1.0, digests)
 
 
 def admit(sink, tokens, ticket):
@@ -63,10 +63,10 @@ def admit(sink, tokens, ticket):
 def copy(source, sink, request):
     """What a transfer does: the blocks and the slot that the ticket names, less what the sink has cached."""
     ticket = request.ticket
-    blocks = list(zip(ticket.block_ids, request.block_ids, strict=False))
-    for theirs, ours in blocks[len(request.nodes) :]:
+    blocks = list(zip(ticket.block_ids, request.memory.block_ids, strict=False))
+    for theirs, ours in blocks[len(request.memory.nodes) :]:
         sink.caches.kv[ours] = source.caches.kv[theirs]
-    sink.caches.state[request.state_slot] = source.caches.state[ticket.state_slot]
+    sink.caches.state[request.memory.state_slot] = source.caches.state[ticket.state_slot]
 
 
 def hand_over(source, sink, tokens, name="handed"):
@@ -158,7 +158,7 @@ def test_a_damaged_request_ends_with_an_error_and_no_other_does(bundled_model, a
     outputs = list(engine.step().outputs)
     for views in (engine.caches.layers.ssm, engine.caches.layers.conv):
         for view in views:
-            view[requests[1].state_slot] = float("nan")
+            view[requests[1].memory.state_slot] = float("nan")
     while not (result := engine.step()).did_nothing:
         outputs += result.outputs
     ended = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}

@@ -128,7 +128,7 @@ def test_where_blocks_run_out_the_largest_client_makes_room():
 def test_blocks_count_as_rows_do():
     """A client with one long request of two has as large a share as one with many rows."""
     long, short = asked_by("long", 0), [asked_by("short", number) for number in range(4)]
-    long.block_ids, short[0].block_ids = list(range(50)), [60]
+    long.memory.block_ids, short[0].memory.block_ids = list(range(50)), [60]
     shares = FairShares([long, *short], num_rows=8, num_blocks=100)
     assert shares.of("long") == shares.of("short") == 0.5
     assert shares.of("nobody", rows=1, blocks=2) == 0.125

@@ -151,18 +151,18 @@ def hand_over(source, sink, tokens, name="a"):
         "h:1",
         "i",
         held.num_computed,
-        tuple(held.block_ids[:num_blocks]),
-        held.state_slot,
+        tuple(held.memory.block_ids[:num_blocks]),
+        held.memory.state_slot,
         1.0,
         source.digests(held.request_id),
     )
     request = Request(name, list(tokens), SamplingParams(max_tokens=12, temperature=0), ticket=ticket)
     sink.add(request)
     (asked,) = sink.step().to_transfer
-    first = len(asked.nodes)
-    for ours, theirs in zip(asked.block_ids[first:num_blocks], ticket.block_ids[first:], strict=True):
+    first = len(asked.memory.nodes)
+    for ours, theirs in zip(asked.memory.block_ids[first:num_blocks], ticket.block_ids[first:], strict=True):
         sink.caches.kv[ours] = source.caches.kv[theirs]
-    sink.caches.state[asked.state_slot] = source.caches.state[ticket.state_slot]
+    sink.caches.state[asked.memory.state_slot] = source.caches.state[ticket.state_slot]
     return request, held
 
 
@@ -173,7 +173,7 @@ def test_a_handed_over_prompt_goes_on_as_if_computed_here(model_dir, k):
     source, sink = make_engine(model_dir, "prefill"), make_engine(model_dir, "decode", num_speculative=k)
     for prompt, alone in zip(prompts, expected, strict=True):
         request, held = hand_over(source, sink, prompt)
-        assert (held.state_slot == 0) == (source.caches.spec.mamba_layers == 0)
+        assert (held.memory.state_slot == 0) == (source.caches.spec.mamba_layers == 0)
         assert sink.transferred(request, error=None, settled=True) == []
         while not sink.step().did_nothing:
             pass
@@ -187,11 +187,11 @@ def test_bytes_that_changed_on_the_way_are_found(model_dir):
     source, sink = make_engine(model_dir, "prefill"), make_engine(model_dir, "decode")
     request, _ = hand_over(source, sink, [6 + i % 40 for i in range(41)])
     if sink.capacity.has_kv:
-        sink.caches.kv[request.block_ids[2]].view(-1)[3] += 1
-        where = f"block {request.block_ids[2]}"
+        sink.caches.kv[request.memory.block_ids[2]].view(-1)[3] += 1
+        where = f"block {request.memory.block_ids[2]}"
     else:
-        sink.caches.state[request.state_slot, 5] += 1
-        where = f"slot {request.state_slot}, conv.0"
+        sink.caches.state[request.memory.state_slot, 5] += 1
+        where = f"slot {request.memory.state_slot}, conv.0"
     (failed,) = sink.transferred(request, error=None, settled=True)
     assert failed.error.code == "state_corrupted"
     assert f"{where} as received" in failed.error.message
@@ -207,8 +207,8 @@ def test_all_requests_are_let_go_and_what_decodes_is_held_without_its_absent_par
     engine.move_all()
     (held,) = engine.step().kept
     assert held.num_computed == len(held.tokens) - 1
-    assert len(held.slots) == engine.capacity.has_state
-    assert bool(held.block_ids) == engine.capacity.has_kv
+    assert len(held.memory.slots) == engine.capacity.has_state
+    assert bool(held.memory.block_ids) == engine.capacity.has_kv
     digests = engine.digests(held.request_id)
     assert len(digests.blocks) == engine.capacity.blocks_for(held.num_computed)
     assert len(digests.state) == 2 * engine.caches.spec.mamba_layers
@@ -226,9 +226,9 @@ def test_a_wrong_block_is_found_without_states(checkpoints):
         engine.add(request)
     while b.num_output < 3:
         engine.step()
-    a.block_ids[1], b.block_ids[1] = b.block_ids[1], a.block_ids[1]
+    a.memory.block_ids[1], b.memory.block_ids[1] = b.memory.block_ids[1], a.memory.block_ids[1]
     for request in requests:
-        engine._runner._rows.block_table[request.row, 1] = request.block_ids[1]
+        engine._runner._rows.block_table[request.row, 1] = request.memory.block_ids[1]
     with pytest.raises(SanitizerError, match=r"'a': block \d+: expected a prefix of 16 tokens"):
         engine.step()
 

@@ -28,9 +28,14 @@ MAX_MODEL_LEN = 64
 
 def assert_owns_nothing(request):
     """Not a block, a slot or a row, and no anchor that could name one of its former life."""
-    assert (request.row, request.block_ids, request.nodes, request.slots) == (-1, [], [], [])
-    assert (request.state_index, request.read_slot, request.read_state) == (0, 0, None)
-    assert request.boundary is None
+    assert (request.row, request.memory.block_ids, request.memory.nodes, request.memory.slots) == (
+        -1,
+        [],
+        [],
+        [],
+    )
+    assert (request.memory.state_index, request.memory.read_slot, request.memory.read_state) == (0, 0, None)
+    assert request.memory.boundary is None
 
 
 class LivesOfRequests(RuleBasedStateMachine):
@@ -85,7 +90,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         self.device.move(plan)
         for request in plan.prefilled:
-            self.device.check(request, request.num_computed, request.state_slot)
+            self.device.check(request, request.num_computed, request.memory.state_slot)
         self.transfers += plan.to_transfer
         damaged = choose_damaged([*(row.request for row in plan.rows), *plan.prefilled])
         if damaged:
@@ -105,7 +110,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         assert not any(row.is_decode for row in plan.prefill_rows)
         assert len({row.request.request_id for row in plan.rows}) == len(plan.rows)
         for row in plan.prefill_rows:
-            pending = row.request.boundary
+            pending = row.request.memory.boundary
             assert pending is None or pending.length <= row.num_before, "a chunk passes what it won't write"
         num_tokens = len(plan.decode_rows) * self.num_positions
         assert num_tokens + sum(row.num_new for row in plan.prefill_rows) <= self.budget
@@ -133,7 +138,7 @@ class LivesOfRequests(RuleBasedStateMachine):
             return
         self.scheduler.landed(row, outcome.accepted)
         assert request.num_computed == outcome.length
-        assert request.state_slot == outcome.state_slot
+        assert request.memory.state_slot == outcome.state_slot
         ahead = [r.num_new for f in self.device.flights for r in f.plan.rows if r.request is request]
         assert request.num_in_flight == len(ahead)
         assert request.num_planned == outcome.length + sum(ahead)
@@ -148,7 +153,7 @@ class LivesOfRequests(RuleBasedStateMachine):
 
     def hold(self, request):
         self.scheduler.hold(request)
-        self.device.check(request, request.num_computed, request.state_slot)
+        self.device.check(request, request.num_computed, request.memory.state_slot)
 
     def leave(self, request):
         self.device.host.pop(request.request_id, None)
@@ -226,7 +231,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         if kept:
             request = kept[data.draw(st.sampled_from(list(kept)))]
             if request.request_id in self.scheduler.held:
-                self.device.check(request, request.num_computed, request.state_slot)
+                self.device.check(request, request.num_computed, request.memory.state_slot)
             else:
                 self.device.receive_late(request)
             self.scheduler.release(request.request_id)
@@ -258,8 +263,10 @@ class LivesOfRequests(RuleBasedStateMachine):
 
     def slots_of(self, one):
         """What is its own: a cached state that it reads is not."""
-        own_read_slot = [one.read_slot] if one.read_slot and one.read_state is None else []
-        return one.slots + own_read_slot + ([one.boundary.slot] if one.boundary else [])
+        own_read_slot = (
+            [one.memory.read_slot] if one.memory.read_slot and one.memory.read_state is None else []
+        )
+        return one.memory.slots + own_read_slot + ([one.memory.boundary.slot] if one.memory.boundary else [])
 
     @invariant()
     def all_memory_has_one_owner(self):
@@ -271,8 +278,8 @@ class LivesOfRequests(RuleBasedStateMachine):
         private = [
             block_id
             for one in everyone
-            for i, block_id in enumerate(one.block_ids)
-            if i >= len(one.nodes) or one.nodes[i].block_id != block_id
+            for i, block_id in enumerate(one.memory.block_ids)
+            if i >= len(one.memory.nodes) or one.memory.nodes[i].block_id != block_id
         ]
         blocks = private + cache.blocks_of(nodes)
         assert len(set(blocks)) == len(blocks) == owned.blocks.capacity - owned.blocks.num_free
@@ -286,7 +293,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         ]
         assert len(set(slots)) == len(slots) == owned.slots.capacity - owned.slots.num_free
         rows = [one.row for one in everyone if one.row >= 0]
-        assert len(set(rows)) == len(rows) == self.max_num_seqs - owned.num_free_rows
+        assert len(set(rows)) == len(rows) == self.max_num_seqs - len(owned.free_rows)
         assert 0 not in blocks
         assert 0 not in slots
 
@@ -298,27 +305,27 @@ class LivesOfRequests(RuleBasedStateMachine):
             assert one.num_in_flight == 0
         for one in s.held.values():
             assert one.row == -1
-            assert one.boundary is None
-            assert len(one.slots) == (self.has_state and one.read_state is None)
+            assert one.memory.boundary is None
+            assert len(one.memory.slots) == (self.has_state and one.memory.read_state is None)
         for one in [*s.transferring.values(), *s.quarantined.values()]:
-            assert (one.state_index, one.read_slot, one.boundary) == (0, 0, None)
+            assert (one.memory.state_index, one.memory.read_slot, one.memory.boundary) == (0, 0, None)
         for one in s.running.values():
-            assert len(one.slots) == (self.num_positions if self.has_state else 0)
-            assert len(one.block_ids) > 0 or not self.has_kv
-            assert 0 <= one.state_index < self.num_positions
+            assert len(one.memory.slots) == (self.num_positions if self.has_state else 0)
+            assert len(one.memory.block_ids) > 0 or not self.has_kv
+            assert 0 <= one.memory.state_index < self.num_positions
             assert one.num_in_flight <= len(self.device.flights)
             assert one.num_planned >= one.num_computed + one.num_in_flight
 
     @invariant()
     def reference_counts_are_what_requests_hold(self):
         cache, everyone = self.scheduler.owned.cache, self.everyone()
-        held = [id(node) for one in everyone for node in one.nodes]
+        held = [id(node) for one in everyone for node in one.memory.nodes]
         for node in cache._nodes.values():
             assert node.num_users == held.count(id(node))
             assert node.num_children == sum(n.parent is node for n in cache._nodes.values())
             assert node.parent is None or cache._nodes.get(node.parent.key) is node.parent
         for state in cache._states:
-            assert state.num_users == sum(one.read_state is state for one in everyone)
+            assert state.num_users == sum(one.memory.read_state is state for one in everyone)
             assert state.node.state is state
         num_idle = sum(n.num_users == 0 for n in cache._nodes.values())
         assert cache.num_cached_blocks == (num_idle if self.has_kv else 0)

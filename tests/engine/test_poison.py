@@ -64,7 +64,7 @@ class Life:
 
     def places(self, begin, end):
         """``(block, offset)`` of its tokens ``begin … end - 1``, as far as it has blocks."""
-        blocks = self.row.request.block_ids
+        blocks = self.row.request.memory.block_ids
         end = min(end, len(blocks) * BLOCK_SIZE)
         return [(blocks[at // BLOCK_SIZE], at % BLOCK_SIZE) for at in range(begin, end)]
 
@@ -84,10 +84,10 @@ def make_lives(engine, num_rows, choose):
         request = Request(str(number), tokens[: length + 1 + (params is None)], params)
         request.row, request.num_computed, request.num_planned = next(rows), length, length
         num_blocks = blocks_for(length + choose.randint(1, 2 * width), BLOCK_SIZE)
-        request.block_ids = [next(blocks) for _ in range(num_blocks)]
-        request.slots = [next(slots) for _ in range(width)]
-        request.state_index = choose.randrange(width)
-        request.read_slot = choose.choice([0, next(slots)])
+        request.memory.block_ids = [next(blocks) for _ in range(num_blocks)]
+        request.memory.slots = [next(slots) for _ in range(width)]
+        request.memory.state_index = choose.randrange(width)
+        request.memory.read_slot = choose.choice([0, next(slots)])
         kept = StateBoundary(length + choose.randint(1, width + 1), next(slots))
         row = PlannedRow(request, length, 1, choose.choice([(), (kept,)]))
         lives.append(Life(row, [choose.randrange(vocab) for _ in range(width - 1)]))
@@ -102,7 +102,7 @@ def scatter(engine, lives, elsewhere):
     places = torch.tensor([place for life in lives for place in life.places(0, life.row.num_before)])
     kv = engine.caches.kv
     kv[places[:, 0], :, :, :, places[:, 1]] = torch.randn(len(places), *kv.shape[1:4], kv.shape[5])
-    slots = torch.tensor([life.row.request.state_slot for life in lives])
+    slots = torch.tensor([life.row.request.memory.state_slot for life in lives])
     for view in (*layers.conv, *layers.ssm):
         view[1:] = elsewhere
         view[slots] = torch.randn(len(slots), *view.shape[1:])

@@ -109,8 +109,8 @@ class Padded:
         for i in range(num_rows):
             request = Request(f"r{i}", [7, 8, 9, 10, 11], SamplingParams(max_tokens=4))
             request.row, request.num_computed, request.num_planned = i, 4, 4
-            request.block_ids = [2 * i + 1, 2 * i + 2]
-            request.slots = [1 + i * num_positions + at for at in range(num_positions)]
+            request.memory.block_ids = [2 * i + 1, 2 * i + 2]
+            request.memory.slots = [1 + i * num_positions + at for at in range(num_positions)]
             self.rows.fill(request)
             self.state.fill(request)
             self.planned.append(PlannedRow(request, 4, 1))
@@ -151,7 +151,7 @@ def test_vllm_39809_buffers_are_padded_by_requests_and_not_by_tokens(num_rows, n
     assert batch.decode.write_slots.shape == (size, num_positions)
     assert batch.decode.block_table.shape == (size, 6)
     assert len(batch.decode.seq_lens) == len(batch.decode.read_slots) == size
-    own = [slot for row in padded.planned for slot in row.request.slots]
+    own = [slot for row in padded.planned for slot in row.request.memory.slots]
     assert batch.decode.write_slots.flatten().tolist() == own + [0] * (size - num_rows) * num_positions
     positions = list(range(4, 4 + num_positions)) * num_rows
     assert batch.positions.tolist() == positions + [0] * (size - num_rows) * num_positions
@@ -263,7 +263,7 @@ def test_vllm_38270_blocks_and_state_slots_of_a_row_are_refreshed_together():
     """Fails if the second group's indices (state slots) are taken from an earlier step than the blocks."""
     rows, state = RowTable(2, 4, 1), RowState(2, 1, CPU)
     request = Request("r", list(range(9)), SamplingParams(max_tokens=4))
-    request.row, request.block_ids, request.slots, request.num_computed = 0, [1, 2], [1], 7
+    request.row, request.memory.block_ids, request.memory.slots, request.num_computed = 0, [1, 2], [1], 7
     rows.fill(request)
     state.fill(request)
     buffers = StepBuffers(rows, state, block_size=4, device=CPU)
@@ -274,7 +274,7 @@ def test_vllm_38270_blocks_and_state_slots_of_a_row_are_refreshed_together():
         return builder.decode_step(1, SamplingNeeds(), max_seq_len=16, samples=True).batch
 
     build(7)
-    request.block_ids.append(3)
+    request.memory.block_ids.append(3)
     rows.extend(request)
     state.num_computed[0] = 8
     state.state_slot[0] = 2  # as when the state at a block boundary went to the prefix cache

@@ -55,7 +55,7 @@ def test_a_request_that_is_only_prefilled_never_samples_and_stops_before_its_las
 
 def owner_of(*slots):
     request = Request("r", list(range(20)), SamplingParams(max_tokens=4))
-    request.slots = list(slots)
+    request.memory.slots = list(slots)
     return request
 
 
@@ -82,10 +82,10 @@ def test_a_chunks_last_state_goes_to_a_boundarys_slot_only_if_it_ends_there(leng
 
 def test_the_newest_state_is_in_the_slot_to_read_else_in_the_accepted_positions():
     request = owner_of(1, 2, 3)
-    request.state_index = 2
-    assert request.state_slot == 3
-    request.read_slot = 50
-    assert request.state_slot == 50
+    request.memory.state_index = 2
+    assert request.memory.state_slot == 3
+    request.memory.read_slot = 50
+    assert request.memory.state_slot == 50
 
 
 def test_a_chunk_behind_one_in_flight_starts_from_the_slot_that_this_one_writes():

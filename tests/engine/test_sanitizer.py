@@ -80,24 +80,26 @@ def assert_only_one_ends(engine, requests, victim, alone, *, says):
 
 def test_a_wrong_slot_is_found(engine):
     a, b, _ = start(engine)
-    a.slots, b.slots = b.slots, a.slots
+    a.memory.slots, b.memory.slots = b.memory.slots, a.memory.slots
     with pytest.raises(
-        SanitizerError, match=rf"'a': slot {a.state_slot}: expected h\(5\d\).*found h\(\d+\) of 'b'"
+        SanitizerError, match=rf"'a': slot {a.memory.state_slot}: expected h\(5\d\).*found h\(\d+\) of 'b'"
     ):
         engine.step()
 
 
 def test_a_slot_that_two_rows_write_is_found(engine):
     a, b, _ = start(engine)
-    a.slots = b.slots
-    with pytest.raises(SanitizerError, match=rf"slot {b.state_slot}: expected one row to write it.*'a', 'b'"):
+    a.memory.slots = b.memory.slots
+    with pytest.raises(
+        SanitizerError, match=rf"slot {b.memory.state_slot}: expected one row to write it.*'a', 'b'"
+    ):
         engine.step()
 
 
 def test_a_stale_row_of_the_block_table_is_found(engine, alone):
     requests = a, b, _ = start(engine)
-    engine._runner._rows.block_table[b.row, 1] = a.block_ids[1]
-    says = [f"row {b.row} of the block table", str(b.block_ids[1]), str(a.block_ids[1])]
+    engine._runner._rows.block_table[b.row, 1] = a.memory.block_ids[1]
+    says = [f"row {b.row} of the block table", str(b.memory.block_ids[1]), str(a.memory.block_ids[1])]
     assert_only_one_ends(engine, requests, b, alone, says=says)
 
 
@@ -118,11 +120,11 @@ def test_a_batch_with_a_stale_row_is_found(engine):
 
 def test_a_state_of_one_token_less_is_found(engine, alone):
     requests = a, _, _ = start(engine)
-    before = engine.caches.state[a.state_slot].clone()
+    before = engine.caches.state[a.memory.state_slot].clone()
     engine.step()
-    engine.caches.state[a.state_slot] = before
+    engine.caches.state[a.memory.state_slot] = before
     assert_only_one_ends(
-        engine, requests, a, alone, says=[f"slot {a.state_slot}", "conv.0", f"h({a.num_computed})"]
+        engine, requests, a, alone, says=[f"slot {a.memory.state_slot}", "conv.0", f"h({a.num_computed})"]
     )
 
 
@@ -133,14 +135,14 @@ def test_a_count_that_is_off_by_one_is_found(engine, alone, off):
     a.tokens.append(7)  # so that there is a token to compute either way
     a.num_computed += off
     a.num_planned += off
-    says = [f"slot {a.state_slot}", f"expected h({right + off})", f"found h({right}) of 'a'"]
+    says = [f"slot {a.memory.state_slot}", f"expected h({right + off})", f"found h({right}) of 'a'"]
     assert_only_one_ends(engine, requests, a, alone, says=says)
 
 
 def test_swapped_conv_and_ssm_bytes_are_found(engine, alone):
     requests = _, b, _ = start(engine)
-    swap_conv_and_ssm(engine, b.state_slot)
-    assert_only_one_ends(engine, requests, b, alone, says=[f"slot {b.state_slot}", "conv.0"])
+    swap_conv_and_ssm(engine, b.memory.state_slot)
+    assert_only_one_ends(engine, requests, b, alone, says=[f"slot {b.memory.state_slot}", "conv.0"])
 
 
 def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
@@ -149,7 +151,7 @@ def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
     tokens = three()["a"]
     request = admit(sink, tokens, prefill(source, tokens, "a"))
     copy(source, sink, request)
-    slot = request.state_slot
+    slot = request.memory.state_slot
     swap_conv_and_ssm(sink, slot)
     (failed,) = sink.transferred(request, error=None, settled=True)
     assert failed.error.code == "state_corrupted"
@@ -161,7 +163,7 @@ def test_conv_and_ssm_bytes_swapped_on_the_way_are_found(bundled_model):
 @pytest.mark.parametrize("kind", ["block", "slot"])
 def test_memory_freed_while_it_is_used_is_found(engine, kind):
     a, _, _ = start(engine)
-    index = a.block_ids[0] if kind == "block" else a.state_slot
+    index = a.memory.block_ids[0] if kind == "block" else a.memory.state_slot
     pool = engine.scheduler.owned.blocks if kind == "block" else engine.scheduler.owned.slots
     pool.free([index])
     with pytest.raises(SanitizerError, match=rf"'a': {kind} {index}: expected .* it owns; found it free"):
@@ -171,7 +173,7 @@ def test_memory_freed_while_it_is_used_is_found(engine, kind):
 @pytest.mark.parametrize("kind", ["block", "slot"])
 def test_memory_freed_early_and_handed_out_again_is_found(engine, kind):
     a, _, _ = start(engine)
-    index = a.block_ids[0] if kind == "block" else a.state_slot
+    index = a.memory.block_ids[0] if kind == "block" else a.memory.state_slot
     pool = engine.scheduler.owned.blocks if kind == "block" else engine.scheduler.owned.slots
     pool.free([index])
     engine.add(greedy("d", three()["c"]))
@@ -181,7 +183,7 @@ def test_memory_freed_early_and_handed_out_again_is_found(engine, kind):
 
 def test_a_row_that_was_not_cleared_is_found(engine):
     a, _, _ = start(engine)
-    row, block_ids = a.row, list(a.block_ids)
+    row, block_ids = a.row, list(a.memory.block_ids)
     engine._runner._rows.clear = lambda row: None
     engine.cancel("a")
     with pytest.raises(
@@ -196,41 +198,45 @@ def test_a_row_that_was_not_cleared_is_found(engine):
 def start_until(engine, holds):
     """Three requests that decode, the first with its newest state in a spec slot; and ``holds(first)``."""
     requests = start(engine)
-    while requests[0].read_slot or not holds(requests[0]):
+    while requests[0].memory.read_slot or not holds(requests[0]):
         assert not engine.step().did_nothing, "it never came to that"
     return requests
 
 
 def after_a_rejection(engine):
     """The first request has just had a draft, or a dummy, rejected, whose state went to a spec slot."""
-    return start_until(engine, lambda r: r.state_index < 3 and (r.num_computed + 1) % 8)
+    return start_until(engine, lambda r: r.memory.state_index < 3 and (r.num_computed + 1) % 8)
 
 
 def after_an_acceptance(engine):
     """The first request has just had a draft accepted; the state before that is in a spec slot, too."""
-    return start_until(engine, lambda r: r.state_index > 0 and (r.num_computed - 1) % 8)
+    return start_until(engine, lambda r: r.memory.state_index > 0 and (r.num_computed - 1) % 8)
 
 
 def test_the_slot_of_a_rejected_position_is_found(speculating, alone):
     requests = a, _, _ = after_a_rejection(speculating)
     right = a.num_computed
-    a.state_index += 1
-    says = [f"slot {a.state_slot}", f"expected h({right})", "found the state behind a rejected draft of 'a'"]
+    a.memory.state_index += 1
+    says = [
+        f"slot {a.memory.state_slot}",
+        f"expected h({right})",
+        "found the state behind a rejected draft of 'a'",
+    ]
     assert_only_one_ends(speculating, requests, a, alone, says=says)
 
 
 def test_the_slot_of_an_earlier_position_is_found(speculating, alone):
     requests = a, _, _ = after_an_acceptance(speculating)
     right = a.num_computed
-    a.state_index -= 1
-    says = [f"slot {a.state_slot}", f"expected h({right})", f"found h({right - 1}) of 'a'"]
+    a.memory.state_index -= 1
+    says = [f"slot {a.memory.state_slot}", f"expected h({right})", f"found h({right - 1}) of 'a'"]
     assert_only_one_ends(speculating, requests, a, alone, says=says)
 
 
 def test_a_device_that_reads_the_slot_of_a_rejected_position_is_found(speculating):
     """The tables on the host are right; the batch is not."""
     a, _, _ = after_a_rejection(speculating)
-    right, wrong = a.state_slot, a.slots[a.state_index + 1]
+    right, wrong = a.memory.state_slot, a.memory.slots[a.memory.state_index + 1]
     speculating._runner.state.state_slot[a.row] = wrong
     with pytest.raises(SanitizerError, match=rf"read_slots\[\d\]: expected {right}; found {wrong}"):
         speculating.step()
@@ -239,8 +245,10 @@ def test_a_device_that_reads_the_slot_of_a_rejected_position_is_found(speculatin
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_spec_slot_that_two_rows_share_is_found(speculating, at):
     a, b, _ = start(speculating)
-    a.slots[at] = b.slots[3]
-    with pytest.raises(SanitizerError, match=rf"slot {b.slots[3]}: expected one row to write it.*'a', 'b'"):
+    a.memory.slots[at] = b.memory.slots[3]
+    with pytest.raises(
+        SanitizerError, match=rf"slot {b.memory.slots[3]}: expected one row to write it.*'a', 'b'"
+    ):
         speculating.step()
 
 
@@ -250,7 +258,7 @@ def test_a_spec_slot_that_is_a_cached_state_is_found(speculating):
     tags = speculating._checks._states._tags
     states = speculating.scheduler.owned.cache._states
     slot = next(state.slot for state in states if tags.current(state.slot).writer == "b")
-    a.slots[3] = slot
+    a.memory.slots[3] = slot
     found = rf"'a': slot {slot}: expected nothing before its first use; found h\(\d+\) of 'b'"
     with pytest.raises(SanitizerError, match=found):
         speculating.step()
@@ -259,13 +267,13 @@ def test_a_spec_slot_that_is_a_cached_state_is_found(speculating):
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_boundary_slot_that_is_read_before_it_was_passed_is_found(speculating, alone, is_written):
     """Either only a rejected draft has reached it, or nothing has been written there yet."""
-    requests = a, _, _ = start_until(speculating, lambda request: request.boundary is not None)
-    slot, right = a.boundary.slot, a.num_computed
+    requests = a, _, _ = start_until(speculating, lambda request: request.memory.boundary is not None)
+    slot, right = a.memory.boundary.slot, a.num_computed
     if not is_written:
         slots = speculating.scheduler.owned.slots
         slots.free([slot])
         (slot,) = slots.allocate(1)
-    a.boundary, a.read_slot = None, slot  # as when it counts as passed
+    a.memory.boundary, a.memory.read_slot = None, slot  # as when it counts as passed
     if is_written:
         says = [f"slot {slot}", f"expected h({right})", "found the state behind a rejected draft of 'a'"]
         assert_only_one_ends(speculating, requests, a, alone, says=says)
@@ -276,14 +284,14 @@ def test_a_boundary_slot_that_is_read_before_it_was_passed_is_found(speculating,
 
 def test_bytes_of_a_spec_slot_that_changed_are_found(speculating, alone):
     requests = a, _, _ = after_an_acceptance(speculating)
-    swap_conv_and_ssm(speculating, a.state_slot)
-    says = [f"slot {a.state_slot}", "conv.0", f"h({a.num_computed})"]
+    swap_conv_and_ssm(speculating, a.memory.state_slot)
+    says = [f"slot {a.memory.state_slot}", "conv.0", f"h({a.num_computed})"]
     assert_only_one_ends(speculating, requests, a, alone, says=says)
 
 
 def test_what_a_rejected_position_left_in_its_slot_is_nobodys_business(speculating, alone):
     requests = a, _, _ = after_a_rejection(speculating)
-    swap_conv_and_ssm(speculating, a.slots[a.state_index + 1])
+    swap_conv_and_ssm(speculating, a.memory.slots[a.memory.state_index + 1])
     run(speculating)
     assert all(r.tokens[r.num_prompt :] == alone[r.request_id] for r in requests)
 
@@ -293,7 +301,7 @@ def test_what_a_rejected_position_left_in_its_slot_is_nobodys_business(speculati
 
 def test_freed_memory_is_nan_before_anyone_may_use_it(engine):
     a, _, _ = start(engine)
-    slot, block_ids = a.state_slot, list(a.block_ids)
+    slot, block_ids = a.memory.state_slot, list(a.memory.block_ids)
     engine.cancel("a")
     engine.step()
     assert engine.caches.kv[block_ids].isnan().all()
@@ -319,9 +327,11 @@ def test_a_block_damaged_on_the_way_is_named(bundled_model):
     ticket = prefill(source, tokens, "a")
     request = admit(sink, tokens, ticket)
     copy(source, sink, request)
-    sink.caches.kv[request.block_ids[-1], :, :, :, ticket.num_tokens % 16 :] = 1.0  # beyond what is covered
-    sink.caches.kv[request.block_ids[2], 0, 0, 0, 0, 0] += 1.0
-    block_id = request.block_ids[2]
+    sink.caches.kv[request.memory.block_ids[-1], :, :, :, ticket.num_tokens % 16 :] = (
+        1.0  # beyond what is covered
+    )
+    sink.caches.kv[request.memory.block_ids[2], 0, 0, 0, 0, 0] += 1.0
+    block_id = request.memory.block_ids[2]
     (failed,) = sink.transferred(request, error=None, settled=True)
     assert f"block {block_id} as received" in failed.error.message
 

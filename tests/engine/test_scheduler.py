@@ -256,11 +256,11 @@ def test_a_decode_row_behind_one_in_flight_has_room_for_the_most_that_this_one_m
     a = request("a", 8, max_tokens=40)
     scheduler.add(a)
     compute(scheduler, scheduler.schedule())
-    assert len(a.block_ids) == 4, "8 tokens, 3 drafts behind them, and as many in their looping"
+    assert len(a.memory.block_ids) == 4, "8 tokens, 3 drafts behind them, and as many in their looping"
     first = launch(scheduler)
-    assert len(a.block_ids) == 4, "8 tokens, 4 positions, and 3 that are drafted behind them"
+    assert len(a.memory.block_ids) == 4, "8 tokens, 4 positions, and 3 that are drafted behind them"
     second = launch(scheduler)
-    assert len(a.block_ids) == 5, "the first may have accepted 4 of them"
+    assert len(a.memory.block_ids) == 5, "the first may have accepted 4 of them"
     assert [row.num_before for row in (*first.rows, *second.rows)] == [8, 9], "the least that it can be"
     land(scheduler, first, num_accepted=4)
     assert (a.num_computed, a.num_planned) == (12, 13)
@@ -282,9 +282,9 @@ def test_the_state_of_the_last_accepted_position_is_where_the_next_step_starts(a
     a = request("a", 5, max_tokens=40)
     scheduler.add(a)
     compute(scheduler, scheduler.schedule())
-    assert a.state_slot == a.slots[0]
+    assert a.memory.state_slot == a.memory.slots[0]
     compute(scheduler, scheduler.schedule(), accepted)
-    assert a.state_slot == a.slots[accepted - 1]
+    assert a.memory.state_slot == a.memory.slots[accepted - 1]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -306,10 +306,10 @@ def test_a_boundary_stays_pending_until_it_is_passed_in_this_step_or_in_a_later_
     if ahead:
         assert second.rows[0].boundaries == (boundary,), "it is not known yet who passes it"
         land(scheduler, first, accepted[0])
-    assert (a.boundary is boundary) == (accepted[0] < 3)
+    assert (a.memory.boundary is boundary) == (accepted[0] < 3)
     land(scheduler, second, accepted[1])
-    assert (a.boundary is boundary) == (sum(accepted) < 3)
-    assert (scheduler.owned.cache.num_cached_states + (a.read_state is not None) >= 2) == is_newest
+    assert (a.memory.boundary is boundary) == (sum(accepted) < 3)
+    assert (scheduler.owned.cache.num_cached_states + (a.memory.read_state is not None) >= 2) == is_newest
 
 
 def test_a_decode_row_within_the_prompt_takes_no_boundary_that_it_cannot_pass():
@@ -335,24 +335,24 @@ def decoding(kind, **settings):
     compute(scheduler, scheduler.schedule())
     if kind == "a slot to read":
         compute(scheduler, scheduler.schedule(), 3)
-        assert (a.read_slot, a.state_index) == (a.read_state.slot, 2)
+        assert (a.memory.read_slot, a.memory.state_index) == (a.memory.read_state.slot, 2)
     elif kind == "a slot to read of its own":
-        node = a.nodes[0]
+        node = a.memory.nodes[0]
         compute(scheduler, scheduler.schedule(), 2)
         plan = scheduler.schedule()
         scheduler.launched(plan)
         # An equal request was faster: the cache has that state.
         a.tokens += [0]
-        scheduler.owned.cache.extend(a.nodes, [*a.tokens, 0], 8, a.block_ids, "")
-        other = scheduler.owned.cache.put_state(a.nodes[1], scheduler.owned.cache.allocate_slot())
+        scheduler.owned.cache.extend(a.memory.nodes, [*a.tokens, 0], 8, a.memory.block_ids, "")
+        other = scheduler.owned.cache.put_state(a.memory.nodes[1], scheduler.owned.cache.allocate_slot())
         scheduler.owned.cache.release_state(other)
         scheduler.landed(plan.rows[0], 1)
-        assert node is a.nodes[0]
-        assert a.read_slot
-        assert a.read_state is None
+        assert node is a.memory.nodes[0]
+        assert a.memory.read_slot
+        assert a.memory.read_state is None
     else:
         compute(scheduler, scheduler.schedule(), 2)
-        assert (a.boundary.length, a.state_index) == (8, 1)
+        assert (a.memory.boundary.length, a.memory.state_index) == (8, 1)
     return scheduler, a
 
 
@@ -360,7 +360,13 @@ ANCHORS = pytest.mark.parametrize("kind", ["a boundary", "a slot to read", "a sl
 
 
 def assert_no_anchor(a):
-    assert (a.slots, a.state_index, a.read_slot, a.read_state, a.boundary) == ([], 0, 0, None, None)
+    assert (
+        a.memory.slots,
+        a.memory.state_index,
+        a.memory.read_slot,
+        a.memory.read_state,
+        a.memory.boundary,
+    ) == ([], 0, 0, None, None)
 
 
 @ANCHORS
@@ -376,11 +382,11 @@ def test_a_request_that_leaves_drops_its_anchors_and_their_slots(kind):
 @ANCHORS
 def test_a_request_that_is_held_keeps_one_slot_and_nothing_that_is_pending(kind):
     scheduler, a = decoding(kind)
-    before = a.state_slot
+    before = a.memory.state_slot
     scheduler.hold(a)
-    assert a.state_slot == before
-    assert a.boundary is None
-    assert a.slots == ([] if kind == "a slot to read" else [before])
+    assert a.memory.state_slot == before
+    assert a.memory.boundary is None
+    assert a.memory.slots == ([] if kind == "a slot to read" else [before])
     scheduler.release("a")
     assert_no_anchor(a)
     scheduler.owned.cache.clear()
@@ -390,13 +396,13 @@ def test_a_request_that_is_held_keeps_one_slot_and_nothing_that_is_pending(kind)
 @ANCHORS
 def test_a_preempted_request_comes_back_with_its_state_in_its_first_slot_and_no_anchors(kind):
     scheduler, a = decoding(kind)
-    before = a.state_slot
+    before = a.memory.state_slot
     swap = scheduler._preempt(a)
     assert swap.slot == before
     assert_no_anchor(a)
     plan = scheduler.schedule()
-    assert [swap.slot for swap in plan.swap_in] == [a.slots[0]]
-    assert (a.state_slot, a.state_index, a.read_slot) == (a.slots[0], 0, 0)
+    assert [swap.slot for swap in plan.swap_in] == [a.memory.slots[0]]
+    assert (a.memory.state_slot, a.memory.state_index, a.memory.read_slot) == (a.memory.slots[0], 0, 0)
     assert plan.rows[0].num_before == a.num_computed == a.num_planned
 
 

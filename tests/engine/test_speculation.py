@@ -302,10 +302,10 @@ def assert_same_memory(engine, request, other_engine, other):
 
 def memory_of(engine, request):
     layers, size = engine.caches.layers, engine.config.block_size
-    slot = request.state_slot
+    slot = request.memory.state_slot
     tensors = [state[slot] for state in (*layers.conv, *layers.ssm)]
     at = torch.arange(request.num_computed)
-    blocks = torch.tensor(request.block_ids)[at // size]
+    blocks = torch.tensor(request.memory.block_ids)[at // size]
     num_layers = engine.model.config.cache_spec().attn_layers
     return tensors + [kv[blocks, :, at % size] for kv in (*layers.k[:num_layers], *layers.v[:num_layers])]
 
@@ -313,15 +313,17 @@ def memory_of(engine, request):
 def assert_carries_on(engine, kept, text):
     """Another request takes over what is held, as from another server, and goes on with the answer."""
     num_tokens = kept.num_computed
-    ticket = Ticket("next", 0, 0, "h:1", "i", num_tokens, tuple(kept.block_ids), kept.state_slot, 1.0, None)
+    ticket = Ticket(
+        "next", 0, 0, "h:1", "i", num_tokens, tuple(kept.memory.block_ids), kept.memory.state_slot, 1.0, None
+    )
     params = SamplingParams(max_tokens=len(text) - len(kept.tokens), temperature=0)
     request = Request("next", list(kept.tokens), params, ticket=ticket)
     engine.add(request)
     assert engine.step().to_transfer == [request]
-    first = len(request.nodes)
-    for theirs, ours in list(zip(kept.block_ids, request.block_ids, strict=False))[first:]:
+    first = len(request.memory.nodes)
+    for theirs, ours in list(zip(kept.memory.block_ids, request.memory.block_ids, strict=False))[first:]:
         engine.caches.kv[ours] = engine.caches.kv[theirs]
-    engine.caches.state[request.state_slot] = engine.caches.state[kept.state_slot]
+    engine.caches.state[request.memory.state_slot] = engine.caches.state[kept.memory.state_slot]
     assert engine.transferred(request, error=None, settled=True) == []
     while not engine.step().did_nothing:
         pass
@@ -343,7 +345,7 @@ def test_logits_that_are_not_finite_end_one_request_only(engines, models, model,
 
     def damage(answers):
         if 3 <= len(answers[4].tokens) < 16 and not answers[4].request.finish_reason:
-            engine.caches.kv[answers[4].request.block_ids[0]] = float("nan")
+            engine.caches.kv[answers[4].request.memory.block_ids[0]] = float("nan")
 
     with scripted(engine, texts_of(asks, expected), "mixed"):
         answers = serve(engine, asks, on_step=damage)

@@ -96,7 +96,7 @@ def test_a_damaged_state_on_one_rank_fails_its_request_on_all(engines, models):
         def damage(answers):
             request = answers[1].request
             if len(answers[1].tokens) == 2 and request.finish_reason is None:
-                engine.caches.state[request.state_slot].fill_(1)
+                engine.caches.state[request.memory.state_slot].fill_(1)
 
         answers = serve(engine, asks, on_step=damage)
         assert answers[1].finish_reason == "error"

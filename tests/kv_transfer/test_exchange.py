@@ -130,7 +130,7 @@ def world(monkeypatch):
 
 def request_that_reads(ticket):
     request = Request("turn-2", list(range(60)), params=None, ticket=ticket)
-    request.block_ids, request.slots, request.state_index = [1, 2, 3, 4], [6], 0
+    request.memory.block_ids, request.memory.slots, request.memory.state_index = [1, 2, 3, 4], [6], 0
     return request
 
 
@@ -148,7 +148,7 @@ def test_a_kept_state_is_read_under_the_name_of_the_request_that_reads_it(world)
 
 def test_blocks_that_the_prefix_cache_had_are_not_read(world):
     request = request_that_reads(ticket_of("turn-1"))
-    request.nodes = [object(), object()]
+    request.memory.nodes = [object(), object()]
     world.exchange.read(request)
     ((_, fields),) = world.sink.reads
     assert (fields["first_block"], fields["block_ids"]) == (2, [3])
