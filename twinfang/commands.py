@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinfang import flag_table as table
-from twinfang import rank_flags
+from twinfang import rank_flags, router_flags
 from twinfang.api_key import prepare as prepare_api_key
 from twinfang.autoscale import flag_table as autoscale
 from twinfang.flags import Flag, FlagGroup
@@ -43,13 +43,13 @@ class Command:
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.up import prepare
 
-    return prepare(values, {"prefill": values.prefill, "decode": values.decode})
+    return prepare(values, {"prefill": values.prefill, "decode": values.decode}, ROUTER.groups)
 
 
 def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.up import prepare
 
-    return prepare(values, {"both": 1})
+    return prepare(values, {"both": 1}, ROUTER.groups)
 
 
 def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
@@ -85,7 +85,7 @@ UP = Command(
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
         table.CHECKS,
-        FlagGroup("router", table.ROUTER_LIMITS),
+        FlagGroup("router", router_flags.ROUTER_LIMITS),
         table.TRACES,
         table.LOGS,
     ),
@@ -104,7 +104,7 @@ SERVE = Command(
         FlagGroup("the server's capacity", (*table.CAPACITY, *rank_flags.RANKS, table.THREADS)),
         table.DECODING,
         table.CHECKS,
-        FlagGroup("router", table.ROUTER_LIMITS),
+        FlagGroup("router", router_flags.ROUTER_LIMITS),
         table.TRACES,
         table.LOGS,
     ),
@@ -181,14 +181,14 @@ ROUTER = Command(
             "router",
             (
                 *_ROUTER_ADDRESS,
-                table.PREFILL_ADDRESSES,
-                table.DECODE_ADDRESSES,
-                *table.ROUTER_LIMITS,
-                table.PLACE,
+                router_flags.PREFILL_ADDRESSES,
+                router_flags.DECODE_ADDRESSES,
+                *router_flags.ROUTER_LIMITS,
+                router_flags.PLACE,
             ),
         ),
-        FlagGroup("servers that are pods", table.DISCOVERY),
-        FlagGroup("models", (table.MODELS, table.SERVED_MODEL_NAME)),
+        FlagGroup("servers that are pods", router_flags.DISCOVERY),
+        FlagGroup("models", (router_flags.MODELS, table.SERVED_MODEL_NAME)),
         table.TRACES,
         table.LOGS,
     ),

@@ -11,6 +11,7 @@ import signal
 from router.config import ProcessPlace
 from router.listening import shared_socket
 from twinfang import flag_table as table
+from twinfang import router_flags
 from twinfang.child import ChildSpec
 from twinfang.flags import as_arguments
 from twinfang.ports import LOOPBACK, free_ports, require_free
@@ -39,7 +40,9 @@ def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
 
 
 def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> ChildSpec:
-    flags = [flag for flag in (*table.ROUTER_FLAGS, *table.TRACES.flags) if flag is not table.WORKERS]
+    flags = [
+        flag for flag in (*router_flags.ROUTER_FLAGS, *table.TRACES.flags) if flag is not router_flags.WORKERS
+    ]
     arguments = ["router", *as_arguments(flags, values)]
     arguments += ["--host", values.host, "--port", str(port), "--place", str(place)]
     name = f"{values.name or 'router'}-{place.index}"

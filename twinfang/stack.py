@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinfang import flag_table as table
+from twinfang import rank_flags, router_flags
 from twinfang.child import ChildSpec
 from twinfang.cores import usable_cores
-from twinfang.flags import as_arguments
+from twinfang.flags import Flag, as_arguments
 from twinfang.ports import LOOPBACK, free_ports, require_free
-from twinfang.rank_flags import EXPERT_PARALLEL, RANKS
 from twinfang.readiness import until_ready, until_serving
 from wire.errors import ConfigError
 from wire.server import DRAIN_S, STOP_GRACE_S
@@ -87,7 +87,7 @@ def _places(role: str, number: int, values: argparse.Namespace) -> list[_Place]:
     name, size = f"{role}-{number}", values.data_parallel_size
     tp_size = _tensor_parallel(role, values)
     if role == "prefill" or size == 1:
-        flags = () if role == "prefill" else tuple(as_arguments((EXPERT_PARALLEL,), values))
+        flags = () if role == "prefill" else tuple(as_arguments((rank_flags.EXPERT_PARALLEL,), values))
         return [_Place(role, name, tp_size, flags)]
     address = f"{LOOPBACK}:{free_ports(1)[0]}"
     fate = name if values.enable_expert_parallel else ""
@@ -107,7 +107,7 @@ def rank_arguments(
     values: argparse.Namespace, rank: int, address: str, *, local_rank: int
 ) -> tuple[str, ...]:
     """What tells a process which data-parallel rank it is."""
-    arguments = [*as_arguments(RANKS, values), "--data-parallel-rank", str(rank)]
+    arguments = [*as_arguments(rank_flags.RANKS, values), "--data-parallel-rank", str(rank)]
     arguments += ["--data-parallel-address", address, "--local-rank", str(local_rank)]
     return tuple(arguments)
 
@@ -119,7 +119,7 @@ def threads_each(values: argparse.Namespace, num_processes: int) -> int:
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without flags: children are told everything on their command lines."""
-    return {name: value for name, value in environment.items() if name not in table.VARIABLES}
+    return {name: value for name, value in environment.items() if name not in _VARIABLES}
 
 
 def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:
@@ -176,7 +176,7 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
         require_free(values.host, values.port)
     port = values.port or free_ports(1, values.host)[0]
     arguments = ["router", *as_arguments((table.MODEL, table.SERVED_MODEL_NAME), values)]
-    arguments += as_arguments((*table.ROUTER_LIMITS, *table.TRACES.flags), values)
+    arguments += as_arguments((*router_flags.ROUTER_LIMITS, *table.TRACES.flags), values)
     for server in servers:
         arguments += [f"--{server.arguments[0]}", server.address]
     arguments += ["--host", values.host, "--port", str(port)]
@@ -193,3 +193,8 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
         stop_grace_s,
         f"http://{address}/metrics",
     )
+
+
+_FLAGS = (*vars(table).values(), *vars(rank_flags).values(), *vars(router_flags).values())
+_VARIABLES = frozenset(flag.variable for flag in _FLAGS if isinstance(flag, Flag))
+"""Environment variables that stand for a flag of a process of a stack."""

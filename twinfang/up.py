@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from router.config import RouterConfig
 from router.files import Files
 from twinfang.child import Child
-from twinfang.flags import add_flags, resolve
+from twinfang.flags import FlagGroup, add_flags, resolve
 from twinfang.ports import ports_held
 from twinfang.server_commands import router_config
 from twinfang.stack import Stack, child_environment, plan_stack
@@ -26,10 +26,12 @@ from twinfang.supervisor import Supervisor
 EXAMPLE_PROMPT = "def fibonacci(n):"
 
 
-def prepare(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
+def prepare(
+    values: argparse.Namespace, roles: Mapping[str, int], router_groups: Sequence[FlagGroup]
+) -> Callable[[], None]:
     """Plans a stack of so many servers of each role; the result runs it until Ctrl-C or SIGTERM."""
     stack = plan_stack(values, roles)
-    return partial(_run, stack, values, router_config(router_values(stack.router.arguments)))
+    return partial(_run, stack, values, router_config(router_values(stack.router.arguments, router_groups)))
 
 
 def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
@@ -58,13 +60,11 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
         await supervisor.run()
 
 
-def router_values(arguments: Sequence[str]) -> argparse.Namespace:
+def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argparse.Namespace:
     """The flag values of a router's command line, with the command at its head."""
-    from twinfang.commands import ROUTER  # it names this module
-
     parser = argparse.ArgumentParser()
-    add_flags(parser, ROUTER.groups)
-    return resolve(ROUTER.groups, parser.parse_args(arguments[1:]), {})
+    add_flags(parser, groups)
+    return resolve(groups, parser.parse_args(arguments[1:]), {})
 
 
 def _addresses(stack: Stack) -> list[str]:

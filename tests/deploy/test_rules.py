@@ -7,7 +7,7 @@ import yaml
 
 from tests.deploy.observability import ROOT, RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, panels, promtool
 
-FLAG_TABLES = sorted((ROOT / "twinfang").rglob("flag_table.py"))
+FLAG_TABLES = [*(ROOT / "twinfang").rglob("flag_table.py"), ROOT / "twinfang/router_flags.py"]
 FLAGS = {flag for table in FLAG_TABLES for flag in re.findall(r'"(--[a-z-]+)"', table.read_text("utf-8"))}
 SECTIONS = ["What it means", "What users notice", "How to look", "How to mend"]
 

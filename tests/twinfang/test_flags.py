@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from prefill_server.config import PrefillConfig
 from router.config import ModelSource, RouterConfig
 from twinfang import flag_table as table
+from twinfang import router_flags
 from twinfang.commands import COMMANDS
 from twinfang.flag_values import address, integer, model_alias, model_source, positive
 from twinfang.flags import Flag, FlagGroup, add_flags, as_arguments, resolve
@@ -139,15 +140,15 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.LEASE_TTL, "lease_ttl_s"),
         (table.ADVERTISE_HOST, "advertise_host"),
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
-        (table.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
-        (table.MAX_QUEUE, "max_queue"),
-        (table.HOLD, "hold_s"),
-        (table.MAX_CHOICES, "max_choices"),
-        (table.REQUEST_TIMEOUT, "request_timeout_s"),
-        (table.PREFILL_POLICY, "prefill_policy"),
-        (table.DECODE_POLICY, "decode_policy"),
-        (table.SHUTDOWN_GRACE, "shutdown_grace_s"),
+        (router_flags.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
+        (router_flags.MAX_QUEUE, "max_queue"),
+        (router_flags.HOLD, "hold_s"),
+        (router_flags.MAX_CHOICES, "max_choices"),
+        (router_flags.REQUEST_TIMEOUT, "request_timeout_s"),
+        (router_flags.PREFILL_POLICY, "prefill_policy"),
+        (router_flags.DECODE_POLICY, "decode_policy"),
+        (router_flags.SHUTDOWN_GRACE, "shutdown_grace_s"),
     ):
         assert flag.default == in_class[name], flag.name
-    assert table.MAX_BODY_SIZE.default * (1 << 20) == in_class["max_body_bytes"]
-    assert table.MAX_HEADER_SIZE.default * (1 << 10) == in_class["max_header_bytes"]
+    assert router_flags.MAX_BODY_SIZE.default * (1 << 20) == in_class["max_body_bytes"]
+    assert router_flags.MAX_HEADER_SIZE.default * (1 << 10) == in_class["max_header_bytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinfang import flag_table as table
+from twinfang import router_flags
 from twinfang.flag_values import integer, plain_http_url, port_or_off, positive, some_text, yes_or_no
 from twinfang.flags import Flag, FlagGroup
 
@@ -74,5 +75,6 @@ POOLS = FlagGroup(
 GOALS = FlagGroup("objectives", (table.TTFT, table.TPOT, QUEUE_TIME))
 PACE = FlagGroup("pace", (INTERVAL, WINDOW, UP_PAUSE, DOWN_AFTER))
 TARGETS = FlagGroup(
-    "what is scaled", (PREFILL_DEPLOYMENT, DECODE_DEPLOYMENT, DEPLOYMENTS_NAMESPACE, table.KUBECONFIG, APPLY)
+    "what is scaled",
+    (PREFILL_DEPLOYMENT, DECODE_DEPLOYMENT, DEPLOYMENTS_NAMESPACE, router_flags.KUBECONFIG, APPLY),
 )
