@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, get_args
 
@@ -16,9 +17,8 @@ from prometheus_client.registry import Collector
 from telemetry.loop_lag import LoopLag
 from telemetry.measures import Measures
 from telemetry.probe_port import ProbePort
-from telemetry.server_figures import ServerFigures
+from telemetry.server_figures import ServerFigures, StatsThen
 from telemetry.start_up import StartUp
-from telemetry.stats_reader import StatsReader
 from wire.errors import ConfigError
 from wire.generation import ServerInfo, ServerStats
 from wire.health import ServerState
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 METRICS_PORT_OFFSET = 10_000
 """From a server's own port to the one of its metrics, if nothing else is said."""
+ANSWER_TIMEOUT_S = 1.0
+"""An engine answers between two steps. A scrape does not wait for a longer one, or for one that hangs."""
 
 
 class ServerTelemetry:
@@ -105,3 +107,26 @@ def _derived(port: int) -> int:
             "set --metrics-port, or 0 for none"
         )
     return derived
+
+
+class StatsReader:
+    """Asks on the event loop, from any other thread; keeps the last answer."""
+
+    def __init__(
+        self, ask: Callable[[], Coroutine[Any, Any, ServerStats]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._ask = ask
+        self._loop = loop
+        self._last: tuple[ServerStats, float] | None = None
+
+    def __call__(self) -> StatsThen | None:
+        """The figures now, else those of the last time; None if there never were any."""
+        question = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        try:
+            self._last = question.result(ANSWER_TIMEOUT_S), time.monotonic()
+        except TimeoutError:
+            question.cancel()
+        if self._last is None:
+            return None
+        stats, at_s = self._last
+        return StatsThen(stats, time.monotonic() - at_s)

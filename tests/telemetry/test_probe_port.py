@@ -9,9 +9,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from telemetry import stats_reader
+from telemetry import server_telemetry
 from telemetry.probe_port import ProbePort
-from telemetry.stats_reader import StatsReader
+from telemetry.server_telemetry import StatsReader
 from tests.router.scripted_servers import server_stats
 from wire.errors import ConfigError
 
@@ -94,7 +94,7 @@ async def test_an_engine_that_does_not_answer_leaves_the_figures_of_the_last_tim
     assert first.stats.num_steps == 7
     assert first.age_s <= time.monotonic() - began_s
     hangs = True
-    monkeypatch.setattr(stats_reader, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server_telemetry, "ANSWER_TIMEOUT_S", 0.05)
     later = await asyncio.to_thread(read)
     assert later.stats == first.stats
     assert later.age_s >= 0.05
