@@ -20,7 +20,7 @@ from engine.model_shard import shard_spec
 from engine.nodes import ONE_NODE, Nodes
 from engine.tensor_parallel import ALONE, TensorParallel
 from engine.weights import LoadFormat
-from kernels.cpu_jit import set_kernel_threads
+from kernels.cpu_threads import set_kernel_threads
 from wire.errors import ConfigError
 from wire.handoff import Role
 from wire.idle_class import MAX_NICENESS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.cpu_jit import cpu_jit
+from kernels.cpu_compiler import cpu_function
 
 _LOG2_E = np.float32(1.44269504)
 _LN2 = np.float32(0.69314718)  # in one part: sums may be reordered, which would join two parts again
@@ -22,7 +22,7 @@ _P5 = np.float32(5.0000001201e-1)
 _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 
-@cpu_jit
+@cpu_function
 def exp_f32(x):
     """e^x within 1e-7 relative near 0 and 4e-7 at the ends; 0 below -87.33, e^88 above 88, NaN for NaN.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kernels.cpu_jit import recording
-from kernels.cpu_threads import COLUMNS, ITEMS, MOST_SHARES, cpu_threads
+from kernels.cpu_threads import COLUMNS, ITEMS, cpu_threads, table_row
 from kernels.native_call import NativeCall
 
 _SHARES_A_GRAIN = 8
@@ -66,17 +66,7 @@ class CpuGraph:
         call = NativeCall.bind(dispatcher, args)
         self._calls.append(call)
         num_shares = num_items * _SHARES_A_GRAIN // grain if num_items >= grain else 1
-        self._rows.append(_row(call, num_items, num_shares))
-
-
-def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
-    """Makes one call, shared with this process's helpers."""
-    call = NativeCall.bind(dispatcher, args)
-    cpu_threads().run(np.array([_row(call, num_items, 4 * num_items // grain)], dtype=np.int64))
-
-
-def _row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
-    return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
+        self._rows.append(table_row(call, num_items, num_shares))
 
 
 class _NothingComputed(TorchFunctionMode):

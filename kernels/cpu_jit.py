@@ -1,7 +1,7 @@
-"""Numba for the CPU paths: imported and compiled at the first call, never at import.
+"""CPU kernels: plain functions over numpy arrays and numbers, compiled at their first call.
 
-A kernel is a plain function over numpy arrays and numbers. One whose last two arguments are ``begin`` and
-``end`` works on that range of its items, and can be shared among threads:
+One whose last two arguments are ``begin`` and ``end`` works on that range of its items, and can be shared
+among threads:
 
     @cpu_jit
     def _scale(x, factor, begin, end):
@@ -11,33 +11,22 @@ A kernel is a plain function over numpy arrays and numbers. One whose last two a
     _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
     _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # threads may share it; 16 items take 100 µs
 
-* The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else beside the module, else (read-only
-  installations) in the user's cache folder. Only the first process on a machine compiles.
-* A kernel may call another kernel of its module; numba inlines it where that helps.
-* Sums may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
-  sanitizer finds stale reads by the NaN that they bring along.
-* The GIL is released while a kernel runs.
+What holds of every compiled function is in :mod:`kernels.cpu_compiler`.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import threading
-import types
-import zlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-logger = logging.getLogger(__name__)
+from kernels.cpu_compiler import CpuFunction
+from kernels.cpu_threads import kernel_threads, run_shared
 
-# No "nnan", "ninf": with them the compiler may drop the very NaN that gives a stale slot away.
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
-
+__all__ = ["CpuKernel", "as_array", "as_flat_array", "cpu_jit", "recording"]
 
 _STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
 """What numpy does not have, and the integers as which kernels get it (:mod:`kernels.cpu_vector`)."""
@@ -65,62 +54,8 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().as_strided((span,), (1,)).numpy()
 
 
-class CpuIntrinsic:
-    """Instructions that numba's Python can't say, for kernels to call; see :func:`cpu_intrinsic`."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        functools.update_wrapper(self, make)
-        self.make = make
-
-    @functools.cached_property
-    def dispatcher(self) -> Any:
-        """What numba compiles in place of a call."""
-        return self.make()
-
-    @functools.cached_property
-    def _digest(self) -> int:
-        return zlib.crc32(Path(self.make.__code__.co_filename).read_bytes())
-
-
-class CpuKernel:
-    """A function that numba compiles when it is first called; see :func:`cpu_jit`."""
-
-    def __init__(self, fn: Callable[..., None]) -> None:
-        functools.update_wrapper(self, fn)
-        self.fn = fn
-
-    @functools.cached_property
-    def dispatcher(self) -> Any:
-        """Numba's dispatcher of this function; creating it compiles nothing yet."""
-        import numba
-
-        # The same code, the kernels that it calls resolved to what numba knows.
-        names = {name: value.dispatcher for name, value in self._callees.items()}
-        fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
-        functools.update_wrapper(fn, self.fn)
-        # Numba recompiles when this kernel's file changes; the digest sees to the callees' files.
-        fn.__qualname__ += f"_{self._digest:08x}"
-        try:
-            return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
-        except RuntimeError:  # numba found no folder to cache in
-            _warn_that_nothing_is_cached()
-            return numba.njit(fastmath=_FASTMATH, nogil=True)(fn)
-
-    @functools.cached_property
-    def _callees(self) -> dict[str, CpuKernel | CpuIntrinsic]:
-        named = {name: self.fn.__globals__.get(name) for name in self.fn.__code__.co_names}
-        return {name: value for name, value in named.items() if isinstance(value, (CpuKernel, CpuIntrinsic))}
-
-    @functools.cached_property
-    def _digest(self) -> int:
-        """Checksum of the source files that this kernel's machine code is made from."""
-        digest = zlib.crc32(Path(self.fn.__code__.co_filename).read_bytes())
-        for callee in self._callees.values():
-            digest = zlib.crc32(callee._digest.to_bytes(4), digest)
-        return digest
-
-    def __call__(self, *args: Any) -> None:
-        self.dispatcher(*args)
+class CpuKernel(CpuFunction):
+    """A compiled function whose items threads can share; see :func:`cpu_jit`."""
 
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
         """Run over items ``[0, num_items)``, shared with other threads where it pays.
@@ -135,22 +70,7 @@ class CpuKernel:
         if num_items < 2 * grain or kernel_threads() == 1:
             self.dispatcher(*args, 0, num_items)
         else:
-            from kernels.cpu_graph import run_shared
-
             run_shared(self.dispatcher, num_items, grain, args)
-
-
-_num_threads: list[int] = []
-
-
-def set_kernel_threads(num_threads: int) -> None:
-    """How many threads of this process share a kernel's work, the caller among them."""
-    _num_threads[:] = [num_threads]
-
-
-def kernel_threads() -> int:
-    """As set; torch's number while it is not."""
-    return _num_threads[0] if _num_threads else torch.get_num_threads()
 
 
 class _Recording(threading.local):
@@ -162,16 +82,10 @@ class _Recording(threading.local):
 recording = _Recording()
 
 
-@functools.cache
-def _warn_that_nothing_is_cached() -> None:
-    logger.warning("no writable folder: every process compiles the CPU kernels anew; set NUMBA_CACHE_DIR")
+if TYPE_CHECKING:  # numba gives kernels their types, call by call
+    from typing import no_type_check as cpu_jit
+else:
 
-
-def cpu_jit(fn: Callable[..., None]) -> CpuKernel:
-    """Compile the decorated function with numba at its first call."""
-    return CpuKernel(fn)
-
-
-def cpu_intrinsic(make: Callable[[], Any]) -> CpuIntrinsic:
-    """``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a kernel compiles."""
-    return CpuIntrinsic(make)
+    def cpu_jit(fn: Callable[..., Any]) -> CpuKernel:
+        """Compile the decorated function with numba at its first call."""
+        return CpuKernel(fn)

@@ -23,9 +23,11 @@ import threading
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from kernels.cpu_jit import cpu_intrinsic, cpu_jit, kernel_threads
+from kernels.cpu_compiler import cpu_function, cpu_intrinsic
+from kernels.native_call import NativeCall
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +108,8 @@ def _call_trampoline() -> Any:
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    @intrinsic
-    def call(context, trampoline, kernel, block, begin, end):  # type: ignore[no-untyped-def]
-        return types.void(*[types.int64] * 5), generate
-
-    return call
+    signature = types.void(*[types.int64] * 5)
+    return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))
 
 
 @cpu_intrinsic
@@ -125,14 +124,10 @@ def _call_c() -> Any:
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    @intrinsic
-    def call(context, function, a, b):  # type: ignore[no-untyped-def]
-        return types.void(*[types.int64] * 3), generate
-
-    return call
+    return intrinsic(lambda context, function, a, b: (types.void(*[types.int64] * 3), generate))
 
 
-@cpu_jit
+@cpu_function
 def _run_share(row, share, shares):
     """``row`` is the address of a call's row in its table."""
     items = _load(row + 8 * ITEMS)
@@ -140,7 +135,7 @@ def _run_share(row, share, shares):
     _call_trampoline(_load(row), _load(row + 8 * KERNEL), _load(row + 8 * BLOCK), begin, end)
 
 
-@cpu_jit
+@cpu_function
 def _claim_shares(control):
     """Works on the call in hand until no share of it is left."""
     while True:
@@ -153,13 +148,13 @@ def _claim_shares(control):
             _add(control + _DONE, 1)
 
 
-@cpu_jit
+@cpu_function
 def _now_ns(control, clock_gettime):
     _call_c(clock_gettime, _CLOCK_MONOTONIC, control + _TIME)
     return _load(control + _TIME) * 1_000_000_000 + _load(control + _TIME + 8)
 
 
-@cpu_jit
+@cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
     """Waits for the helpers' shares; notes whether one of them lost its core meanwhile."""
     for _ in range(_SPINS):
@@ -176,7 +171,7 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
         _store(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
 
 
-@cpu_jit
+@cpu_function
 def _is_alone(control, clock_gettime):
     """Whether a helper lost its core a moment ago."""
     until_ns = _load(control + _ALONE)
@@ -188,7 +183,7 @@ def _is_alone(control, clock_gettime):
     return False
 
 
-@cpu_jit
+@cpu_function
 def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared):
     row = table.ctypes.data
     for i in range(table.shape[0]):
@@ -209,7 +204,7 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
         row += 8 * COLUMNS
 
 
-@cpu_jit
+@cpu_function
 def _help(control, semaphore, sem_wait, sched_yield):
     """A helper's life."""
     while True:
@@ -229,6 +224,19 @@ def _help(control, semaphore, sem_wait, sched_yield):
                     _call_c(sched_yield, 0, 0)
                 if spins > _SPINS + _YIELDS:
                     break  # nothing for a helper in this stretch: sleep until the next list
+
+
+_num_threads: list[int] = []
+
+
+def set_kernel_threads(num_threads: int) -> None:
+    """How many threads of this process share a kernel's work, the caller among them."""
+    _num_threads[:] = [num_threads]
+
+
+def kernel_threads() -> int:
+    """As set; torch's number while it is not."""
+    return _num_threads[0] if _num_threads else torch.get_num_threads()
 
 
 class CpuThreads:
@@ -300,3 +308,14 @@ class CpuThreads:
 def cpu_threads() -> CpuThreads:
     """The helpers of this process."""
     return CpuThreads()
+
+
+def table_row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
+    """A call as :meth:`CpuThreads.run` takes it, in as many shares as there can be."""
+    return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
+
+
+def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+    """Makes one call, shared with this process's helpers."""
+    call = NativeCall.bind(dispatcher, args)
+    cpu_threads().run(np.array([table_row(call, num_items, 4 * num_items // grain)], dtype=np.int64))

@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu_jit import CpuIntrinsic, cpu_jit
+from kernels.cpu_compiler import CpuIntrinsic, cpu_function
 
 
 class VectorOperator(CpuIntrinsic):
@@ -87,7 +87,7 @@ rounded_number = VectorOperator("rounded_number")
 _LINE_FLOATS = 16
 
 
-@cpu_jit
+@cpu_function
 def aligned(count):
     """Uninitialized floats that start at a cache line: a wide load across two lines takes twice as long."""
     floats = np.empty(count + _LINE_FLOATS, np.float32)

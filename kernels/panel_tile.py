@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Literal
 
-from kernels.cpu_jit import cpu_intrinsic
+from kernels.cpu_compiler import cpu_intrinsic
 
 TILE_ROWS = 6
 FLOAT_BYTES = 4
@@ -60,8 +60,8 @@ def panel_width_here() -> Any:
     from numba.extending import intrinsic
 
     @intrinsic
-    def width(typing_context):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def width(typing_context):
+        def generate(context, builder, signature, args):
             return context.get_constant(types.int64, panel_width())
 
         return types.int64(), generate
@@ -103,7 +103,7 @@ def _tile(stored: Stored) -> Any:
     from numba.core import types
     from numba.extending import intrinsic
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         end = builder.append_basic_block()
         switch = builder.switch(args[0], end)
         for num_rows in range(1, TILE_ROWS + 1):
@@ -116,7 +116,7 @@ def _tile(stored: Stored) -> Any:
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typing_context, n, x, x_stride, panel, inputs, group, scales, bias, y, y_stride, live, squares):  # type: ignore[no-untyped-def]
+    def tile(typing_context, n, x, x_stride, panel, inputs, group, scales, bias, y, y_stride, live, squares):
         return types.void(*[types.int64] * 12), generate
 
     return tile
@@ -127,12 +127,12 @@ def _widening(stored: Stored) -> Any:
     from numba.core import types
     from numba.extending import intrinsic
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, args):
         _Emitter(builder).widening(stored, *args)
         return context.get_dummy_value()
 
     @intrinsic
-    def widen(typing_context, panel, num_inputs, group, scales, target):  # type: ignore[no-untyped-def]
+    def widen(typing_context, panel, num_inputs, group, scales, target):
         return types.void(*[types.int64] * 5), generate
 
     return widen
@@ -164,14 +164,14 @@ class _Emitter:
         y_stride,
         live,
         squares,
-    ):  # type: ignore[no-untyped-def]
+    ):
         builder = self.builder
         x, bias, y = (builder.inttoptr(base, self.real.as_pointer()) for base in (x, bias, y))
         rows = [builder.gep(x, [builder.mul(x_stride, self.at(r))]) for r in range(num_rows)]
         start = [self.load(bias, self.at(v * self.lanes)) for v in range(self.registers)]
         fma = self.function(f"llvm.fma.v{self.lanes}f32", self.vector, *[self.vector] * 3)
 
-        def add(k, weights, sums):  # type: ignore[no-untyped-def]
+        def add(k, weights, sums):
             added = []
             for row in range(num_rows):
                 value = self.splat(builder.load(builder.gep(rows[row], [k])))
@@ -182,10 +182,10 @@ class _Emitter:
         sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, start * num_rows, add)
         self.store_tile(sums, num_rows, y, y_stride, live, squares)
 
-    def widening(self, stored, panel, num_inputs, group, scales, target):  # type: ignore[no-untyped-def]
+    def widening(self, stored, panel, num_inputs, group, scales, target):
         target = self.builder.inttoptr(target, self.real.as_pointer())
 
-        def write(k, weights, carried):  # type: ignore[no-untyped-def]
+        def write(k, weights, carried):
             first = self.builder.mul(k, self.at(panel_width()))
             for v, weight in enumerate(weights):
                 place = self.builder.gep(target, [self.builder.add(first, self.at(v * self.lanes))])
@@ -196,7 +196,7 @@ class _Emitter:
 
         self.loop_over_panel(stored, panel, num_inputs, group, scales, [], write)
 
-    def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body):  # type: ignore[no-untyped-def]
+    def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body):
         """``carried = body(k, weights, carried)`` for every k. Returns what the last one did."""
         if stored == "float32":
             panel = self.builder.inttoptr(panel, self.real.as_pointer())
@@ -210,13 +210,13 @@ class _Emitter:
         panel = self.builder.inttoptr(panel, self.ir.IntType(8).as_pointer())
         scales = self.builder.inttoptr(scales, self.real.as_pointer())
 
-        def one_group(first, found):  # type: ignore[no-untyped-def]
+        def one_group(first, found):
             place = self.builder.mul(self.builder.sdiv(first, group), self.at(panel_width()))
             factors = self.panel_row(scales, place, scaled=False)
             behind = self.builder.add(first, group)
             stop = self.builder.select(self.builder.icmp_signed("<", behind, num_inputs), behind, num_inputs)
 
-            def one_input(k, sums):  # type: ignore[no-untyped-def]
+            def one_input(k, sums):
                 stored_row = self.bytes_row(panel, k)
                 weights = [
                     self.builder.fmul(self.widened(stored, w), factor)
@@ -228,7 +228,7 @@ class _Emitter:
 
         return self.loop(self.at(0), num_inputs, group, carried, one_group)
 
-    def loop(self, first, stop, step, carried, body):  # type: ignore[no-untyped-def]
+    def loop(self, first, stop, step, carried, body):
         """At least once; vectors are carried from turn to turn."""
         builder = self.builder
         before = builder.block
@@ -249,14 +249,14 @@ class _Emitter:
         builder.position_at_end(end)
         return results
 
-    def panel_row(self, base, k, *, scaled=True):  # type: ignore[no-untyped-def]
+    def panel_row(self, base, k, *, scaled=True):
         """A row of float32 in registers; ``k`` counts rows if ``scaled``, else elements."""
         first = self.builder.mul(k, self.at(panel_width())) if scaled else k
         return [
             self.load(base, self.builder.add(first, self.at(v * self.lanes))) for v in range(self.registers)
         ]
 
-    def bytes_row(self, base, k):  # type: ignore[no-untyped-def]
+    def bytes_row(self, base, k):
         kind = self.ir.VectorType(self.ir.IntType(8), self.lanes)
         first = self.builder.mul(k, self.at(panel_width()))
         row = []
@@ -266,7 +266,7 @@ class _Emitter:
             row[-1].align = 1
         return row
 
-    def widened(self, stored, weights):  # type: ignore[no-untyped-def]
+    def widened(self, stored, weights):
         """Bytes to float32; fp8 to a 256th of its value."""
         ir, builder = self.ir, self.builder
         if stored == "int8":
@@ -276,7 +276,7 @@ class _Emitter:
         kept = builder.and_(shifted, ir.Constant(halves, [0xBF80] * self.lanes))
         return builder.fpext(builder.bitcast(kept, ir.VectorType(ir.HalfType(), self.lanes)), self.vector)
 
-    def store_tile(self, sums, num_rows, y, y_stride, live, squares):  # type: ignore[no-untyped-def]
+    def store_tile(self, sums, num_rows, y, y_stride, live, squares):
         ir, builder = self.ir, self.builder
         pointer = self.vector.as_pointer()
         alignment, masks = ir.IntType(32), ir.VectorType(ir.IntType(1), self.lanes)
@@ -298,16 +298,16 @@ class _Emitter:
                 place = builder.bitcast(builder.gep(y, [offset]), pointer)
                 builder.call(store, [total, place, ir.Constant(alignment, FLOAT_BYTES), mask])
 
-    def at(self, number):  # type: ignore[no-untyped-def]
+    def at(self, number):
         return self.ir.Constant(self.integer, number)
 
-    def load(self, base, offset):  # type: ignore[no-untyped-def]
+    def load(self, base, offset):
         place = self.builder.bitcast(self.builder.gep(base, [offset]), self.vector.as_pointer())
         found = self.builder.load(place)
         found.align = FLOAT_BYTES
         return found
 
-    def splat(self, value, element=None):  # type: ignore[no-untyped-def]
+    def splat(self, value, element=None):
         ir = self.ir
         empty = ir.Constant(ir.VectorType(element or self.real, self.lanes), ir.Undefined)
         first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
@@ -315,7 +315,7 @@ class _Emitter:
             first, empty, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         )
 
-    def function(self, name, result, *arguments):  # type: ignore[no-untyped-def]
+    def function(self, name, result, *arguments):
         module = self.builder.module
         known = module.globals.get(name)
         return known or self.ir.Function(module, self.ir.FunctionType(result, arguments), name)

@@ -1,0 +1,104 @@
+"""Functions that numba compiles at their first call, never at import: what CPU kernels are made of.
+
+* The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else beside the module, else (read-only
+  installations) in the user's cache folder. Only the first process on a machine compiles.
+* A function may call another one of its module, or an intrinsic; numba inlines it where that helps.
+* Sums may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
+  sanitizer finds stale reads by the NaN that they bring along.
+* The GIL is released while a function runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["CpuFunction", "CpuIntrinsic", "cpu_function", "cpu_intrinsic"]
+
+logger = logging.getLogger(__name__)
+
+# No "nnan", "ninf": with them the compiler may drop the very NaN that gives a stale slot away.
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
+
+
+class CpuIntrinsic:
+    """Instructions that numba's Python can't say, for kernels to call; see :func:`cpu_intrinsic`."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """What numba compiles in place of a call."""
+        return self.make()
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        return zlib.crc32(Path(self.make.__code__.co_filename).read_bytes())
+
+
+class CpuFunction:
+    """A function that numba compiles when it is first called; see :func:`cpu_function`."""
+
+    def __init__(self, fn: Callable[..., None]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """Numba's dispatcher of this function; creating it compiles nothing yet."""
+        import numba
+
+        # The same code, the functions that it calls resolved to what numba knows.
+        names = {name: value.dispatcher for name, value in self._callees.items()}
+        fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
+        functools.update_wrapper(fn, self.fn)
+        # Numba recompiles when this function's file changes; the digest sees to the callees' files.
+        fn.__qualname__ += f"_{self._digest:08x}"
+        try:
+            return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
+        except RuntimeError:  # numba found no folder to cache in
+            _warn_that_nothing_is_cached()
+            return numba.njit(fastmath=_FASTMATH, nogil=True)(fn)
+
+    @functools.cached_property
+    def _callees(self) -> dict[str, CpuFunction | CpuIntrinsic]:
+        named = {name: self.fn.__globals__.get(name) for name in self.fn.__code__.co_names}
+        return {
+            name: value for name, value in named.items() if isinstance(value, (CpuFunction, CpuIntrinsic))
+        }
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        """Checksum of the source files that this function's machine code is made from."""
+        digest = zlib.crc32(Path(self.fn.__code__.co_filename).read_bytes())
+        for callee in self._callees.values():
+            digest = zlib.crc32(callee._digest.to_bytes(4), digest)
+        return digest
+
+    def __call__(self, *args: Any) -> None:
+        self.dispatcher(*args)
+
+
+@functools.cache
+def _warn_that_nothing_is_cached() -> None:
+    logger.warning("no writable folder: every process compiles the CPU kernels anew; set NUMBA_CACHE_DIR")
+
+
+if TYPE_CHECKING:  # numba gives such functions their types, call by call
+    from typing import no_type_check as cpu_function
+else:
+
+    def cpu_function(fn: Callable[..., Any]) -> CpuFunction:
+        """Compile the decorated function with numba at its first call."""
+        return CpuFunction(fn)
+
+
+def cpu_intrinsic(make: Callable[[], Any]) -> CpuIntrinsic:
+    """``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a function compiles."""
+    return CpuIntrinsic(make)
