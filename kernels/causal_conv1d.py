@@ -18,26 +18,28 @@ import functools
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kernels.boundaries import Boundaries
 from kernels.causal_conv1d_cpu import causal_conv1d_update_cpu
 from kernels.causal_conv1d_prefill_cpu import causal_conv1d_cpu
 from kernels.reference_row import reference_rows
+from kernels.scan_row import fill_padding_positions
 from kernels.tiles import TileRequest, choose
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 def causal_conv1d_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     boundaries: Boundaries | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """:func:`causal_conv1d`, one row after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
@@ -45,7 +47,8 @@ def causal_conv1d_reference(
     for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries):
         inputs = x[row.tokens].to(acc).T
         window = torch.cat([row.initial(conv_state, acc), inputs], dim=1)
-        out = sum(window[:, k : k + inputs.shape[1]] * weight[:, k, None].to(acc) for k in range(num_taps))
+        taps = (window[:, k : k + inputs.shape[1]] * weight[:, k, None].to(acc) for k in range(num_taps))
+        out = sum(taps, inputs.new_zeros(()))
         if bias is not None:
             out = out + bias[:, None].to(acc)
         y[row.tokens] = F.silu(out).T
@@ -55,13 +58,13 @@ def causal_conv1d_reference(
 
 
 def causal_conv1d_update_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+) -> Tensor:
     """:func:`causal_conv1d_update`, one row and position after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
@@ -231,9 +234,7 @@ def _convolve_positions_kernel(
     live_channels = channels < num_channels
     y_row = y_ptr + row * NUM_POSITIONS * num_channels + channels
     if slot == 0:  # padding: y is zero
-        for i in tl.static_range(NUM_POSITIONS):
-            zeros = tl.zeros((BLOCK_C,), y_ptr.dtype.element_ty)
-            tl.store(y_row + i * num_channels, zeros, mask=live_channels)
+        fill_padding_positions(y_row, num_channels, live_channels, NUM_POSITIONS, BLOCK_C)
         return
     taps = tl.arange(0, TAPS)
     live = live_channels[:, None] & (taps < NUM_TAPS)[None, :]
@@ -279,8 +280,10 @@ def decode_tile_request(dtype: torch.dtype, taps: int, positions: int) -> TileRe
 
 
 def _launch_prefill(
-    x, weight, bias, conv_state, cu_seqlens, read_slots, write_slots, has_initial, max_seq_len, boundaries
-):
+    x: Tensor, weight: Tensor, bias: Tensor | None, conv_state: Tensor, cu_seqlens: Tensor,
+    read_slots: Tensor, write_slots: Tensor, has_initial: Tensor, max_seq_len: int,
+    boundaries: Boundaries | None,
+) -> Tensor:  # fmt: skip
     num_channels, num_taps = weight.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tiles = choose(prefill_tile_request(x.dtype, num_taps), x.device)
@@ -318,7 +321,14 @@ def _launch_prefill(
     return y
 
 
-def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
+def _launch_decode(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+) -> Tensor:
     num_rows, num_positions, num_channels = x.shape
     num_taps = weight.shape[1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -349,18 +359,18 @@ def _launch_decode(x, weight, bias, conv_state, read_slots, write_slots):
 
 
 def causal_conv1d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     *,
     max_seq_len: int,
     boundaries: Boundaries | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Convolve the ragged rows of a prefill batch and leave each row's last inputs in its write slot.
 
     x ``[num_tokens, C]``, weight ``[C, K]``, bias ``[C]``, conv_state ``[num_slots, C, K - 1]`` of any
@@ -380,13 +390,13 @@ def causal_conv1d(
 
 
 def causal_conv1d_update(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+) -> Tensor:
     """Convolve the ``T`` positions of each decode row, keeping the state after every position.
 
     x ``[R, T, C]`` (a column slice of a wider projection will do), read_slots ``[R]``, write_slots

@@ -18,27 +18,28 @@ Value head h uses q and k of key head ``h // (Hv // Hk)``; the state is kernels/
 from __future__ import annotations
 
 import functools
-import itertools
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from kernels.boundaries import Boundaries, segments_of
-from kernels.cpu_jit import as_array, as_flat_array
+from kernels.boundaries import Boundaries, Segments, segments_of
+from kernels.cpu_jit import as_array
 from kernels.gated_delta_recurrence import NORM_EPS
 from kernels.gated_delta_scan_cpu import scan_gates, scan_heads
-from kernels.gated_delta_update import reference_step, reference_tokens
+from kernels.gated_delta_update import reference_scan
 from kernels.reference_row import reference_rows
-from kernels.scan_row import fill_padding_row, initial_state, segments_of_row
-from kernels.stochastic_round import (
-    GRID_TOKENS,
-    NEAREST,
-    StateRounding,
-    round_state,
-    rounding_key,
+from kernels.scan_row import (
+    chunk_of_segment,
+    fill_padding_row,
+    initial_state,
+    round_behind_chunk,
+    segments_of_row,
+    time_step,
 )
+from kernels.state_arguments import flat_rows, scan_launch, scan_states
+from kernels.stochastic_round import NEAREST, StateRounding
 from kernels.tiles import TileRequest, choose
-from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
 CHUNK_TOKENS = 64
@@ -46,34 +47,26 @@ CHUNK_TOKENS = 64
 
 
 def gated_delta_chunk_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A: torch.Tensor,
-    dt_bias: torch.Tensor,
-    state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     *,
     boundaries: Boundaries | None = None,
-    num_before: torch.Tensor | None = None,
+    num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """:func:`gated_delta_chunk` as the plain recurrence, one token after the other."""
-    acc = torch.promote_types(q.dtype, torch.float32)
-    o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before):
-        S = row.initial(state, acc)
-        inputs = (t[row.tokens].to(acc) for t in (q, k, v, a, b))
-        tokens = reference_tokens(*inputs, A.to(acc), dt_bias.to(acc))
-        for i, (token, o_t) in enumerate(zip(tokens, o[row.tokens], strict=True), start=1):
-            S, o_t[:] = reference_step(S, *token)
-            S = row.leave(state, i, S, rounding)
-    return o
+    rows = reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before)
+    return reference_scan(rows, q, k, v, a, b, A, dt_bias, state, rounding)
 
 
 # With G the running sum of g in a chunk, D_ij = exp(G_i - G_j) and S the state before the chunk, what its
@@ -133,11 +126,7 @@ def _solve_chunks_kernel(
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(0)
-    start = tl.load(cu_seqlens_ptr + tl.program_id(2)).to(tl.int64)
-    first = start + tl.program_id(1) * CHUNK
-    if ROUNDED:
-        first -= tl.load(num_before_ptr + tl.program_id(2)) % CHUNK
-    length = tl.load(cu_seqlens_ptr + tl.program_id(2) + 1) - first
+    start, first, length = chunk_of_segment(cu_seqlens_ptr, num_before_ptr, CHUNK, ROUNDED)
     if length <= 0:
         return
     i, columns = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
@@ -285,9 +274,10 @@ def _scan_rows_kernel(
             S = tl.dot(tl.trans(k), written, acc=S * tl.exp(total), input_precision=PRECISION)
             if ROUNDED:
                 position = num_before + tl.minimum(first + CHUNK, end) - start
-                if (position % GRID == 0) | (first + CHUNK >= end):
-                    key = rounding_key(layer_seed, head + first_head, position)
-                    S = round_state(S, key, elements, pool_ptr.dtype.element_ty, STOCHASTIC)
+                S = round_behind_chunk(
+                    S, pool, elements, layer_seed, head + first_head, position, first + CHUNK >= end,
+                    STOCHASTIC, GRID,
+                )  # fmt: skip
         target = tl.load(write_slots_ptr + g).to(tl.int64)
         tl.store(pool + target * slot_stride, S.to(pool_ptr.dtype.element_ty), mask=live_state)
         start = end
@@ -311,70 +301,64 @@ def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileReques
     )
 
 
-def _launch(q, k, v, a, b, A, dt_bias, state, segments, rounding=NEAREST):
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor, dt_bias: Tensor, state: Tensor,
+    segments: Segments, rounding: StateRounding = NEAREST,
+) -> Tensor:  # fmt: skip
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if 0 in (segments.num_rows, num_tokens, segments.max_seq_len):
         return o
-    cu_seqlens, read_slots, write_slots, has_initial = segments.as_rows()
-    num_before, row_starts = segments.num_before, segments.row_starts
-    is_narrow = state.dtype == torch.bfloat16
     tiles = dict(choose(tile_request(v.dtype, value_dim, key_dim), v.device))
-    chunk = tiles["CHUNK"] = min(tiles["CHUNK"], GRID_TOKENS) if is_narrow else tiles["CHUNK"]
-    num_chunks = triton.cdiv(segments.max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
+    chunk, num_chunks, rows, places, flags = scan_launch(state, segments, rounding, tiles.pop("CHUNK"))
     of_tokens = torch.empty((4, num_heads, num_tokens), dtype=torch.float32, device=v.device)
-    beta, cumulated, q_scale, k_scale = of_tokens
     solution = torch.empty((num_heads, num_tokens, chunk), dtype=v.dtype, device=v.device)
     sizes = {
         "HEADS_PER_KEY_HEAD": num_heads // num_key_heads,
+        "CHUNK": chunk,
         "BLOCK_K": max(16, triton.next_power_of_2(key_dim)),
         "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
-        "ROUNDED": is_narrow,
     }
-    _solve_chunks_kernel[(num_heads, num_chunks, len(write_slots))](
-        q, k, a, b, A, dt_bias, cu_seqlens, num_before, beta, cumulated, q_scale, k_scale, solution,
+    _solve_chunks_kernel[(num_heads, num_chunks, len(segments.write_slots))](
+        q, k, a, b, A, dt_bias, segments.cu_seqlens, segments.num_before, *of_tokens, solution,
         *q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), key_dim**-0.5, NORM_EPS,
-        num_tokens, key_dim, CHUNK=chunk, LEVELS=chunk.bit_length() - 1, **sizes,
+        num_tokens, key_dim, LEVELS=chunk.bit_length() - 1, ROUNDED=flags["ROUNDED"], **sizes,
     )  # fmt: skip
     _scan_rows_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), segments.num_rows)](
-        q, k, v, beta, cumulated, q_scale, k_scale, solution, state, cu_seqlens, read_slots, write_slots,
-        has_initial.view(torch.uint8), num_before, row_starts, o,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3],
-        rounding.signed_seed, rounding.first_head, num_tokens, num_heads, value_dim, key_dim,
-        HAS_BOUNDARIES=row_starts is not None, STOCHASTIC=rounding.is_stochastic, GRID=GRID_TOKENS,
-        **sizes, **tiles,
+        q, k, v, *of_tokens, solution, *rows, o,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *places, num_tokens, num_heads, value_dim, key_dim,
+        **flags, **sizes, **tiles,
     )  # fmt: skip
     return o
 
 
-def _gated_delta_chunk_cpu(q, k, v, a, b, A, dt_bias, state, segments, rounding):
+def _scan_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor, dt_bias: Tensor, state: Tensor,
+    segments: Segments, rounding: StateRounding,
+) -> Tensor:  # fmt: skip
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
-    decay, beta = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
+    decay, beta = map(as_array, torch.empty(2, num_heads, num_tokens))
     scan_gates.parallel_for(
         num_heads,
         1 + _GRAIN_GATES // (1 + num_tokens),
         *(as_array(t.float()) for t in (a, b, A, dt_bias)),
-        as_array(decay),
-        as_array(beta),
+        decay,
+        beta,
     )
     o = torch.zeros(v.shape)
-    strided = [(as_flat_array(t), *t.stride()[:2]) for t in (q.float(), k.float(), v.float())]
     scan_heads.parallel_for(
         num_heads,
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * value_dim * key_dim),
-        *itertools.chain.from_iterable(strided),
-        as_array(decay),
-        as_array(beta),
+        *flat_rows(q, k, v),
+        decay,
+        beta,
         np.float32(key_dim**-0.5),
         num_key_heads,
         key_dim,
         value_dim,
-        as_flat_array(state),
-        *state.stride()[:3],
-        *segments.as_arrays(),
-        rounding.arguments,
+        *scan_states(state, segments, rounding),
         as_array(o.view(-1)),
     )
     return o.to(v.dtype)
@@ -385,24 +369,24 @@ _GRAIN_GATES = 2**12  # tokens times heads, about 100 µs
 
 
 def gated_delta_chunk(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A: torch.Tensor,
-    dt_bias: torch.Tensor,
-    state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     *,
     max_seq_len: int,
     boundaries: Boundaries | None = None,
-    num_before: torch.Tensor | None = None,
+    num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
     q and k ``[num_tokens, Hk, Dk]``, v ``[num_tokens, Hv, Dv]``, a and b ``[num_tokens, Hv]``, A (below 0)
@@ -420,5 +404,5 @@ def gated_delta_chunk(
         return gated_delta_chunk_reference(
             *operands, *rows, boundaries=boundaries, num_before=num_before, rounding=rounding
         )
-    run = _launch if v.is_cuda else _gated_delta_chunk_cpu
+    run = _launch if v.is_cuda else _scan_on_cpu
     return run(*operands, segments_of(boundaries, rows, num_before, max_seq_len), rounding)

@@ -126,7 +126,7 @@ def _scan_narrow_tile(
 
 @cpu_jit
 def scan_heads(
-    q, q_token_stride, q_head_stride, k, k_token_stride, k_head_stride, v, v_token_stride, v_head_stride,
+    q, q_strides, k, k_strides, v, v_strides,
     decay, beta, scale, num_key_heads, width, head_dim, state, slot_stride, head_stride, row_stride,
     bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
@@ -158,13 +158,13 @@ def scan_heads(
                 if key_head != packed_head:
                     packed_head = key_head
                     _pack_key_head(
-                        q, key_head * q_head_stride + first * q_token_stride, q_token_stride,
-                        k, key_head * k_head_stride + first * k_token_stride, k_token_stride,
+                        q, key_head * q_strides[1] + first * q_strides[0], q_strides[0],
+                        k, key_head * k_strides[1] + first * k_strides[0], k_strides[0],
                         width, scale, last - first, packed, row_size, kq,
                     )  # fmt: skip
                 for p in range(0, head_dim, tile):
                     count, place = min(tile, head_dim - p), head * head_stride + p * row_stride
-                    v_at = first * v_token_stride + head * v_head_stride + p
+                    v_at = first * v_strides[0] + head * v_strides[1] + p
                     y_at = first * y_stride + head * head_dim + p
                     if has_initial[s] or first > bounds[s]:
                         load_state(state, source * slot_stride + place, row_stride, count, width, h)
@@ -174,12 +174,12 @@ def scan_heads(
                     if count == tile:
                         _scan_tile(
                             h, num_rows, packed, row_size, decay[head, first:last], beta[head, first:last],
-                            kq, v, v_at, v_token_stride, y, y_at, y_stride,
+                            kq, v, v_at, v_strides[0], y, y_at, y_stride,
                         )  # fmt: skip
                     else:
                         _scan_narrow_tile(
                             h, num_rows, packed, row_size, decay[head, first:last], beta[head, first:last],
-                            kq, v, v_at, v_token_stride, y, y_at, y_stride, count, scratch,
+                            kq, v, v_at, v_strides[0], y, y_at, y_stride, count, scratch,
                         )  # fmt: skip
                     if is_narrow:
                         key = rounding_key(layer_seed, first_head + head, position)

@@ -23,68 +23,69 @@ the next one starts from that.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from kernels.cpu_jit import as_array, as_flat_array
+from kernels.cpu_jit import as_array
 from kernels.gated_delta_recurrence import NORM_EPS, update_heads
-from kernels.stochastic_round import (
-    NEAREST,
-    StateRounding,
-    round_bfloat16_reference,
-    round_state,
-    rounding_key,
-)
-from kernels.strides import adjacent
+from kernels.reference_row import ReferenceRow, reference_decode_rows
+from kernels.scan_row import fill_padding_positions, leave_position, time_step
+from kernels.state_arguments import decode_states, flat_rows
+from kernels.stochastic_round import NEAREST, StateRounding
 from kernels.tiles import TileRequest, choose
-from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 def gated_delta_update_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A: torch.Tensor,
-    dt_bias: torch.Tensor,
-    state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
     *,
-    seq_lens: torch.Tensor | None = None,
+    seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """:func:`gated_delta_update`, one row and position after the other."""
+    rows = reference_decode_rows(read_slots, write_slots, seq_lens)
+    q, k, v_tokens, a, b = (t.flatten(0, 1) for t in (q, k, v, a, b))
+    return reference_scan(rows, q, k, v_tokens, a, b, A, dt_bias, state, rounding).view(v.shape)
+
+
+def reference_scan(
+    rows: Iterable[ReferenceRow], q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor,
+    dt_bias: Tensor, state: Tensor, rounding: StateRounding,
+) -> Tensor:  # fmt: skip
+    """Outputs ``[num_tokens, Hv, Dv]`` of rows whose tokens lie side by side in q, k, v, a and b."""
     acc = torch.promote_types(q.dtype, torch.float32)
     o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    for r, (source, targets) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
-        if source == 0:
-            continue
-        S = state[source].to(acc)
-        tokens = reference_tokens(*(t[r].to(acc) for t in (q, k, v, a, b)), A.to(acc), dt_bias.to(acc))
-        for i, (target, token) in enumerate(zip(targets, tokens, strict=True)):
-            S, o[r, i] = reference_step(S, *token)
-            if state.dtype == torch.bfloat16:
-                position = torch.tensor(0) if seq_lens is None else seq_lens[r] - len(targets) + i + 1
-                S = round_bfloat16_reference(S.float(), position, rounding).to(acc)
-            if target != 0:
-                state[target] = S
+    for row in rows:
+        inputs = (t[row.tokens].to(acc) for t in (q, k, v, a, b))
+        row.scan(_reference_step, _reference_tokens(inputs, A.to(acc), dt_bias.to(acc)), state, o, rounding)
     return o
 
 
-def reference_tokens(q, k, v, a, b, A, dt_bias):
+def _reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """``(q', k', v, exp(g), beta)`` of each token, q' and k' ``[Hv, Dk]``, from tensors of ``n`` tokens."""
+    q, k, v, a, b = inputs
     decay, beta = torch.exp(A * F.softplus(a + dt_bias)), torch.sigmoid(b)
     q, k = (t * torch.rsqrt(t.square().sum(dim=-1, keepdim=True) + NORM_EPS) for t in (q, k))
     q, k = (t.repeat_interleave(v.shape[1] // q.shape[1], dim=1) for t in (q * q.shape[-1] ** -0.5, k))
     return zip(q, k, v, decay, beta, strict=True)
 
 
-def reference_step(S, q, k, v, decay, beta):
+def _reference_step(
+    S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
     """The next state ``[Hv, Dv, Dk]`` and its output ``[Hv, Dv]``."""
     S = decay[:, None, None] * S
     error = v - (S * k[:, None, :]).sum(dim=-1)
@@ -158,9 +159,7 @@ def _update_tiles_kernel(
     A = tl.load(A_ptr + head).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
     if slot == 0:  # padding: o is zero
-        for i in tl.static_range(NUM_POSITIONS):
-            zeros = tl.zeros((BLOCK_V,), o_ptr.dtype.element_ty)
-            tl.store(o_row + i * num_heads * value_dim, zeros, mask=live_v)
+        fill_padding_positions(o_row, num_heads * value_dim, live_v, NUM_POSITIONS, BLOCK_V)
         return
     state_tile = state_ptr + head * head_stride + rows[:, None] * state_row_stride + columns[None, :]
     S = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
@@ -180,13 +179,11 @@ def _update_tiles_kernel(
         S += (beta * error)[:, None] * k_i[None, :]
         o = tl.sum(S * q_i[None, :], axis=1)
         tl.store(o_row + i * num_heads * value_dim, o.to(o_ptr.dtype.element_ty), mask=live_v)
-        position = tl.load(seq_lens_ptr + row) - NUM_POSITIONS + i + 1 if STOCHASTIC else 0
-        key = rounding_key(layer_seed, head + first_head, position)
         elements = rows[:, None] * key_dim + columns[None, :]
-        S = round_state(S, key, elements, state_ptr.dtype.element_ty, STOCHASTIC)
-        target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
-        if target != 0:
-            tl.store(state_tile + target * slot_stride, S.to(state_ptr.dtype.element_ty), mask=live)
+        S = leave_position(
+            S, state_tile, slot_stride, live, elements, write_slots_ptr, seq_lens_ptr, row, i, layer_seed,
+            head + first_head, NUM_POSITIONS, STOCHASTIC,
+        )  # fmt: skip
 
 
 @functools.cache
@@ -206,7 +203,11 @@ def tile_request(
     )
 
 
-def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, seq_lens=None, rounding=NEAREST):
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor, dt_bias: Tensor, state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None = None,
+    rounding: StateRounding = NEAREST,
+) -> Tensor:  # fmt: skip
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -214,56 +215,28 @@ def _launch(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, seq_lens=
         return o
     tiles = choose(tile_request(v.dtype, state.dtype, value_dim, key_dim, num_positions), v.device)
     _update_tiles_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
-        q,
-        k,
-        v,
-        a,
-        b,
-        A,
-        dt_bias,
-        state,
-        read_slots,
-        write_slots.contiguous(),
-        seq_lens,
-        o,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *a.stride()[:2],
-        *b.stride()[:2],
-        *state.stride()[:3],
-        key_dim**-0.5,
-        NORM_EPS,
-        rounding.signed_seed,
-        rounding.first_head,
-        num_heads,
-        value_dim,
-        key_dim,
-        HEADS_PER_KEY_HEAD=num_heads // num_key_heads,
-        NUM_POSITIONS=num_positions,
-        STOCHASTIC=rounding.is_stochastic,
-        BLOCK_K=triton.next_power_of_2(key_dim),
-        **tiles,
-    )
+        q, k, v, a, b, A, dt_bias, state, read_slots, write_slots.contiguous(), seq_lens, o,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *a.stride()[:2], *b.stride()[:2],
+        *state.stride()[:3], key_dim**-0.5, NORM_EPS, rounding.signed_seed, rounding.first_head, num_heads,
+        value_dim, key_dim, HEADS_PER_KEY_HEAD=num_heads // num_key_heads, NUM_POSITIONS=num_positions,
+        STOCHASTIC=rounding.is_stochastic, BLOCK_K=triton.next_power_of_2(key_dim), **tiles,
+    )  # fmt: skip
     return o
 
 
-def _gated_delta_update_cpu(q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, seq_lens, rounding):
+def _update_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor, dt_bias: Tensor, state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None, rounding: StateRounding,
+) -> Tensor:  # fmt: skip
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape)
-    rows = (adjacent(t.float()) for t in (q, k, v, a, b))
     update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * value_dim * key_dim)),
-        *(part for t in rows for part in (as_flat_array(t), t.stride()[:3])),
+        *flat_rows(q, k, v, a, b),
         *(as_array(t.float()) for t in (A, dt_bias)),
-        as_flat_array(state),
-        state.stride()[:3],
-        as_array(read_slots),
-        as_array(write_slots.contiguous()),
-        as_array(read_slots if seq_lens is None else seq_lens),
-        rounding.arguments,
+        *decode_states(state, read_slots, write_slots, seq_lens, rounding),
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
         as_array(o).ravel(),
@@ -275,20 +248,20 @@ _GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs ou
 
 
 def gated_delta_update(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A: torch.Tensor,
-    dt_bias: torch.Tensor,
-    state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
     *,
-    seq_lens: torch.Tensor | None = None,
+    seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """Advance each row's state by its ``T`` positions, in place in the pool.
 
     q and k ``[R, T, Hk, Dk]``, v ``[R, T, Hv, Dv]``, a and b ``[R, T, Hv]``, A (below 0) and dt_bias
@@ -302,5 +275,5 @@ def gated_delta_update(
     operands = q, k, v, a, b, A, dt_bias, state, read_slots, write_slots
     if v.dtype == torch.float64:
         return gated_delta_update_reference(*operands, seq_lens=seq_lens, rounding=rounding)
-    run = _launch if v.is_cuda else _gated_delta_update_cpu
+    run = _launch if v.is_cuda else _update_on_cpu
     return run(*operands, seq_lens, rounding)

@@ -19,63 +19,71 @@ is stored does not depend on how positions were divided among steps.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from kernels.cpu_jit import as_array, as_flat_array
+from kernels.cpu_jit import as_array
+from kernels.reference_row import reference_decode_rows
+from kernels.scan_row import fill_padding_positions, leave_position, time_step
 from kernels.ssm_recurrence import update_heads
-from kernels.stochastic_round import (
-    NEAREST,
-    StateRounding,
-    round_bfloat16_reference,
-    round_state,
-    rounding_key,
-)
-from kernels.strides import adjacent
+from kernels.state_arguments import decode_states, flat_rows
+from kernels.stochastic_round import NEAREST, StateRounding
 from kernels.tiles import TileRequest, choose
-from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 def selective_state_update_reference(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    ssm_state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
     *,
     dt_limit: tuple[float, float],
-    seq_lens: torch.Tensor | None = None,
+    seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """:func:`selective_state_update`, one row and position after the other."""
-    acc = torch.promote_types(x.dtype, torch.float32)
-    heads_per_group = x.shape[2] // B.shape[2]
+    inputs = [t.flatten(0, 1) for t in (x, dt, B, C)]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    for r, (source, targets) in enumerate(zip(read_slots.tolist(), write_slots.tolist(), strict=True)):
-        if source == 0:
-            continue
-        h = ssm_state[source].to(acc)
-        for i, target in enumerate(targets):
-            step = F.softplus(dt[r, i].to(acc) + dt_bias.to(acc)).clamp(*dt_limit)
-            B_i, C_i = (t[r, i].to(acc).repeat_interleave(heads_per_group, dim=0) for t in (B, C))
-            x_i = x[r, i].to(acc)
-            decay = torch.exp(A.to(acc) * step)
-            h = decay[:, None, None] * h + (step[:, None] * x_i)[:, :, None] * B_i[:, None, :]
-            y[r, i] = (h * C_i[:, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_i
-            if ssm_state.dtype == torch.bfloat16:
-                position = torch.tensor(0) if seq_lens is None else seq_lens[r] - len(targets) + i + 1
-                h = round_bfloat16_reference(h.float(), position, rounding).to(acc)
-            if target != 0:
-                ssm_state[target] = h
+    for row in reference_decode_rows(read_slots, write_slots, seq_lens):
+        # Position by position: torch rounds a tensor's last elements in another way than those before.
+        places = (slice(i, i + 1) for i in range(row.tokens.start, row.tokens.stop))
+        each = (reference_tokens((t[place] for t in inputs), A, D, dt_bias, dt_limit) for place in places)
+        tokens = itertools.chain.from_iterable(each)
+        row.scan(reference_step, tokens, ssm_state, y.flatten(0, 1), rounding)
     return y
+
+
+def reference_tokens(
+    inputs: Iterable[Tensor], A: Tensor, D: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]
+) -> Iterator[tuple[Tensor, ...]]:
+    """``(dt' x, exp(A dt'), B, C, D x)`` of each token, from x, dt, B and C of ``n`` tokens."""
+    inputs = list(inputs)
+    acc = torch.promote_types(inputs[0].dtype, torch.float32)
+    x, dt, B, C = (t.to(acc) for t in inputs)
+    step = F.softplus(dt + dt_bias.to(acc)).clamp(*dt_limit)
+    B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in (B, C))
+    decay, skipped = torch.exp(A.to(acc) * step), D.to(acc)[:, None] * x
+    return zip(step[..., None] * x, decay, B, C, skipped, strict=True)
+
+
+def reference_step(
+    h: Tensor, u: Tensor, decay: Tensor, B: Tensor, C: Tensor, skipped: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next state ``[H, P, N]`` and its output ``[H, P]``."""
+    h = decay[:, None, None] * h + u[:, :, None] * B[:, None, :]
+    return h, (h * C[:, None, :]).sum(dim=-1) + skipped
 
 
 # One program a (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
@@ -143,9 +151,7 @@ def _update_tiles_kernel(
     D = tl.load(D_ptr + head).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
     if slot == 0:  # padding: y is zero
-        for i in tl.static_range(NUM_POSITIONS):
-            zeros = tl.zeros((BLOCK_P,), y_ptr.dtype.element_ty)
-            tl.store(y_row + i * num_heads * head_dim, zeros, mask=live_p)
+        fill_padding_positions(y_row, num_heads * head_dim, live_p, NUM_POSITIONS, BLOCK_P)
         return
     state_tile = state_ptr + head * head_stride + p[:, None] * state_row_stride + n[None, :]
     h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
@@ -160,13 +166,11 @@ def _update_tiles_kernel(
         h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
         y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
         tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
-        position = tl.load(seq_lens_ptr + row) - NUM_POSITIONS + i + 1 if STOCHASTIC else 0
-        key = rounding_key(layer_seed, head + first_head, position)
         elements = p[:, None] * state_dim + n[None, :]
-        h = round_state(h, key, elements, state_ptr.dtype.element_ty, STOCHASTIC)
-        target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
-        if target != 0:
-            tl.store(state_tile + target * slot_stride, h.to(state_ptr.dtype.element_ty), mask=live)
+        h = leave_position(
+            h, state_tile, slot_stride, live, elements, write_slots_ptr, seq_lens_ptr, row, i, layer_seed,
+            head + first_head, NUM_POSITIONS, STOCHASTIC,
+        )  # fmt: skip
 
 
 @functools.cache
@@ -187,66 +191,40 @@ def tile_request(
 
 
 def _launch(
-    x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit, seq_lens=None, rounding=NEAREST
-):
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, dt_limit: tuple[float, float], seq_lens: Tensor | None = None,
+    rounding: StateRounding = NEAREST,
+) -> Tensor:  # fmt: skip
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[2:]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    request = tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim, num_positions)
-    tiles = choose(request, x.device)
+    tiles = choose(tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim, num_positions), x.device)
     _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
-        x,
-        dt,
-        A,
-        B,
-        C,
-        D,
-        dt_bias,
-        ssm_state,
-        read_slots,
-        write_slots.contiguous(),
-        seq_lens,
-        y,
-        *x.stride()[:3],
-        *dt.stride()[:2],
-        *B.stride()[:3],
-        *C.stride()[:3],
-        *ssm_state.stride()[:3],
-        *dt_limit,
-        rounding.signed_seed,
-        rounding.first_head,
-        num_heads,
-        head_dim,
-        state_dim,
-        HEADS_PER_GROUP=num_heads // num_groups,
-        NUM_POSITIONS=num_positions,
-        STOCHASTIC=rounding.is_stochastic,
-        BLOCK_N=triton.next_power_of_2(state_dim),
-        **tiles,
-    )
+        x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots.contiguous(), seq_lens, y,
+        *x.stride()[:3], *dt.stride()[:2], *B.stride()[:3], *C.stride()[:3], *ssm_state.stride()[:3],
+        *dt_limit, rounding.signed_seed, rounding.first_head, num_heads, head_dim, state_dim,
+        HEADS_PER_GROUP=num_heads // num_groups, NUM_POSITIONS=num_positions,
+        STOCHASTIC=rounding.is_stochastic, BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
+    )  # fmt: skip
     return y
 
 
-def _selective_state_update_cpu(
-    x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, dt_limit, seq_lens, rounding
-):
+def _update_on_cpu(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, dt_limit: tuple[float, float], seq_lens: Tensor | None,
+    rounding: StateRounding,
+) -> Tensor:  # fmt: skip
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, width = B.shape[2:]
     y = torch.empty(x.shape)
-    rows = (adjacent(t.float()) for t in (x, dt, B, C))
     update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
-        *(part for t in rows for part in (as_flat_array(t), t.stride()[:3])),
+        *flat_rows(x, dt, B, C),
         *(as_array(t.float()) for t in (A, D, dt_bias)),
-        as_flat_array(ssm_state),
-        ssm_state.stride()[:3],
-        as_array(read_slots),
-        as_array(write_slots.contiguous()),
-        as_array(read_slots if seq_lens is None else seq_lens),
-        rounding.arguments,
+        *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
         as_array(y).ravel(),
@@ -258,21 +236,21 @@ _GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs ou
 
 
 def selective_state_update(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    ssm_state: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
     *,
     dt_limit: tuple[float, float],
-    seq_lens: torch.Tensor | None = None,
+    seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """Advance each row's state by its ``T`` positions, in place in the pool.
 
     x ``[R, T, H, P]``, dt ``[R, T, H]``, A, D and dt_bias ``[H]``, B and C ``[R, T, G, N]``, ssm_state
@@ -288,6 +266,5 @@ def selective_state_update(
         return selective_state_update_reference(
             *operands, dt_limit=dt_limit, seq_lens=seq_lens, rounding=rounding
         )
-    if x.is_cuda:
-        return _launch(*operands, dt_limit, seq_lens, rounding)
-    return _selective_state_update_cpu(*operands, dt_limit, seq_lens, rounding)
+    run = _launch if x.is_cuda else _update_on_cpu
+    return run(*operands, dt_limit, seq_lens, rounding)

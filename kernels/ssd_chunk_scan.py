@@ -18,63 +18,56 @@ what it was rounded to: rows that are cut at multiples of GRID_TOKENS leave the 
 from __future__ import annotations
 
 import functools
-import itertools
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from kernels.boundaries import Boundaries, segments_of
-from kernels.cpu_jit import as_array, as_flat_array
+from kernels.boundaries import Boundaries, Segments, segments_of
+from kernels.cpu_jit import as_array
 from kernels.reference_row import reference_rows
-from kernels.scan_row import fill_padding_row, initial_state, segments_of_row
+from kernels.scan_row import (
+    chunk_of_segment,
+    fill_padding_row,
+    initial_state,
+    round_behind_chunk,
+    segments_of_row,
+    time_step,
+)
+from kernels.selective_state_update import reference_step, reference_tokens
 from kernels.ssd_scan_cpu import scan_heads
 from kernels.ssm_recurrence import scan_steps
-from kernels.stochastic_round import (
-    GRID_TOKENS,
-    NEAREST,
-    StateRounding,
-    round_state,
-    rounding_key,
-)
+from kernels.state_arguments import flat_rows, scan_launch, scan_states
+from kernels.stochastic_round import NEAREST, StateRounding
 from kernels.tiles import TileRequest, choose
-from kernels.time_step import time_step
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 def ssd_chunk_scan_reference(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    ssm_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     *,
     dt_limit: tuple[float, float],
     boundaries: Boundaries | None = None,
-    num_before: torch.Tensor | None = None,
+    num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """:func:`ssd_chunk_scan` as the plain recurrence, one token after the other."""
-    acc = torch.promote_types(x.dtype, torch.float32)
-    heads_per_group = x.shape[1] // B.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before):
-        h = row.initial(ssm_state, acc)
-        step = F.softplus(dt[row.tokens].to(acc) + dt_bias.to(acc)).clamp(*dt_limit)
-        decay = torch.exp(A.to(acc) * step)
-        B_row, C_row = (t[row.tokens].to(acc).repeat_interleave(heads_per_group, dim=1) for t in (B, C))
-        x_row, y_row = x[row.tokens].to(acc), y[row.tokens]
-        for i in range(len(x_row)):
-            h = decay[i, :, None, None] * h + (step[i, :, None] * x_row[i])[:, :, None] * B_row[i, :, None, :]
-            y_row[i] = (h * C_row[i, :, None, :]).sum(dim=-1) + D.to(acc)[:, None] * x_row[i]
-            h = row.leave(ssm_state, i + 1, h, rounding)
+        inputs = (t[row.tokens] for t in (x, dt, B, C))
+        tokens = reference_tokens(inputs, A, D, dt_bias, dt_limit)
+        row.scan(reference_step, tokens, ssm_state, y, rounding)
     return y
 
 
@@ -117,12 +110,7 @@ def _cumulate_decay_kernel(
     BLOCK_H: tl.constexpr,
     ROUNDED: tl.constexpr,
 ):
-    segment = tl.program_id(2)
-    start = tl.load(cu_seqlens_ptr + segment).to(tl.int64)
-    first = start + tl.program_id(1) * CHUNK
-    if ROUNDED:
-        first -= tl.load(num_before_ptr + segment) % CHUNK
-    length = tl.load(cu_seqlens_ptr + segment + 1) - first
+    start, first, length = chunk_of_segment(cu_seqlens_ptr, num_before_ptr, CHUNK, ROUNDED)
     if length <= 0:
         return
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -235,9 +223,10 @@ def _scan_rows_kernel(
             h = tl.dot(tl.trans(B), weighted, acc=h * tl.exp(total), input_precision=PRECISION)
             if ROUNDED:
                 position = before + tl.minimum(first + CHUNK, end) - start
-                if (position % GRID == 0) | (first + CHUNK >= end):
-                    key = rounding_key(layer_seed, head + first_head, position)
-                    h = round_state(h, key, elements, pool_ptr.dtype.element_ty, STOCHASTIC)
+                h = round_behind_chunk(
+                    h, pool, elements, layer_seed, head + first_head, position, first + CHUNK >= end,
+                    STOCHASTIC, GRID,
+                )  # fmt: skip
         target = tl.load(write_slots_ptr + g).to(tl.int64)
         tl.store(pool + target * slot_stride, h.to(pool_ptr.dtype.element_ty), mask=live_state)
         start = end
@@ -261,67 +250,62 @@ def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileReque
     )
 
 
-def _launch(x, dt, A, B, C, D, dt_bias, ssm_state, segments, chunk_size, dt_limit, rounding=NEAREST):
+def _launch(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    segments: Segments, chunk_size: int, dt_limit: tuple[float, float], rounding: StateRounding = NEAREST,
+) -> Tensor:  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if 0 in (segments.num_rows, num_tokens, segments.max_seq_len):
         return y
-    cu_seqlens, read_slots, write_slots, has_initial = segments.as_rows()
-    num_before, row_starts = segments.num_before, segments.row_starts
-    is_narrow = ssm_state.dtype == torch.bfloat16
     tiles = dict(choose(tile_request(x.dtype, head_dim, state_dim), x.device))
     chunk = min(tiles["CHUNK"], max(16, triton.next_power_of_2(chunk_size)))
-    chunk = tiles["CHUNK"] = min(chunk, GRID_TOKENS) if is_narrow else chunk
+    tiles["CHUNK"], num_chunks, rows, places, flags = scan_launch(ssm_state, segments, rounding, chunk)
     block_h = min(triton.next_power_of_2(num_heads), 16)
     step, cumulated = torch.empty((2, num_heads, num_tokens), dtype=torch.float32, device=x.device)
-    num_chunks = triton.cdiv(segments.max_seq_len + (chunk - 1 if is_narrow else 0), chunk)
-    _cumulate_decay_kernel[(triton.cdiv(num_heads, block_h), num_chunks, len(write_slots))](
-        dt, A, dt_bias, cu_seqlens, num_before, step, cumulated, dt.stride(0), *dt_limit, num_tokens,
-        num_heads, CHUNK=chunk, BLOCK_H=block_h, ROUNDED=is_narrow,
+    _cumulate_decay_kernel[(triton.cdiv(num_heads, block_h), num_chunks, len(segments.write_slots))](
+        dt, A, dt_bias, segments.cu_seqlens, segments.num_before, step, cumulated, dt.stride(0), *dt_limit,
+        num_tokens, num_heads, CHUNK=tiles["CHUNK"], BLOCK_H=block_h, ROUNDED=flags["ROUNDED"],
     )  # fmt: skip
     _scan_rows_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), segments.num_rows)](
-        x, B, C, D, step, cumulated, ssm_state, cu_seqlens, read_slots, write_slots,
-        has_initial.view(torch.uint8), num_before, row_starts, y,
-        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *ssm_state.stride()[:3],
-        rounding.signed_seed, rounding.first_head, num_tokens, num_heads, head_dim, state_dim,
-        HEADS_PER_GROUP=num_heads // num_groups, HAS_BOUNDARIES=row_starts is not None,
-        ROUNDED=is_narrow, STOCHASTIC=rounding.is_stochastic, GRID=GRID_TOKENS,
+        x, B, C, D, step, cumulated, *rows, y,
+        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *places, num_tokens, num_heads, head_dim,
+        state_dim, HEADS_PER_GROUP=num_heads // num_groups,
         BLOCK_N=max(16, triton.next_power_of_2(state_dim)),
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
-        **tiles,
+        **flags, **tiles,
     )  # fmt: skip
     return y
 
 
-def _ssd_chunk_scan_cpu(x, dt, A, B, C, D, dt_bias, ssm_state, segments, dt_limit, rounding):
+def _scan_on_cpu(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    segments: Segments, dt_limit: tuple[float, float], rounding: StateRounding,
+) -> Tensor:  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    step, decay = torch.empty(num_heads, num_tokens), torch.empty(num_heads, num_tokens)
+    step, decay = map(as_array, torch.empty(2, num_heads, num_tokens))
     scan_steps.parallel_for(
         num_heads,
         1 + _GRAIN_STEPS // (1 + num_tokens),
         *(as_array(t.float()) for t in (dt, dt_bias, A)),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
-        as_array(step),
-        as_array(decay),
+        step,
+        decay,
     )
     y = torch.zeros(x.shape)
-    strided = [(as_flat_array(t), *t.stride()[:2]) for t in (x.float(), B.float(), C.float())]
     scan_heads.parallel_for(
         num_heads,
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * head_dim * state_dim),
-        *itertools.chain.from_iterable(strided),
-        as_array(step),
-        as_array(decay),
+        *flat_rows(x, B, C),
+        step,
+        decay,
         as_array(D.float()),
         num_groups,
         head_dim,
         state_dim,
-        as_flat_array(ssm_state),
-        *ssm_state.stride()[:3],
-        *segments.as_arrays(),
-        rounding.arguments,
+        *scan_states(ssm_state, segments, rounding),
         as_array(y.view(-1)),
     )
     return y.to(x.dtype)
@@ -332,26 +316,26 @@ _GRAIN_STEPS = 2**12  # tokens times heads, about 100 µs
 
 
 def ssd_chunk_scan(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    dt_bias: torch.Tensor,
-    ssm_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    has_initial: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    cu_seqlens: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
     *,
     chunk_size: int,
     dt_limit: tuple[float, float],
     max_seq_len: int,
     boundaries: Boundaries | None = None,
-    num_before: torch.Tensor | None = None,
+    num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
-) -> torch.Tensor:
+) -> Tensor:
     """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
 
     x ``[num_tokens, H, P]``, dt ``[num_tokens, H]``, A, D and dt_bias ``[H]``, B and C
@@ -377,4 +361,4 @@ def ssd_chunk_scan(
     segments = segments_of(boundaries, rows, num_before, max_seq_len)
     if x.is_cuda:
         return _launch(*operands, segments, chunk_size, dt_limit, rounding)
-    return _ssd_chunk_scan_cpu(*operands, segments, dt_limit, rounding)
+    return _scan_on_cpu(*operands, segments, dt_limit, rounding)

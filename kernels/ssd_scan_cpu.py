@@ -184,7 +184,7 @@ def _scan_tile(
 
 @cpu_jit
 def scan_heads(
-    x, x_token_stride, x_head_stride, B, B_token_stride, B_group_stride, C, C_token_stride, C_group_stride,
+    x, x_strides, B, B_strides, C, C_strides,
     step, decay, D, num_groups, head_dim, width, state, slot_stride, head_stride, row_stride,
     bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
@@ -213,10 +213,10 @@ def scan_heads(
                 group = head // (num_heads // num_groups)
                 if group != packed_group:
                     packed_group = group
-                    b, c = group * B_group_stride, group * C_group_stride
+                    b, c = group * B_strides[1], group * C_strides[1]
                     _pack_group(
-                        B, b + first * B_token_stride, B_token_stride,
-                        C, c + first * C_token_stride, C_token_stride, width, last - first, packed, row_size,
+                        B, b + first * B_strides[0], B_strides[0],
+                        C, c + first * C_strides[0], C_strides[0], width, last - first, packed, row_size,
                     )  # fmt: skip
                 for p in range(0, head_dim, tile):
                     count, place = min(tile, head_dim - p), head * head_stride + p * row_stride
@@ -225,7 +225,7 @@ def scan_heads(
                     else:
                         h[:] = _ZERO
                     _scan_tile(
-                        x, first * x_token_stride + head * x_head_stride + p, x_token_stride,
+                        x, first * x_strides[0] + head * x_strides[1] + p, x_strides[0],
                         step[head, first:last], decay[head, first:last], D[head], count,
                         packed, row_size, h, u, tile_y, y, first * y_stride + head * head_dim + p, y_stride,
                         state, position, p, width, by_chance, layer_seed + first_head + head,
