@@ -28,19 +28,18 @@ d, as in rejection sampling (Leviathan et al. 2023, section 2.3).
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.bound_tensors import BoundTensors
 from kernels.cpu_jit import as_array, cpu_jit
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptDrafts:
+class AcceptDrafts(BoundTensors):
     """:func:`accept_drafts` bound to persistent tensors; a call names what was sampled this time.
 
     The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
@@ -74,9 +73,6 @@ class AcceptDrafts:
     results: Tensor
     """written: ``[R, T + 3]`` int64"""
 
-    def __post_init__(self) -> None:
-        assert all(tensor.is_contiguous() for tensor in self._tensors)
-
     def __call__(self, num_rows: int, *, sampled: Tensor, is_finite: Tensor) -> None:
         """sampled ``[num_rows, T]`` int64 and is_finite ``[num_rows, T]`` bool are only read."""
         if self.rows.is_cuda:
@@ -85,16 +81,6 @@ class AcceptDrafts:
             _accept_drafts_cpu(
                 as_array(sampled.contiguous()), as_array(is_finite.contiguous()), *self._arrays, num_rows
             )
-
-    @functools.cached_property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields, which is the kernels' as well; ``active`` as bytes, for Triton."""
-        tensors = vars(self) | {"active": self.active.view(torch.uint8)}
-        return tuple(tensors[field.name] for field in fields(self))
-
-    @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(map(as_array, self._tensors))
 
 
 def accept_drafts(rows: Tensor, *, sampled: Tensor, is_finite: Tensor, **tensors: Tensor) -> None:

@@ -26,19 +26,19 @@ Universal Algorithm for Sequential Data Compression, 1977.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu_jit import as_array, cpu_jit
+from kernels.bound_tensors import BoundTensors
+from kernels.cpu_jit import cpu_jit
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramDraft:
+class NgramDraft(BoundTensors):
     """:func:`ngram_draft` bound to persistent tensors, so that a call only names how many rows there are.
 
     The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
@@ -68,23 +68,13 @@ class NgramDraft:
 
     def __post_init__(self) -> None:
         assert 1 <= self.min_n <= self.max_n
-        assert all(tensor.is_contiguous() for tensor in self._tensors)
+        super().__post_init__()
 
     def __call__(self, num_rows: int) -> None:
         if self.rows.is_cuda:
             _launch(self, num_rows)
         else:
             _ngram_draft_cpu(*self._arrays, self.min_n, self.max_n, num_rows)
-
-    @functools.cached_property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields, which is the kernels' as well; ``active`` as bytes, for Triton."""
-        tensors = vars(self) | {"active": self.active.view(torch.uint8)}
-        return tuple(tensors[field.name] for field in fields(self) if field.name not in ("min_n", "max_n"))
-
-    @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(map(as_array, self._tensors))
 
 
 def ngram_draft(rows: Tensor, *, min_n: int, max_n: int, **tensors: Tensor) -> None:

@@ -19,19 +19,18 @@ read what it had just written (vllm 39809).
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu_jit import as_array, cpu_jit
+from kernels.bound_tensors import BoundTensors
+from kernels.cpu_jit import cpu_jit
 from kernels.triton_jit import tl, triton, triton_jit
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareRows:
+class PrepareRows(BoundTensors):
     """:func:`prepare_rows` bound to persistent tensors, so that a call only names how many rows there are.
 
     The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
@@ -70,24 +69,11 @@ class PrepareRows:
     """written: ``[R, T]`` int32"""
     block_size: int
 
-    def __post_init__(self) -> None:
-        assert all(tensor.is_contiguous() for tensor in self._tensors)
-
     def __call__(self, num_rows: int) -> None:
         if self.rows.is_cuda:
             _launch(self, num_rows)
         else:
             _prepare_rows_cpu(*self._arrays, self.block_size, num_rows)
-
-    @functools.cached_property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields, which is the kernels' as well; ``active`` as bytes, for Triton."""
-        tensors = vars(self) | {"active": self.active.view(torch.uint8)}
-        return tuple(tensors[field.name] for field in fields(self) if field.name != "block_size")
-
-    @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(map(as_array, self._tensors))
 
 
 def prepare_rows(rows: Tensor, *, block_size: int, **tensors: Tensor) -> None:
