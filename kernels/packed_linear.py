@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu_jit import CpuKernel, as_array, as_flat_array, cpu_jit
 from kernels.host_memory import host_empty
 from kernels.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
 from kernels.strides import adjacent
@@ -51,13 +51,34 @@ def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
     return padded
 
 
-def share_panels(panels: torch.Tensor, num_rows: int, rows_a_read: int) -> tuple[int, int, int]:
-    """Items of a call with ``panels`` ``[panels, in, PANEL]``, how many are a thread's least share, and rows
-    that all panels pass by together. A panel comes out of memory while ``rows_a_read`` rows are computed."""
-    num_panels, num_inputs, width = panels.shape
+def run_panels(
+    kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
+    arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
+) -> torch.Tensor:  # fmt: skip
+    """``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
+
+    The kernel's items are panels of a block of rows, then those of the next block: of so many rows that all
+    panels pass by together. A panel comes out of memory while ``rows_a_read`` rows are computed.
+    """
+    num_rows, num_inputs = x.shape
+    y = torch.empty(num_rows, num_outputs)
+    if num_rows == 0:
+        return y
+    x = adjacent(x)
     block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
-    products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * width
-    return -(-num_rows // block_rows) * num_panels, 1 + _GRAIN_PRODUCTS // products, block_rows
+    products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * panels.shape[2]
+    kernel.parallel_for(
+        -(-num_rows // block_rows) * len(panels),
+        1 + _GRAIN_PRODUCTS // products,
+        as_flat_array(x),
+        x.stride(0),
+        *arrays,
+        as_array(y),
+        (num_rows, num_inputs, num_outputs, *sizes),
+        block_rows,
+        *flags,
+    )
+    return y
 
 
 @cpu_jit
@@ -125,30 +146,9 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
-        num_rows, num_inputs = x.shape
-        y = torch.empty(num_rows, self.num_outputs)
-        if num_rows == 0:
-            return y
-        x = adjacent(x)
-        num_items, grain, block_rows = share_panels(self.panels, num_rows, _ROWS_A_READ)
-        _linear.parallel_for(
-            num_items,
-            grain,
-            as_flat_array(x),
-            x.stride(0),
-            self._panels,
-            self._bias,
-            as_array(y),
-            (num_rows, num_inputs, self.num_outputs),
-            block_rows,
-            int(relu_squared),
-        )
-        return y
+        flags = (int(relu_squared),)
+        return run_panels(_linear, x, self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags)
 
     @functools.cached_property
-    def _panels(self) -> np.ndarray:
-        return as_array(self.panels.view(-1))
-
-    @functools.cached_property
-    def _bias(self) -> np.ndarray:
-        return as_array(self.bias)
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return as_array(self.panels.view(-1)), as_array(self.bias)

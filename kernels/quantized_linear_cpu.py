@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu_jit import as_array, cpu_jit
 from kernels.cpu_vector import aligned
 from kernels.host_memory import host_empty
-from kernels.packed_linear import multiply_panel, padded_bias, share_panels
+from kernels.packed_linear import multiply_panel, padded_bias, run_panels
 from kernels.panel_tile import (
     FP8_SCALE_FACTOR,
     panel_width,
@@ -30,7 +30,6 @@ from kernels.panel_tile import (
     widen_int8,
 )
 from kernels.quantized_weight import QuantizedWeight
-from kernels.strides import adjacent
 
 ROWS_IN_REGISTERS = 12
 _ROWS_A_READ = 3
@@ -135,36 +134,18 @@ class PackedQuantizedLinear:
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
-        num_rows, num_inputs = x.shape
-        y = torch.empty(num_rows, self.num_outputs)
-        if num_rows == 0:
-            return y
-        x = adjacent(x)
-        num_items, grain, block_rows = share_panels(self.panels, num_rows, _ROWS_A_READ)
-        _quantized_linear.parallel_for(
-            num_items,
-            grain,
-            as_flat_array(x),
-            x.stride(0),
-            self._panels,
-            self._scales,
-            self._bias,
-            as_array(y),
-            (num_rows, num_inputs, self.num_outputs, self.group),
-            block_rows,
-            int(self.is_fp8),
-            int(relu_squared),
+        flags = int(self.is_fp8), int(relu_squared)
+        return run_panels(
+            _quantized_linear,
+            x,
+            self.panels,
+            self.num_outputs,
+            _ROWS_A_READ,
+            self._arrays,
+            (self.group,),
+            flags,
         )
-        return y
 
     @functools.cached_property
-    def _panels(self) -> np.ndarray:
-        return as_array(self.panels.view(-1))
-
-    @functools.cached_property
-    def _scales(self) -> np.ndarray:
-        return as_array(self.scales.view(-1))
-
-    @functools.cached_property
-    def _bias(self) -> np.ndarray:
-        return as_array(self.bias)
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return tuple(as_array(tensor.view(-1)) for tensor in (self.panels, self.scales, self.bias))
