@@ -155,14 +155,6 @@ def _splat(builder, number):
 
 
 @intrinsic
-def multiply_add(typing_context, a, b, c):
-    def generate(context, builder, signature, values):
-        return _multiply_add(builder, *values)
-
-    return VECTOR(a, b, c), generate
-
-
-@intrinsic
 def multiply_add_number(typing_context, a, b, c):
     def generate(context, builder, signature, values):
         return builder.fma(
@@ -174,46 +166,6 @@ def multiply_add_number(typing_context, a, b, c):
 
 def _multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
-
-
-@intrinsic
-def multiply(typing_context, a, b):
-    def generate(context, builder, signature, values):
-        return builder.fmul(*values, flags=_CONTRACT)
-
-    return VECTOR(a, b), generate
-
-
-@intrinsic
-def add(typing_context, a, b):
-    def generate(context, builder, signature, values):
-        return builder.fadd(*values, flags=_CONTRACT)
-
-    return VECTOR(a, b), generate
-
-
-@intrinsic
-def subtract(typing_context, a, b):
-    def generate(context, builder, signature, values):
-        return builder.fsub(*values, flags=_CONTRACT)
-
-    return VECTOR(a, b), generate
-
-
-@intrinsic
-def divide(typing_context, a, b):
-    def generate(context, builder, signature, values):
-        return builder.fdiv(*values)
-
-    return VECTOR(a, b), generate
-
-
-@intrinsic
-def maximum(typing_context, a, b):
-    def generate(context, builder, signature, values):
-        return _larger(builder, *values)
-
-    return VECTOR(a, b), generate
 
 
 def _larger(builder, a, b):
@@ -228,39 +180,6 @@ def _folded(builder, vector, join):
         vector = join(vector, builder.shuffle_vector(vector, vector, _indices(moved)))
         width //= 2
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
-
-
-@intrinsic
-def sum_of(typing_context, vector):
-    def generate(context, builder, signature, values):
-        return _folded(builder, values[0], builder.fadd)
-
-    return types.float32(vector), generate
-
-
-@intrinsic
-def largest_of(typing_context, vector):
-    def generate(context, builder, signature, values):
-        return _folded(builder, values[0], lambda a, b: _larger(builder, a, b))
-
-    return types.float32(vector), generate
-
-
-@intrinsic
-def exponential(typing_context, vector):
-    def generate(context, builder, signature, values):
-        return _exponential(builder, values[0])
-
-    return VECTOR(vector), generate
-
-
-@intrinsic
-def silu(typing_context, vector):
-    def generate(context, builder, signature, values):
-        shut = _exponential(builder, builder.fsub(_constant(0.0), values[0], flags=_CONTRACT))
-        return builder.fdiv(values[0], builder.fadd(_constant(1.0), shut, flags=_CONTRACT))
-
-    return VECTOR(vector), generate
 
 
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
@@ -288,6 +207,39 @@ def _exponential(builder, x):
     return builder.select(
         builder.fcmp_ordered("<", x, smallest), _constant(0.0), builder.fmul(p, two_to_n, flags=_CONTRACT)
     )
+
+
+def _silu(builder, x):
+    shut = _exponential(builder, builder.fsub(_constant(0.0), x, flags=_CONTRACT))
+    return builder.fdiv(x, builder.fadd(_constant(1.0), shut, flags=_CONTRACT))
+
+
+def _of_vectors(count, result, emit):
+    """An operator on ``count`` vectors: ``emit(builder, *vectors)`` is of type ``result``."""
+
+    def generate(context, builder, signature, values):
+        return emit(builder, *values)
+
+    typings = {
+        1: lambda context, a: (result(a), generate),
+        2: lambda context, a, b: (result(a, b), generate),
+        3: lambda context, a, b, c: (result(a, b, c), generate),
+    }
+    return intrinsic(typings[count])
+
+
+add = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fadd(a, b, flags=_CONTRACT))
+subtract = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fsub(a, b, flags=_CONTRACT))
+multiply = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fmul(a, b, flags=_CONTRACT))
+divide = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fdiv(a, b))
+multiply_add = _of_vectors(3, VECTOR, _multiply_add)
+maximum = _of_vectors(2, VECTOR, _larger)
+exponential = _of_vectors(1, VECTOR, _exponential)
+silu = _of_vectors(1, VECTOR, _silu)
+sum_of = _of_vectors(1, types.float32, lambda builder, vector: _folded(builder, vector, builder.fadd))
+largest_of = _of_vectors(
+    1, types.float32, lambda builder, vector: _folded(builder, vector, lambda a, b: _larger(builder, a, b))
+)
 
 
 @intrinsic
