@@ -117,9 +117,7 @@ class Boundaries:
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Boundaries:
         """The same with ``move(tensor)`` for every tensor: an upload."""
-        cut = self.segments
-        rows = map(move, (*cut.as_rows(), cut.num_before, cut.row_starts))
-        segments = Segments(*rows, cut.max_seq_len)
+        segments = Segments._make(move(part) if isinstance(part, Tensor) else part for part in self.segments)
         return Boundaries(move(self.rows), move(self.offsets), move(self.slots), segments)
 
 

@@ -132,11 +132,11 @@ def causal_conv1d_update_cpu(
     return y.to(x.dtype)
 
 
-def _filter(weight, bias):
+def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
     offset = _no_bias(weight.shape[0]) if bias is None else as_array(bias.float())
     return as_array(weight.float().reshape(-1)), offset
 
 
 @functools.cache
-def _no_bias(num_channels):
+def _no_bias(num_channels: int) -> np.ndarray:
     return np.zeros(num_channels, np.float32)

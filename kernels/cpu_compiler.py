@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["CpuFunction", "CpuIntrinsic", "cpu_function", "cpu_intrinsic"]
+__all__ = ["CpuFunction", "CpuIntrinsic", "cpu_function"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,10 @@ _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
 class CpuIntrinsic:
-    """Instructions that numba's Python can't say, for kernels to call; see :func:`cpu_intrinsic`."""
+    """Instructions that numba's Python can't say, for compiled functions to call.
+
+    ``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a function compiles.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -43,7 +46,7 @@ class CpuIntrinsic:
 
 
 class CpuFunction:
-    """A function that numba compiles when it is first called; see :func:`cpu_function`."""
+    """A function that numba compiles when it is first called; ``cpu_function`` decorates it."""
 
     def __init__(self, fn: Callable[..., None]) -> None:
         functools.update_wrapper(self, fn)
@@ -93,12 +96,4 @@ def _warn_that_nothing_is_cached() -> None:
 if TYPE_CHECKING:  # numba gives such functions their types, call by call
     from typing import no_type_check as cpu_function
 else:
-
-    def cpu_function(fn: Callable[..., Any]) -> CpuFunction:
-        """Compile the decorated function with numba at its first call."""
-        return CpuFunction(fn)
-
-
-def cpu_intrinsic(make: Callable[[], Any]) -> CpuIntrinsic:
-    """``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a function compiles."""
-    return CpuIntrinsic(make)
+    cpu_function = CpuFunction

@@ -55,7 +55,7 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 class CpuKernel(CpuFunction):
-    """A compiled function whose items threads can share; see :func:`cpu_jit`."""
+    """A compiled function whose items threads can share; ``cpu_jit`` decorates it."""
 
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
         """Run over items ``[0, num_items)``, shared with other threads where it pays.
@@ -85,7 +85,4 @@ recording = _Recording()
 if TYPE_CHECKING:  # numba gives kernels their types, call by call
     from typing import no_type_check as cpu_jit
 else:
-
-    def cpu_jit(fn: Callable[..., Any]) -> CpuKernel:
-        """Compile the decorated function with numba at its first call."""
-        return CpuKernel(fn)
+    cpu_jit = CpuKernel

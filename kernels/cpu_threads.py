@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.cpu_compiler import cpu_function, cpu_intrinsic
+from kernels.cpu_compiler import CpuIntrinsic, cpu_function
 from kernels.native_call import NativeCall
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,12 @@ def _atomic(generate: Any, num_args: int) -> Any:
     return intrinsic(lambda context, a, b, c: (types.int64(types.int64, types.int64, types.int64), build))
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _load() -> Any:
     return _atomic(lambda builder, p: builder.load_atomic(p, "seq_cst", 8), 1)
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _store() -> Any:
     def generate(builder: Any, p: Any, value: Any) -> Any:
         builder.store_atomic(value, p, "seq_cst", 8)
@@ -77,12 +77,12 @@ def _store() -> Any:
     return _atomic(generate, 2)
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _add() -> Any:
     return _atomic(lambda builder, p, value: builder.atomic_rmw("add", p, value, "seq_cst"), 2)
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _swap_if_equal() -> Any:
     """``swap_if_equal(address, expected, new)`` is 1 where it swapped."""
 
@@ -95,7 +95,7 @@ def _swap_if_equal() -> Any:
     return _atomic(generate, 3)
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _call_trampoline() -> Any:
     """``call(trampoline, kernel, block, begin, end)``"""
     from llvmlite import ir
@@ -112,7 +112,7 @@ def _call_trampoline() -> Any:
     return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def _call_c() -> Any:
     """``call(function, a, b)``: a C function of up to two words that returns an int, which is dropped."""
     from llvmlite import ir

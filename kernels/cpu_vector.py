@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels import stochastic_round
 from kernels.cpu_compiler import CpuIntrinsic, cpu_function
 
 
@@ -56,8 +57,9 @@ class VectorOperator(CpuIntrinsic):
 
     @functools.cached_property
     def _digest(self) -> int:
-        sources = ("vector_ir.py", "format_ir.py", "stochastic_round.py")
-        return zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in sources))
+        here = (Path(__file__).with_name(name) for name in ("vector_ir.py", "format_ir.py"))
+        sources = (*here, Path(stochastic_round.__file__))
+        return zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
 lanes = VectorOperator("lanes")

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_exp import exp_f32
-from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu_jit import CpuKernel, as_array, as_flat_array, cpu_jit
 from kernels.cpu_vector import lanes, load, multiply, multiply_add, silu, splat, store, sum_of
 from kernels.triton_jit import tl, triton, triton_jit
 
@@ -41,7 +41,7 @@ def group_rms_norm_then_gate_reference(
 
 
 def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
-    groups = u.unflatten(-1, (-1, group_size))
+    groups = torch.unflatten(u, -1, (-1, group_size))
     return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
 
 
@@ -197,7 +197,9 @@ def group_rms_norm_then_gate(
     return _on_cpu(_group_rms_norm_then_gate_cpu, y, z, weight, group_size, eps)
 
 
-def _on_cpu(kernel, y, z, weight, group_size, eps):
+def _on_cpu(
+    kernel: CpuKernel, y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, group_size: int, eps: float
+) -> torch.Tensor:
     num_tokens, width = y.shape
     out = torch.empty((num_tokens, width), dtype=y.dtype)
     kernel.parallel_for(

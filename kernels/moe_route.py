@@ -40,6 +40,7 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
     if routing.scoring == "softmax":
         scores, choice = logits.softmax(dim=-1), logits
     else:
+        assert correction is not None
         scores = logits.sigmoid()
         choice = scores + correction
     if routing.groups_per_token < routing.expert_groups:
@@ -53,7 +54,7 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
 
 def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
     """-inf outside the best groups."""
-    grouped = choice.unflatten(1, (routing.expert_groups, -1))
+    grouped = torch.unflatten(choice, 1, (routing.expert_groups, -1))
     group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
     best = group_scores.topk(routing.groups_per_token, dim=-1, sorted=False).indices
     outside = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, best, False)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Literal
 
-from kernels.cpu_compiler import cpu_intrinsic
+from kernels.cpu_compiler import CpuIntrinsic
 
 TILE_ROWS = 6
 FLOAT_BYTES = 4
@@ -53,7 +53,7 @@ def panel_width() -> int:
     return lanes * registers
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def panel_width_here() -> Any:
     """:func:`panel_width` for kernels."""
     from numba.core import types
@@ -69,27 +69,27 @@ def panel_width_here() -> Any:
     return width
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def tile_of_float32() -> Any:
     return _tile("float32")
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def tile_of_fp8() -> Any:
     return _tile("fp8")
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def tile_of_int8() -> Any:
     return _tile("int8")
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def widen_fp8() -> Any:
     return _widening("fp8")
 
 
-@cpu_intrinsic
+@CpuIntrinsic
 def widen_int8() -> Any:
     return _widening("int8")
 

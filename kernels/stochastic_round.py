@@ -23,6 +23,7 @@ request, rank nor how steps were cut, so that equal sums are stored as equal bit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -63,9 +64,10 @@ class StateRounding:
 
 
 NEAREST = StateRounding()
+_Integers = TypeVar("_Integers", int, Tensor)
 
 
-def mix(x):
+def mix(x: _Integers) -> _Integers:
     """32 bits to 32 well mixed ones, one to one; of an int or an int64 tensor."""
     x = x & _MASK
     x = ((x ^ (x >> 16)) * MIX_1) & _MASK

@@ -6,7 +6,7 @@ A kernel's module takes ``tl``, ``triton`` and the decorator ``triton_jit`` from
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import triton
@@ -17,6 +17,10 @@ except ImportError:  # no wheels for this platform
 __all__ = ["tl", "triton", "triton_jit"]
 
 
-def triton_jit(fn: Callable[..., None]) -> Any:
-    """``triton.jit``; the plain function, which only a GPU would launch, where there is no Triton."""
-    return fn if triton is None else triton.jit(fn)
+if TYPE_CHECKING:  # Triton's language is not Python's
+    from typing import no_type_check as triton_jit
+else:
+
+    def triton_jit(fn: Callable[..., Any]) -> Any:
+        """``triton.jit``; the plain function, which only a GPU would launch, where there is no Triton."""
+        return fn if triton is None else triton.jit(fn)
