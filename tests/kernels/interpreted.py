@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.conftest import Target
+from tests.kernels.target import Target
 
 
 def skip_bfloat16_in_the_interpreter(target: Target, dtype: torch.dtype) -> None:

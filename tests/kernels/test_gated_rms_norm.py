@@ -8,7 +8,7 @@ from kernels.gated_rms_norm import (
     group_rms_norm_then_gate,
     group_rms_norm_then_gate_reference,
 )
-from tests.kernels.conftest import Target
+from tests.kernels.target import Target
 
 EPS = 1e-5
 TOLERANCE = {

@@ -1,0 +1,21 @@
+"""The device that a kernel test runs on, and tensors there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which implementation of an op a test runs, and where its tensors live."""
+
+    name: str  # "cpu" or "triton"
+    device: str
+
+    def int32(self, values: list) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def flags(self, values: list[bool]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.bool, device=self.device)
