@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -111,10 +111,6 @@ class Engine:
             self.release("warm-up")
         self.scheduler.owned.cache.clear()
         self._start_counting()
-
-    def before_free(self, tell: Callable[[Request], None]) -> None:
-        """``tell`` is called with each request that gives its memory back, before others may get that."""
-        self.scheduler.owned.before_free = tell
 
     # --- events, between steps -------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine.cache_modes import CacheMode
 from engine.capacity import CapacityPlan
@@ -33,8 +33,6 @@ class Ownership:
         self._num_slots = num_positions if plan.has_state else 0
         """That each request owns: one a position."""
         self._rows = list(range(max_num_seqs - 1, -1, -1))
-        self.before_free: Callable[[Request], None] = lambda _: None
-        """Told of each request whose memory is about to be free, while nobody else can have it yet."""
 
     @property
     def free_rows(self) -> Sequence[int]:
@@ -198,7 +196,8 @@ class Ownership:
 
     def free_memory(self, request: Request) -> None:
         """Blocks that are the cache's stay there; all others, and the slot, are free again."""
-        self.before_free(request)
+        if request.lender is not None:
+            request.lender.revoke(request)
         memory = request.memory
         self._release_read_state(memory)
         self.blocks.free(memory.own_blocks)

@@ -108,6 +108,14 @@ class Measured:
         )
 
 
+class Lender(Protocol):
+    """Whoever lets other servers read a request's memory."""
+
+    def revoke(self, request: Request) -> None:
+        """The memory is about to be free, and nobody else can have it yet."""
+        ...
+
+
 @dataclass(eq=False)
 class Request:
     """State of one request. The scheduler moves it, the engine fills in tokens.
@@ -137,6 +145,8 @@ class Request:
     follower: Matcher | None = None
     """Follows the answer, as far as steps are read back, where it has a grammar."""
 
+    lender: Lender | None = field(init=False, default=None)
+    """Of a request whose memory may be read."""
     num_given: int = field(init=False)
     """Tokens known from the start: what lies behind them is decoded here."""
     num_prompt: int = field(init=False)

@@ -81,7 +81,6 @@ class StateExchange:
         self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; the engine's thread alone
         self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise
         self._feeds = ProgressFeeds(incarnation)
-        self._engine.before_free(self._revoke)
         self._failures = FailureCounts()
         # All reasons from the start: its size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
@@ -137,7 +136,7 @@ class StateExchange:
         early, is_new = self._tickets.get(request_id), request_id not in self._tickets
         if early is None:
             early = self._source.open(request_id, num_tokens=request.target)
-            self._tickets[request_id] = early
+            self._tickets[request_id], request.lender = early, self
             self._num_published[request_id] = 0
             self._host.answer(self._feeds.open, early)
         num_full = request.num_computed // self._engine.config.block_size
@@ -168,13 +167,14 @@ class StateExchange:
 
     def _leased(self, request: Request, grant: Callable[..., Ticket]) -> Ticket:
         block_ids, digests = self._covered(request)
-        self._tickets[request.request_id] = ticket = grant(
+        ticket = grant(
             request.request_id,
             num_tokens=request.num_computed,
             block_ids=block_ids,
             state_slot=request.memory.state_slot,
             digests=digests,
         )
+        self._tickets[request.request_id], request.lender = ticket, self
         return ticket
 
     def _covered(self, request: Request) -> tuple[Sequence[int], Digests | None]:
@@ -277,7 +277,7 @@ class StateExchange:
             self._forget(lease.request_id, ticket)
             self._engine.release(lease.request_id)
 
-    def _revoke(self, request: Request) -> None:
+    def revoke(self, request: Request) -> None:
         """A request gives its memory back, and others may get it next: whoever still reads must find out."""
         ticket = self._tickets.get(request.request_id)
         if ticket is not None:

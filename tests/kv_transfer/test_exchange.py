@@ -40,7 +40,7 @@ class ScriptedSource:
 
     def __init__(self, _caches, *, on_lease_ended, **_settings):
         self.on_lease_ended = on_lease_ended
-        self.ended = []
+        self.ended, self.revoked = [], []
 
     def grant(self, request_id, *, num_tokens, block_ids, state_slot, digests):
         return ticket_of(request_id, num_tokens=num_tokens, block_ids=tuple(block_ids), state_slot=state_slot)
@@ -48,6 +48,9 @@ class ScriptedSource:
     def end(self, message):
         self.ended.append(message)
         self.on_lease_ended(EndedLease(message.request_id, message.lease_id, message.epoch, "ended"))
+
+    def revoke(self, ticket):
+        self.revoked.append(ticket.request_id)
 
 
 class ScriptedEngine:
@@ -61,9 +64,6 @@ class ScriptedEngine:
         self.released = []
         self.finds_damage = False
         self.measures = Measures()
-
-    def before_free(self, tell):
-        self.tell_before_free = tell
 
     def transferred(self, request, *, error, settled):
         if self.finds_damage:
@@ -171,6 +171,16 @@ def test_a_lease_covers_computed_tokens_and_ends_once(world):
     assert world.source.ended == [EndLease("turn-2", 5, 2)]
     assert world.engine.released == ["turn-2"]
     assert not world.exchange.end_lease("turn-2")
+
+
+def test_memory_that_is_given_back_is_revoked_once(world):
+    request = request_that_reads(None)
+    request.num_computed = 33
+    assert request.lender is None
+    world.exchange.lease(request)
+    for _ in range(2):
+        request.lender.revoke(request)
+    assert world.source.revoked == ["turn-2"]
 
 
 def test_what_did_not_come_is_counted_by_cause(world):
