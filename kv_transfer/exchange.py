@@ -16,19 +16,18 @@ from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.followers import Followers
-from kv_transfer.handlers import follow_handlers, transfer_handlers
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.other_ranks import OtherRanks
 from kv_transfer.part_plan import Destination, PartPlan
 from kv_transfer.peers import Peers
 from kv_transfer.progress_feed import ProgressFeeds
 from kv_transfer.sink import TransferSink
-from kv_transfer.source import EndedLease, TransferSource
+from kv_transfer.source import EndedLease, TransferSource, transfer_handlers
 from kv_transfer.transfer import TransferResult
 from wire.errors import CancelledRequestError
 from wire.generation import RequestOutput, ServerStats
 from wire.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
-from wire.rpc import TRANSFER_SERVICE
+from wire.rpc import FOLLOW, TRANSFER_SERVICE, replies_handler
 from wire.server import GrpcServer
 
 
@@ -88,7 +87,8 @@ class StateExchange:
         """The servers that are read from. Lives on the event loop."""
         self._keeper = LeaseKeeper(self.peers)
         self._followers = Followers(self.peers)
-        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow_handlers(self._feeds))
+        follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
+        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow)
 
     def knows(self, ticket: AnyTicket) -> bool:
         """Whether the ticket's server can be read without a handshake."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kv_transfer.agent import PreparedList, Read, TransferAgent
-from kv_transfer.cadence import FAST_S, read_poll_delay
 from kv_transfer.part import Share
+from kv_transfer.poll_thread import FAST_S, read_poll_delay
 from wire.errors import TransferError
 from wire.handoff import RankMemory
 

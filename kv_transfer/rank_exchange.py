@@ -16,12 +16,11 @@ from engine.rank_link import RankLink
 from engine.rank_process import RankMain, work
 from engine.rank_worker import RankWorker
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.cadence import idle_delay, poll_delay
 from kv_transfer.flights import Flights, Patience
 from kv_transfer.part import OwnPools, Part
 from kv_transfer.part_reader import OwnReader, ReadSize
 from kv_transfer.peer_memories import PeerMemories, agent_name
-from kv_transfer.poll_thread import PollThread
+from kv_transfer.poll_thread import PollThread, idle_delay, poll_delay
 from wire.errors import TransferError
 from wire.handoff import RankMemory, Role
 from wire.ranks import (

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import grpc
 import torch
 
 from engine.caches import Caches
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.cadence import idle_delay, poll_delay
 from kv_transfer.handshake import check_same_model
 from kv_transfer.lease_table import Lease, LeaseTable
-from kv_transfer.poll_thread import PollThread
+from kv_transfer.poll_thread import PollThread, idle_delay, poll_delay
 from wire.codec import decode
 from wire.errors import WireError
+from wire.generation import Empty
 from wire.handoff import (
     AnyTicket,
     Digests,
@@ -34,6 +36,7 @@ from wire.handoff import (
     Ticket,
 )
 from wire.repeated_lines import RepeatedLines
+from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, unary_handler
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
@@ -52,6 +55,26 @@ class EndedLease:
     lease_id: int
     epoch: int
     reason: Literal["done", "ended", "expired"]
+
+
+def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Handlers of :data:`wire.rpc.TRANSFER_SERVICE`, by method name: handshake, renewal and early end."""
+
+    async def handshake(message: HandshakeRequest, _context: Any) -> HandshakeReply:
+        return await asyncio.to_thread(source.handshake, message)
+
+    async def end_lease(message: EndLease, _context: Any) -> Empty:
+        source.end(message)
+        return Empty()
+
+    async def renew_leases(message: RenewLeases, _context: Any) -> RenewedLeases:
+        return source.renew(message)
+
+    return {
+        HANDSHAKE.name: unary_handler(HANDSHAKE, handshake),
+        END_LEASE.name: unary_handler(END_LEASE, end_lease),
+        RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
+    }
 
 
 class TransferSource:

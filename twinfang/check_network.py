@@ -27,9 +27,8 @@ import torch
 
 from engine.caches import Caches, CacheSpec
 from kv_transfer.agent import NIXL_ERRORS
-from kv_transfer.handlers import transfer_handlers
 from kv_transfer.sink import TransferSink
-from kv_transfer.source import TransferSource
+from kv_transfer.source import TransferSource, transfer_handlers
 from kv_transfer.transfer import TransferResult
 from twinfang.ucx_advice import Advice, advise, needed_transport_advice
 from twinfang.ucx_transport import HostFacts, Transport, errors, host_facts, picked_transport

@@ -16,10 +16,9 @@ import pytest
 
 from kv_transfer import source
 from kv_transfer.failure_counts import FailureCounts
-from kv_transfer.handlers import transfer_handlers
 from kv_transfer.lease_keeper import RENEWALS_PER_LIFETIME, LeaseKeeper
 from kv_transfer.peers import Peers
-from kv_transfer.source import TransferSource
+from kv_transfer.source import TransferSource, transfer_handlers
 from tests.kv_transfer.pools import PoolShape
 from wire.handoff import EndLease
 from wire.rpc import TRANSFER_SERVICE, service
