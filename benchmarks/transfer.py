@@ -32,12 +32,13 @@ import torch
 from benchmarks.machine import machine, waited_s
 from benchmarks.transfer_case import ONE_BLOCK, Case, default_cases
 from benchmarks.transfer_row import HEADER, Round, Row
-from benchmarks.transfer_source import RAW_POLL_S, Ask, cpu_share, fail, prefill_side
+from benchmarks.transfer_source import RAW_POLL_S, Ask, cpu_share, prefill_side
 from engine.caches import Caches
 from kv_transfer.agent import Ranges, TransferAgent, region_of
+from kv_transfer.handshake import introduce
 from kv_transfer.part import Part
 from kv_transfer.sink import TransferSink
-from kv_transfer.transfer import TransferResult
+from kv_transfer.transfer import TransferListener, TransferResult
 from wire.handoff import Done, Region, Ticket
 
 WARM_UP_ROUNDS = 3
@@ -78,7 +79,8 @@ def _main(json_path: Path | None) -> None:
 def _measure(case: Case, ask: Ask) -> Row:
     caches = case.caches()
     ask("open", case)
-    sink = _open_sink(caches, ask)
+    end = _End()
+    sink = _open_sink(caches, end, ask)
     num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
     metadata, remote = ask("open_raw", num_bytes)
     # The copy has memory of its own: it would leave the raw read's in the processor's caches.
@@ -96,13 +98,13 @@ def _measure(case: Case, ask: Ask) -> Row:
     def hand_over() -> float:
         nonlocal num_descriptors
         ticket = ask("grant", case.block_ids)
-        seconds, result = _hand_over(sink, ticket, case.block_ids)
+        seconds, result = _hand_over(sink, end, ticket, case.block_ids)
         num_descriptors = result.num_descriptors
         return seconds
 
     def hand_over_behind() -> float:
         ticket = ask("grant", case.block_ids)
-        return _hand_over_behind(sink, ticket, case.block_ids, case.num_early_blocks)
+        return _hand_over_behind(sink, end, ticket, case.block_ids, case.num_early_blocks)
 
     def rounds_of(hand_over: Callable[[], float]) -> list[Round]:
         rounds = []
@@ -123,15 +125,9 @@ def _measure(case: Case, ask: Ask) -> Row:
     return Row.of(case, num_bytes, num_descriptors, rounds, behind)
 
 
-def _open_sink(caches: Caches, ask: Ask) -> TransferSink:
-    sink = TransferSink(
-        caches,
-        incarnation=f"sink-{time.monotonic_ns()}",
-        fingerprint="fp",
-        on_settled=lambda _request_id: None,
-        on_fatal=fail,
-    )
-    sink.add_peer("127.0.0.1:1", ask("handshake", sink.handshake_request()))
+def _open_sink(caches: Caches, end: _End, ask: Ask) -> TransferSink:
+    sink = TransferSink(caches, introduce(caches, f"sink-{time.monotonic_ns()}", "fp"), end)
+    sink.add_peer("127.0.0.1:1", ask("handshake", sink.introduction))
     return sink
 
 
@@ -152,38 +148,46 @@ def _read_raw(agent: TransferAgent, peer: str, ranges: Ranges, local: Region, re
     return seconds
 
 
-def _hand_over(sink: TransferSink, ticket: Ticket, block_ids: list[int]) -> tuple[float, TransferResult]:
-    end = _End()
-    sink.read(ticket, block_ids=block_ids, state_slot=1, deadline_s=DEADLINE_S, on_done=end)
+def _hand_over(
+    sink: TransferSink, end: _End, ticket: Ticket, block_ids: list[int]
+) -> tuple[float, TransferResult]:
+    end.start()
+    sink.read(ticket, block_ids=block_ids, state_slot=1, deadline_s=DEADLINE_S)
     return end.wait()
 
 
-def _hand_over_behind(sink: TransferSink, ticket: Ticket, block_ids: list[int], num_early: int) -> float:
+def _hand_over_behind(
+    sink: TransferSink, end: _End, ticket: Ticket, block_ids: list[int], num_early: int
+) -> float:
     """Seconds from when the last part can be read; the others' blocks have landed by then."""
-    begun_at = sink.num_parts
-    end = _End()
-    transfer = sink.begin(
-        ticket.request_id, ticket.incarnation, deadline_s=DEADLINE_S, on_done=lambda result: end(result)
-    )
+    begun_at = sink.counts.num_parts
+    transfer = sink.begin(ticket.request_id, ticket.incarnation, deadline_s=DEADLINE_S)
     transfer.read_part(Part(block_ids[:num_early], ticket.block_ids[:num_early]))
-    while sink.num_parts == begun_at:
+    while sink.counts.num_parts == begun_at:
         time.sleep(RAW_POLL_S)
-    end = _End()
+    end.start()
     last = Part(block_ids[num_early:], ticket.block_ids[num_early:], [1], [ticket.state_slot])
     transfer.finish(last, Done(ticket.lease_id, ticket.epoch))
     seconds, _ = end.wait()
     return seconds
 
 
-class _End:
-    """Takes the time from when it is made until it is called, which is on the transfer thread."""
+class _End(TransferListener):
+    """Listens to the sink: takes the time from :meth:`start` until a transfer has ended."""
 
     def __init__(self) -> None:
         self._done: queue.SimpleQueue[tuple[float, TransferResult]] = queue.SimpleQueue()
+        self._started = 0.0
+
+    def start(self) -> None:
         self._started = time.perf_counter()
 
-    def __call__(self, result: TransferResult) -> None:
+    def transferred(self, result: TransferResult) -> None:
         self._done.put((time.perf_counter() - self._started, result))
+
+    def failed(self, fault: BaseException) -> None:
+        """Ends the transfer thread with its error."""
+        raise fault
 
     def wait(self) -> tuple[float, TransferResult]:
         seconds, result = self._done.get(timeout=2 * DEADLINE_S)
@@ -196,7 +200,7 @@ def _measure_idle(ask: Ask) -> dict[str, float]:
     """Share of a core with a connected peer and nothing to move."""
     case = ONE_BLOCK
     ask("open", case)
-    sink = _open_sink(case.caches(), ask)
+    sink = _open_sink(case.caches(), _End(), ask)
     ticket = ask("grant", case.block_ids)
     shares = {"prefill side, one lease held and not read": ask("cpu_share", IDLE_S)}
     ask("end", ticket)

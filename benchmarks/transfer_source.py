@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.transfer_case import Case
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.source import TransferSource
+from kv_transfer.handshake import introduce
+from kv_transfer.source import SourceListener, TransferSource
 from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
 
 RAW_POLL_S = 20e-6
@@ -58,7 +59,7 @@ def _serve(pipe: Connection) -> None:
             return
 
 
-class _Source:
+class _Source(SourceListener):
     """Answers the commands of :func:`prefill_side`; one case at a time."""
 
     def __init__(self) -> None:
@@ -70,14 +71,16 @@ class _Source:
         self._caches = case.caches()
         self._source = TransferSource(
             self._caches,
+            introduce(self._caches, f"source-{time.monotonic_ns()}", "fp"),
+            self,
             address="127.0.0.1:1",
-            incarnation=f"source-{time.monotonic_ns()}",
-            fingerprint="fp",
             lease_ttl_s=3600.0,
             max_leases=8,
-            on_lease_ended=lambda _lease: None,
-            on_fatal=fail,
         )
+
+    def failed(self, fault: BaseException) -> None:
+        """Ends the transfer thread with its error."""
+        raise fault
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
         assert self._source is not None
@@ -121,8 +124,3 @@ def cpu_share(wall_s: float) -> float:
     wall, cpu = time.perf_counter(), time.process_time()
     time.sleep(wall_s)
     return (time.process_time() - cpu) / (time.perf_counter() - wall)
-
-
-def fail(error: BaseException) -> None:
-    """Ends a transfer thread with its error."""
-    raise error

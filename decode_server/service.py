@@ -25,7 +25,7 @@ from engine.grammar.follower import Follower
 from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
-from kv_transfer.exchange import StateExchange
+from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import rank_main
 from kv_transfer.transfer import TransferResult
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class DecodeService:
+class DecodeService(ExchangeListener):
     """Ties engine, state exchange and the routers' streams together."""
 
     def __init__(
@@ -86,12 +86,12 @@ class DecodeService:
             self._exchange = StateExchange(
                 self._host,
                 server,
+                self,
                 address=host_port(config.advertise_host or config.host, server.port),
                 incarnation=incarnation,
                 lease_ttl_s=config.keep_ttl_s,
                 transfer_deadline_s=config.transfer_deadline_s,
                 handshake_timeout_s=config.handshake_timeout_s,
-                on_read=self._on_read,
             )
             start_up.ended("transfer")
         self._handover = None if self._exchange is None else Handover(self._host, self._exchange)
@@ -423,8 +423,8 @@ class DecodeService:
         if outputs:
             self._host.answer(self._deliver_step, outputs)
 
-    def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
-        if transfer.error is not None:
+    def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
+        if result.error is not None:
             self._give_back(request)
         if outputs:
             self._host.answer(self._deliver, outputs)

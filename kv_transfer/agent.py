@@ -19,9 +19,10 @@ from nixl import _bindings as bindings
 from nixl._api import nixl_agent, nixl_agent_config
 from numpy.typing import NDArray
 
+from engine.caches import Caches
 from kv_transfer.descriptors import Descriptors, Indices
 from wire.errors import TransferError
-from wire.handoff import Region
+from wire.handoff import RankMemory, Region
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +199,13 @@ class Read:
             self._agent.release_xfer_handle(self._handle)
         except NIXL_ERRORS as error:
             log.info("a transfer handle could not be released: %s", error)
+
+
+def memory_of(caches: Caches, agent: TransferAgent) -> RankMemory:
+    """A rank's pools as others are told of them, registered with ``agent``."""
+    return RankMemory(
+        caches.kv_layout, caches.state_layout, agent.metadata, region_of(caches.kv), region_of(caches.state)
+    )
 
 
 def region_of(tensor: torch.Tensor) -> Region:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.unit_cut import Cut
 from wire.errors import HandshakeError, TransferError
-from wire.handoff import Region
+from wire.handoff import RankMemory, Region
 from wire.layout import Layout
 
 Descriptors = NDArray[np.uint64]
@@ -24,6 +24,14 @@ Indices = NDArray[np.int64]
 EPOCH_BYTES = 8
 MAX_DESCRIPTORS = 1 << 22
 """Of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a block and of a slot is read from one rank of a peer."""
+
+    block: Cut
+    slot: Cut
 
 
 def local_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
@@ -42,6 +50,26 @@ def cells_of(epochs: Region) -> Descriptors:
     _check_length(num_cells, "epochs")
     starts = np.arange(num_cells, dtype=np.uint64) * np.uint64(EPOCH_BYTES) + np.uint64(epochs.address)
     return np.stack([starts, np.full_like(starts, EPOCH_BYTES)], axis=1)
+
+
+def own_list(ours: RankMemory, share: Share) -> Descriptors:
+    """All blocks, then all slots, as far as they are read from one rank of a peer."""
+    return np.concatenate(
+        [
+            local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
+            local_descriptors(ours.state_layout, ours.state_region.address, share.slot),
+        ]
+    )
+
+
+def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
+    """The same on the peer's side."""
+    return np.concatenate(
+        [
+            remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),
+            remote_descriptors(theirs.state_layout, theirs.state_region.address, share.slot),
+        ]
+    )
 
 
 def _check_length(count: int, what: str) -> None:

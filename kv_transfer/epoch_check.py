@@ -61,7 +61,7 @@ class EpochCheck:
             )
         (cell,) = self._free.allocate(1)
 
-        def ended(error: TransferError | None, late: bool) -> None:
+        def ended(error: TransferError | None) -> None:
             found = int(self._cells[cell])
             self._free.free([cell])
             on_end(error or _moved(found, lease))
@@ -79,7 +79,7 @@ class EpochCheck:
         cell: int,
         *,
         patience: Patience,
-        on_end: Callable[[TransferError | None, bool], None],
+        on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
         """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
@@ -110,7 +110,7 @@ class EpochCheck:
         before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
         """
         nobody = Patience(math.inf)
-        self._read(peer, 0, 0, patience=nobody, on_end=lambda error, late: None, on_late=lambda: None)
+        self._read(peer, 0, 0, patience=nobody, on_end=lambda error: None, on_late=lambda: None)
 
 
 def _moved(found: int, lease: Done) -> TransferError | None:

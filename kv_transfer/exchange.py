@@ -10,20 +10,20 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.followers import Followers
+from kv_transfer.handshake import introduce
 from kv_transfer.lease_keeper import LeaseKeeper
 from kv_transfer.other_ranks import OtherRanks
 from kv_transfer.part_plan import Destination, PartPlan
 from kv_transfer.peers import Peers
 from kv_transfer.progress_feed import ProgressFeeds
 from kv_transfer.sink import TransferSink
-from kv_transfer.source import EndedLease, TransferSource, transfer_handlers
-from kv_transfer.transfer import TransferResult
+from kv_transfer.source import EndedLease, SourceListener, TransferSource, transfer_handlers
+from kv_transfer.transfer import TransferListener, TransferResult
 from wire.errors import CancelledRequestError
 from wire.generation import RequestOutput, ServerStats
 from wire.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
@@ -31,53 +31,52 @@ from wire.rpc import FOLLOW, TRANSFER_SERVICE, replies_handler
 from wire.server import GrpcServer
 
 
-class StateExchange:
-    """Leases, reads and peers of one engine.
+class ExchangeListener:
+    """The service that an exchange is for; this one takes note of nothing."""
 
-    ``on_read`` is told on the engine's thread how each read ended, with what the engine says to the request's
-    client if it failed; ``on_lease_ended`` on the transfer thread that a lease is over.
-    """
+    def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
+        """On the engine's thread; ``outputs`` is what the engine says to the request's client."""
+
+    def lease_ended(self, lease: EndedLease) -> None:
+        """On the transfer thread."""
+
+
+class StateExchange(TransferListener, SourceListener):
+    """Leases, reads and peers of one engine."""
 
     def __init__(
         self,
         host: EngineHost,
         server: GrpcServer,
+        listener: ExchangeListener,
         *,
         address: str,
         incarnation: str,
         lease_ttl_s: float,
         transfer_deadline_s: float,
         handshake_timeout_s: float,
-        on_read: Callable[[Request, TransferResult, list[RequestOutput]], None],
-        on_lease_ended: Callable[[EndedLease], None] = lambda _: None,
     ) -> None:
         self._host = host
         self._engine = host.engine
+        self._server = server
+        self._listener = listener
         self._transfer_deadline_s = transfer_deadline_s
-        self._on_read = on_read
-        self._on_lease_ended = on_lease_ended
-        self._sink = TransferSink(
-            self._engine.caches,
-            incarnation=incarnation,
-            fingerprint=self._engine.fingerprint,
-            on_settled=self._settled,
-            on_fatal=server.fail,
-            ranks=host.ranks,
-        )
-        other_ranks = OtherRanks(host.ranks, self._sink.take_report, incarnation=incarnation)
+        caches, ranks = self._engine.caches, host.ranks
+        num_ranks = 1 if ranks is None else ranks.size
+        introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
+        self._sink = TransferSink(caches, introduction, self, ranks)
+        self._other_ranks = OtherRanks(ranks, self._sink.take_report, incarnation=incarnation)
         self._source = TransferSource(
-            self._engine.caches,
+            caches,
+            introduction,
+            self,
             address=address,
-            incarnation=incarnation,
-            fingerprint=self._engine.fingerprint,
             lease_ttl_s=lease_ttl_s,
             max_leases=self._engine.capacity.max_held + 1,
-            on_lease_ended=self._lease_ended,
-            on_fatal=server.fail,
-            other_ranks=other_ranks.memories(),
-            on_serving=other_ranks.serve,
+            other_ranks=self._other_ranks.memories(),
         )
-        self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; the engine's thread alone
+        self._reading: dict[str, Request] = {}  # what is read is for them; the engine's thread alone
+        self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; likewise
         self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
@@ -86,7 +85,7 @@ class StateExchange:
         self.peers = Peers(self._sink, self._failures, timeout_s=handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
         self._keeper = LeaseKeeper(self.peers)
-        self._followers = Followers(self.peers)
+        self._followers = Followers(self.peers, self._followed)
         follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
         server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow)
 
@@ -199,15 +198,11 @@ class StateExchange:
         With an early ticket that takes as long as its prompt is computed.
         """
         ticket = request.ticket
-
-        def on_done(transfer: TransferResult) -> None:  # on the transfer thread
-            landed_s = time.monotonic()
-            self._host.post(lambda: self._transferred(request, transfer, landed_s))
-
-        if isinstance(ticket, PartialTicket):
-            self._follow(request, ticket, on_done)
-            return
         assert ticket is not None
+        self._reading[request.request_id] = request
+        if isinstance(ticket, PartialTicket):
+            self._follow(request, ticket)
+            return
         num_cached = len(request.memory.nodes)
         self._sink.read(
             # The sink reports by the ticket's request, which for a kept state is the turn before this one.
@@ -216,17 +211,10 @@ class StateExchange:
             first_block=num_cached,
             state_slot=request.memory.state_slot,
             deadline_s=self._transfer_deadline_s,
-            on_done=on_done,
         )
 
-    def _follow(
-        self, request: Request, early: PartialTicket, on_done: Callable[[TransferResult], None]
-    ) -> None:
+    def _follow(self, request: Request, early: PartialTicket) -> None:
         """Reads each block once it is computed; the request goes on with the whole ticket."""
-
-        def take(ticket: Ticket) -> None:
-            request.ticket = ticket
-
         destination = Destination(
             block_ids=tuple(request.memory.block_ids),
             num_cached=len(request.memory.nodes),
@@ -234,25 +222,26 @@ class StateExchange:
             block_size=self._engine.config.block_size,
         )
         transfer = self._sink.begin(
-            request.request_id, early.incarnation, deadline_s=self._transfer_deadline_s, on_done=on_done
+            request.request_id, early.incarnation, deadline_s=self._transfer_deadline_s
         )
-        start = partial(self._followers.start, on_ticket=lambda ticket: self._host.post(lambda: take(ticket)))
-        self._host.answer(start, early, PartPlan(early, destination), transfer)
+        self._host.answer(self._followers.start, early, PartPlan(early, destination), transfer)
 
     def stats(self) -> ServerStats:
         """The engine's figures and those of leases and transfers."""
+        read = self._sink.counts
         return replace(
             self._engine.stats(),
             leases_held=self._source.num_leases,
             leases_ended=dict(self._leases_ended),
-            transfers_in_flight=self._sink.num_in_flight,
-            transfer_bytes=self._sink.bytes_read,
-            early_bytes=self._sink.early_bytes,
-            transfer_parts=self._sink.num_parts,
+            transfers_in_flight=read.num_in_flight,
+            transfer_bytes=read.bytes_read,
+            early_bytes=read.early_bytes,
+            transfer_parts=read.num_parts,
             transfer_failures=self._failures.counts(),
         )
 
-    def _transferred(self, request: Request, transfer: TransferResult, landed_s: float) -> None:
+    def _read_ended(self, transfer: TransferResult, landed_s: float) -> None:
+        request = self._reading.pop(transfer.request_id)
         assert request.ticket is not None
         measured = request.measured
         measured.landed_s = landed_s
@@ -268,7 +257,7 @@ class StateExchange:
             self._failures.count(transfer.error)
         if transfer.error is None and outputs:  # it came, and is not what was sent
             self._failures.add("digest")
-        self._on_read(request, transfer, outputs)
+        self._listener.read_ended(request, transfer, outputs)
 
     def _release(self, lease: EndedLease) -> None:
         """A lease is over, and its memory free unless it is leased anew."""
@@ -289,12 +278,32 @@ class StateExchange:
         if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, hence a feed
             self._host.answer(self._feeds.end, ticket.lease_id, ticket.epoch)
 
-    # --- on the transfer thread ------------------------------------------------------------------
+    def _take_ticket(self, request_id: str, ticket: Ticket) -> None:
+        request = self._reading.get(request_id)
+        if request is not None:
+            request.ticket = ticket
 
-    def _settled(self, request_id: str) -> None:
+    # --- on the event loop -----------------------------------------------------------------------
+
+    def _followed(self, request_id: str, ticket: Ticket) -> None:
+        self._host.post(lambda: self._take_ticket(request_id, ticket))
+
+    # --- on the transfer thread, as its listener -------------------------------------------------
+
+    def transferred(self, result: TransferResult) -> None:
+        landed_s = time.monotonic()
+        self._host.post(lambda: self._read_ended(result, landed_s))
+
+    def settled(self, request_id: str) -> None:
         self._host.post(lambda: self._engine.release(request_id))
 
-    def _lease_ended(self, lease: EndedLease) -> None:
+    def lease_ended(self, lease: EndedLease) -> None:
         self._leases_ended[lease.reason] += 1
-        self._on_lease_ended(lease)
+        self._listener.lease_ended(lease)
         self._host.post(lambda: self._release(lease))
+
+    def serving(self, is_on: bool) -> None:
+        self._other_ranks.serve(is_on)
+
+    def failed(self, fault: BaseException) -> None:
+        self._server.fail(fault)

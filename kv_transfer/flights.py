@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kv_transfer.agent import PreparedList, Read, TransferAgent
-from kv_transfer.part import Share
+from kv_transfer.descriptors import Share
 from kv_transfer.poll_thread import FAST_S, read_poll_delay
 from wire.errors import TransferError
 from wire.handoff import RankMemory
@@ -56,8 +56,8 @@ class Flight:
     peer: PeerMemory
     read: Read
     patience: Patience
-    on_end: Callable[[TransferError | None, bool], None]
-    """Called once, with what went wrong and whether it had been late."""
+    on_end: Callable[[TransferError | None], None]
+    """Called once, with what went wrong."""
     on_late: Callable[[], None]
     is_late: bool = False
 
@@ -80,7 +80,7 @@ class Flights:
         start: Callable[[], Read],
         *,
         patience: Patience,
-        on_end: Callable[[TransferError | None, bool], None],
+        on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
         """Posts a read by ``start``; small ones are often over, and reported, when the call returns."""
@@ -89,7 +89,7 @@ class Flights:
             read = start()
         except TransferError as error:
             self._on_lost(peer)
-            on_end(error, False)
+            on_end(error)
             return
         flight = Flight(peer, read, patience, on_end, on_late)
         if not self._has_ended(flight):
@@ -132,6 +132,6 @@ class Flights:
         if state == "failed":
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
-        flight.on_end(error, flight.is_late)
+        flight.on_end(error)
         flight.read.release()  # last: a request waits for the news, and nobody for this
         return True

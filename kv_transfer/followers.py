@@ -18,23 +18,20 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """One task for each lease that is followed. Lives on the event loop."""
+    """One task for each lease that is followed. Lives on the event loop.
 
-    def __init__(self, peers: Peers) -> None:
+    ``on_ticket`` is told which request's prompt is computed, before the last part is read.
+    """
+
+    def __init__(self, peers: Peers, on_ticket: Callable[[str, Ticket], None]) -> None:
         self._peers = peers
+        self._on_ticket = on_ticket
         self._tasks: dict[tuple[str, int, int], tuple[asyncio.Task[None], SinkTransfer]] = {}
 
-    def start(
-        self,
-        early: PartialTicket,
-        plan: PartPlan,
-        transfer: SinkTransfer,
-        *,
-        on_ticket: Callable[[Ticket], None],
-    ) -> None:
-        """Brings the transfer to an end in any case; ``on_ticket`` is told before the last part is read."""
+    def start(self, early: PartialTicket, plan: PartPlan, transfer: SinkTransfer) -> None:
+        """Brings the transfer to an end in any case."""
         key = _lease_of(early)
-        task = asyncio.create_task(self._follow(early, plan, transfer, on_ticket))
+        task = asyncio.create_task(self._follow(early, plan, transfer))
         self._tasks[key] = (task, transfer)
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
@@ -54,16 +51,10 @@ class Followers:
         self.stop_all()
         await asyncio.gather(*(task for task, _ in self._tasks.values()), return_exceptions=True)
 
-    async def _follow(
-        self,
-        early: PartialTicket,
-        plan: PartPlan,
-        transfer: SinkTransfer,
-        on_ticket: Callable[[Ticket], None],
-    ) -> None:
+    async def _follow(self, early: PartialTicket, plan: PartPlan, transfer: SinkTransfer) -> None:
         try:
             async with aclosing(self._peers.follow(early)) as news:
-                await _read_along(news, plan, transfer, on_ticket)
+                await self._read_along(news, plan, transfer)
         except TwinfangError as error:
             log.info("request %s: its prompt can't be followed: %s", early.request_id, error)
             message = f"the prefill server at {early.address} gave the prompt up: {error}"
@@ -72,23 +63,19 @@ class Followers:
             log.exception("request %s: following its prompt failed", early.request_id)
             transfer.fail(TransferError(f"following the prompt failed: {type(error).__name__}"))
 
-
-async def _read_along(
-    news: AsyncGenerator[Progress | Ticket, None],
-    plan: PartPlan,
-    transfer: SinkTransfer,
-    on_ticket: Callable[[Ticket], None],
-) -> None:
-    async for message in news:
-        if isinstance(message, Ticket):
-            last = plan.last_part(message)
-            on_ticket(message)
-            transfer.finish(last, Done(message.lease_id, message.epoch))
-            return
-        part = plan.part(message)
-        if part is not None:
-            transfer.read_part(part)
-    raise TransferError("its news ended before the prompt was computed")
+    async def _read_along(
+        self, news: AsyncGenerator[Progress | Ticket, None], plan: PartPlan, transfer: SinkTransfer
+    ) -> None:
+        async for message in news:
+            if isinstance(message, Ticket):
+                last = plan.last_part(message)
+                self._on_ticket(transfer.request_id, message)
+                transfer.finish(last, Done(message.lease_id, message.epoch))
+                return
+            part = plan.part(message)
+            if part is not None:
+                transfer.read_part(part)
+        raise TransferError("its news ended before the prompt was computed")
 
 
 def _lease_of(ticket: AnyTicket) -> tuple[str, int, int]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from engine.caches import Caches
 from kv_transfer.descriptors import EPOCH_BYTES
 from wire.errors import HandshakeError
 from wire.handoff import HandshakeReply, HandshakeRequest
 from wire.layout import Layout
+
+
+def introduce(caches: Caches, incarnation: str, fingerprint: str, *, num_ranks: int = 1) -> HandshakeRequest:
+    """Who a server is, in one of its lives, to those it shares state with."""
+    return HandshakeRequest(incarnation, fingerprint, num_ranks, caches.kv_layout, caches.state_layout)
 
 
 def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | HandshakeReply, who: str) -> None:

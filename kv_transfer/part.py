@@ -7,21 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from engine.index_pool import NULL_INDEX
-from kv_transfer.descriptors import (
-    Descriptors,
-    Indices,
-    local_descriptors,
-    remote_descriptors,
-    unit_indices,
-)
+from kv_transfer.descriptors import Indices, Share, unit_indices
 from kv_transfer.unit_cut import Cut
-from wire.handoff import Region
-from wire.layout import Layout
+from wire.handoff import RankMemory
 
 
 @dataclass(frozen=True)
@@ -41,40 +33,9 @@ class Part:
         return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot))
 
 
-class Pools(Protocol):
-    """Where a server's two pools lie; a handshake's reply says it of a peer's."""
-
-    @property
-    def kv_layout(self) -> Layout: ...
-    @property
-    def state_layout(self) -> Layout: ...
-    @property
-    def kv_region(self) -> Region: ...
-    @property
-    def state_region(self) -> Region: ...
-
-
-@dataclass(frozen=True)
-class OwnPools:
-    """This server's."""
-
-    kv_layout: Layout
-    state_layout: Layout
-    kv_region: Region
-    state_region: Region
-
-
-@dataclass(frozen=True)
-class Share:
-    """What of a block and of a slot is read from one rank of a peer."""
-
-    block: Cut
-    slot: Cut
-
-
 @dataclass(frozen=True)
 class PartIndices:
-    """A part as entries of the lists of :func:`own_list` and :func:`peer_list`."""
+    """A part as entries of the two lists that :mod:`kv_transfer.descriptors` makes of a pair of ranks."""
 
     local: Indices
     remote: Indices
@@ -87,27 +48,7 @@ def _named(slot: int) -> tuple[int, ...]:
     return () if slot == NULL_INDEX else (slot,)
 
 
-def own_list(ours: Pools, share: Share) -> Descriptors:
-    """All blocks, then all slots, as far as they are read from one rank of a peer."""
-    return np.concatenate(
-        [
-            local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
-            local_descriptors(ours.state_layout, ours.state_region.address, share.slot),
-        ]
-    )
-
-
-def peer_list(theirs: Pools, share: Share) -> Descriptors:
-    """The same on the peer's side."""
-    return np.concatenate(
-        [
-            remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),
-            remote_descriptors(theirs.state_layout, theirs.state_region.address, share.slot),
-        ]
-    )
-
-
-def part_indices(part: Part, ours: Pools, theirs: Pools, share: Share) -> PartIndices:
+def part_indices(part: Part, ours: RankMemory, theirs: RankMemory, share: Share) -> PartIndices:
     """The part's entries on both sides; :class:`TransferError` for a unit outside either side's pools."""
     num_block, num_slot = len(share.block), len(share.slot)
     blocks = unit_indices(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block)

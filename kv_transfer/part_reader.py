@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from kv_transfer.agent import TransferAgent
-from kv_transfer.flights import Flights, Patience
-from kv_transfer.part import Part, Pools, part_indices
-from kv_transfer.peer_memories import Peer
+import torch
+
+from engine.caches import Caches
+from kv_transfer.agent import TransferAgent, memory_of, region_of
+from kv_transfer.flights import Patience
+from kv_transfer.part import Part, part_indices
+from kv_transfer.peer_memories import Peer, PeerMemories, agent_name
+from kv_transfer.poll_thread import PollThread
 from wire.errors import TransferError
+
+DRAIN_S = 0.2
+"""What reads under way get to end when their reader is closed."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +57,48 @@ class PartReader(Protocol):
 
 
 class OwnReader:
-    """This process's share, from each of the peer's ranks that hold something of it."""
+    """This process's share, from each of the peer's ranks that hold something of it.
 
-    def __init__(self, agent: TransferAgent, ours: Pools, flights: Flights) -> None:
-        self._agent = agent
-        self._ours = ours
-        self._flights = flights
+    Has what one rank needs to read others' memory: NIXL's agent, the peers that it knows, reads under way.
+    On the transfer thread. ``scratch`` is registered beside the pools, and takes what is not a part.
+    """
+
+    def __init__(self, caches: Caches, scratch: torch.Tensor, *, incarnation: str, rank: int = 0) -> None:
+        self._scratch = scratch
+        self.agent = TransferAgent(agent_name(incarnation, rank), [caches.kv, caches.state, scratch])
+        self.memory = memory_of(caches, self.agent)
+        self.peers = PeerMemories(self.agent, self.memory, rank=rank, scratch=region_of(scratch))
+        self.flights = self.peers.flights
 
     def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
-        reads = [(one, part_indices(part, self._ours, one.memory, one.share)) for one in peer.ranks]
+        reads = [(one, part_indices(part, self.memory, one.memory, one.share)) for one in peer.ranks]
         for one, indices in reads:
             if indices.num_bytes == 0:
                 continue
             start = partial(
-                self._agent.read_listed, one.own_list, indices.local, one.peer_list, indices.remote
+                self.agent.read_listed, one.own_list, indices.local, one.peer_list, indices.remote
             )
-            landed = partial(_landed, receiver, ReadSize(indices.num_bytes, indices.num_descriptors))
+            size = ReadSize(indices.num_bytes, indices.num_descriptors)
             receiver.took_off()
-            self._flights.post(
+            self.flights.post(
                 one,
                 start,
                 patience=receiver.patience,
-                on_end=landed,
+                on_end=partial(receiver.landed, size=size),
                 on_late=receiver.late,
             )
 
+    def poll(self) -> float | None:
+        """Moves everything on; seconds until it wants to again, None if nothing is under way."""
+        self.agent.poll()
+        delay_s = self.flights.poll()
+        self.peers.remove_gone()
+        return delay_s
 
-def _landed(receiver: PartReceiver, size: ReadSize, error: TransferError | None, late: bool) -> None:
-    receiver.landed(error, size)
+    def close(self, thread: PollThread) -> None:
+        """Ends the transfer thread, and lets go of all that was read from. From any other thread."""
+        thread.post(lambda: self.flights.drain(DRAIN_S))
+        thread.stop()
+        self.peers.remove_all()
+        self.flights.release()
+        self.agent.close()

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.agent import PreparedList, TransferAgent
-from kv_transfer.descriptors import EPOCH_BYTES, cells_of
+from kv_transfer.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
 from kv_transfer.flights import Flights, Patience, PeerMemory
-from kv_transfer.part import Pools, Share, own_list, peer_list
 from kv_transfer.unit_cut import cut_unit
 from wire.errors import TransferError
-from wire.handoff import HandshakeReply, Region
+from wire.handoff import HandshakeReply, RankMemory, Region
 
 WARM_UP_DEADLINE_S = 10.0
 
@@ -42,11 +41,10 @@ class PeerMemories:
     of ours. ``scratch`` takes the few bytes of a first read.
     """
 
-    def __init__(
-        self, agent: TransferAgent, flights: Flights, ours: Pools, *, rank: int, scratch: Region
-    ) -> None:
+    def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, scratch: Region) -> None:
         self._agent = agent
-        self._flights = flights
+        self.flights = Flights(agent, self._lost)
+        """Reads of peers' memory, whatever they are for."""
         self._ours = ours
         self._rank = rank
         self._scratch = scratch
@@ -92,7 +90,7 @@ class PeerMemories:
 
     def _read_once(self, one: PeerMemory, region: Region, first_contact: _FirstContact) -> None:
         few = np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64)
-        self._flights.post(
+        self.flights.post(
             one,
             lambda: self._agent.read(one.name, few, local=self._scratch, remote=region),
             patience=Patience(WARM_UP_DEADLINE_S),
@@ -152,7 +150,7 @@ class PeerMemories:
     def _is_in_use(self, name: str) -> bool:
         return any(one.name == name for peer in self._peers.values() for one in peer.ranks)
 
-    def lost(self, one: PeerMemory) -> None:
+    def _lost(self, one: PeerMemory) -> None:
         """A rank can't be read from any more: its server is gone."""
         self.forget(one.incarnation)
 
@@ -166,7 +164,7 @@ class PeerMemories:
             self._gone += peer.ranks
 
     def remove_gone(self) -> None:
-        for one in [one for one in self._gone if not self._flights.is_reading(one)]:
+        for one in [one for one in self._gone if not self.flights.is_reading(one)]:
             self._gone.remove(one)
             self._remove(one)
 
@@ -184,7 +182,7 @@ class _FirstContact:
         self._error: TransferError | None = None
         self._is_told = False
 
-    def ended(self, error: TransferError | None, late: bool) -> None:
+    def ended(self, error: TransferError | None) -> None:
         self._num_left -= 1
         self._error = self._error or error
         if not self._is_told and self._num_left == 0:

@@ -124,7 +124,7 @@ class Peers:
 
     async def _ask_for_memory(self, address: str) -> HandshakeReply:
         """Once more if the channel was broken and connects again."""
-        request, channel = self._sink.handshake_request(), self._channel(address)
+        request, channel = self._sink.introduction, self._channel(address)
         ask = partial(call, channel, HANDSHAKE, request, timeout_s=self._timeout_s)
         try:
             reply: HandshakeReply = await ask()

@@ -15,14 +15,12 @@ from engine.engine import Engine
 from engine.rank_link import RankLink
 from engine.rank_process import RankMain, work
 from engine.rank_worker import RankWorker
-from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.flights import Flights, Patience
-from kv_transfer.part import OwnPools, Part
-from kv_transfer.part_reader import OwnReader, ReadSize
-from kv_transfer.peer_memories import PeerMemories, agent_name
+from kv_transfer.flights import Patience
+from kv_transfer.part import Part
+from kv_transfer.part_reader import NOTHING, OwnReader, ReadSize
 from kv_transfer.poll_thread import PollThread, idle_delay, poll_delay
 from wire.errors import TransferError
-from wire.handoff import RankMemory, Role
+from wire.handoff import Role
 from wire.ranks import (
     ConnectRank,
     Introduce,
@@ -33,8 +31,6 @@ from wire.ranks import (
     ReadRankPart,
     ServePeers,
 )
-
-DRAIN_S = 0.2
 
 
 def rank_main(role: Role) -> RankMain:
@@ -72,26 +68,11 @@ class RankExchange:
     ) -> None:
         self._link = link
         scratch = torch.zeros(1, dtype=torch.int64)
-        self._agent = TransferAgent(agent_name(incarnation, rank), [caches.kv, caches.state, scratch])
-        pools = OwnPools(caches.kv_layout, caches.state_layout, region_of(caches.kv), region_of(caches.state))
-        self._flights = Flights(self._agent, lambda one: self._peers.lost(one))
-        self._peers = PeerMemories(self._agent, self._flights, pools, rank=rank, scratch=region_of(scratch))
-        self._scratch = scratch
-        self._reader = OwnReader(self._agent, pools, self._flights)
+        self._reader = OwnReader(caches, scratch, incarnation=incarnation, rank=rank)
         self._is_serving = False
         self._last_news_s = 0.0
         self._thread = PollThread("transfer", self._poll, on_fatal)
-        link.send(
-            RankServes(
-                RankMemory(
-                    caches.kv_layout,
-                    caches.state_layout,
-                    self._agent.metadata,
-                    region_of(caches.kv),
-                    region_of(caches.state),
-                )
-            )
-        )
+        link.send(RankServes(self._reader.memory))
 
     def takers(self) -> dict[type, Callable[[object], None]]:
         """What rank 0 asks of the exchange, and who takes it; for :class:`RankWorker`."""
@@ -106,11 +87,7 @@ class RankExchange:
         }
 
     def close(self) -> None:
-        self._thread.post(lambda: self._flights.drain(DRAIN_S))
-        self._thread.stop()
-        self._peers.remove_all()
-        self._flights.release()
-        self._agent.close()
+        self._reader.close(self._thread)
 
     # --- on the transfer thread ------------------------------------------------------------------
 
@@ -122,27 +99,25 @@ class RankExchange:
         def on_connected(error: TransferError | None) -> None:
             self._link.send(RankConnected(message.number, None if error is None else error.message))
 
-        self._peers.connect(message.address, message.reply, on_connected)
+        self._reader.peers.connect(message.address, message.reply, on_connected)
 
     def _read_part(self, message: ReadRankPart) -> None:
         reads = _RankPart(message, self._link)
-        peer = self._peers.get(message.incarnation)
+        peer = self._reader.peers.get(message.incarnation)
         part = Part(message.local_blocks, message.remote_blocks, message.local_slots, message.remote_slots)
         reads.took_off()  # until all are posted
         if peer is None:
-            reads.landed(TransferError("the server that wrote the ticket is gone"), ReadSize(0, 0))
+            reads.landed(TransferError("the server that wrote the ticket is gone"), NOTHING)
             return
         error = None
         try:
             self._reader.post(peer, part, reads)
         except TransferError as refused:
             error = TransferError(refused.message, cause="ticket_refused")
-        reads.landed(error, ReadSize(0, 0))
+        reads.landed(error, NOTHING)
 
     def _poll(self) -> float:
-        self._agent.poll()
-        delay_s = self._flights.poll()
-        self._peers.remove_gone()
+        delay_s = self._reader.poll()
         if delay_s is not None:
             return delay_s
         quiet_s = time.monotonic() - self._last_news_s

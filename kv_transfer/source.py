@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import grpc
 import torch
 
 from engine.caches import Caches
-from kv_transfer.agent import TransferAgent, region_of
+from kv_transfer.agent import TransferAgent, memory_of, region_of
 from kv_transfer.handshake import check_same_model
 from kv_transfer.lease_table import Lease, LeaseTable
 from kv_transfer.poll_thread import PollThread, idle_delay, poll_delay
@@ -57,83 +57,57 @@ class EndedLease:
     reason: Literal["done", "ended", "expired"]
 
 
-def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Handlers of :data:`wire.rpc.TRANSFER_SERVICE`, by method name: handshake, renewal and early end."""
+class SourceListener:
+    """Whoever lends memory; this one takes note of nothing. Told on the transfer thread."""
 
-    async def handshake(message: HandshakeRequest, _context: Any) -> HandshakeReply:
-        return await asyncio.to_thread(source.handshake, message)
+    def lease_ended(self, lease: EndedLease) -> None:
+        """Once a lease, after its epoch has moved."""
 
-    async def end_lease(message: EndLease, _context: Any) -> Empty:
-        source.end(message)
-        return Empty()
+    def serving(self, is_on: bool) -> None:
+        """Whether others may be reading just now."""
 
-    async def renew_leases(message: RenewLeases, _context: Any) -> RenewedLeases:
-        return source.renew(message)
-
-    return {
-        HANDSHAKE.name: unary_handler(HANDSHAKE, handshake),
-        END_LEASE.name: unary_handler(END_LEASE, end_lease),
-        RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
-    }
+    def failed(self, fault: BaseException) -> None:
+        """A fault of ours: leases end no more, and the process is expected to end."""
 
 
 class TransferSource:
-    """Owns the prefill server's leases and its NIXL agent.
+    """Owns the prefill server's leases and its NIXL agent. Methods are thread-safe.
 
-    ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the same blocks and
-    slots; ``on_serving`` is told whether others may be reading just now, on the transfer thread.
-
-    Methods are thread-safe. ``on_lease_ended`` is called on the transfer thread, once a lease, after the
-    lease's epoch has moved.
+    ``introduction`` says who we are, ``address`` where. ``other_ranks`` is the memory of tensor-parallel
+    ranks 1 and up, which hold shares of the same blocks and slots.
     """
 
     def __init__(
         self,
         caches: Caches,
+        introduction: HandshakeRequest,
+        listener: SourceListener,
         *,
         address: str,
-        incarnation: str,
-        fingerprint: str,
         lease_ttl_s: float,
         max_leases: int,
-        on_lease_ended: Callable[[EndedLease], None],
-        on_fatal: Callable[[BaseException], None],
         other_ranks: Sequence[RankMemory] = (),
-        on_serving: Callable[[bool], None] = lambda _: None,
     ) -> None:
         epochs = torch.zeros(max_leases, dtype=torch.int64)
+        self._introduction = introduction
+        self._listener = listener
         self._address = address
-        self._incarnation = incarnation
         self._lease_ttl_s = lease_ttl_s
-        self._on_lease_ended = on_lease_ended
         self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
         self._lock = threading.Lock()  # of the lease table: granted by the engine, ended by many
-        self._agent = TransferAgent(incarnation, [caches.kv, caches.state, epochs])
+        self._agent = TransferAgent(introduction.incarnation, [caches.kv, caches.state, epochs])
         self._reply = HandshakeReply(
-            incarnation=incarnation,
-            fingerprint=fingerprint,
-            ranks=(
-                RankMemory(
-                    kv_layout=caches.kv_layout,
-                    state_layout=caches.state_layout,
-                    agent_metadata=self._agent.metadata,
-                    kv_region=region_of(caches.kv),
-                    state_region=region_of(caches.state),
-                ),
-                *other_ranks,
-            ),
+            incarnation=introduction.incarnation,
+            fingerprint=introduction.fingerprint,
+            ranks=(memory_of(caches, self._agent), *other_ranks),
             epoch_region=region_of(epochs),
         )
-        self._introduction = HandshakeRequest(
-            incarnation, fingerprint, len(self._reply.ranks), caches.kv_layout, caches.state_layout
-        )
-        self._on_serving = on_serving
         self._is_serving = False
         self._last_news_s = 0.0
         self._connect_until_s = 0.0
         self._reader_until_s = 0.0
         self._last_unread_s = -math.inf
-        self._thread = PollThread("transfer", self._poll, on_fatal)
+        self._thread = PollThread("transfer", self._poll, listener.failed)
 
     @property
     def num_leases(self) -> int:
@@ -187,7 +161,7 @@ class TransferSource:
             lease_id=lease.lease_id,
             epoch=lease.epoch,
             address=self._address,
-            incarnation=self._incarnation,
+            incarnation=self._introduction.incarnation,
             num_tokens=num_tokens,
             ttl_s=self._lease_ttl_s,
         )
@@ -241,7 +215,7 @@ class TransferSource:
         is_serving = self._expects_reads(now)
         if self._is_serving != is_serving:
             self._is_serving = is_serving
-            self._on_serving(is_serving)
+            self._listener.serving(is_serving)
         return poll_delay(now - self._last_news_s) if is_serving else idle_delay(now - self._last_unread_s)
 
     def _expects_reads(self, now: float) -> bool:
@@ -271,7 +245,7 @@ class TransferSource:
     def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
         if reason != "done":
             self._last_unread_s = time.monotonic()
-        self._on_lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
+        self._listener.lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
 
     def _note_news(self) -> None:
         self._last_news_s = time.monotonic()
@@ -284,3 +258,23 @@ class TransferSource:
     def _expect_connection(self) -> None:
         self._note_news()
         self._connect_until_s = self._last_news_s + CONNECT_WINDOW_S
+
+
+def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Handlers of :data:`wire.rpc.TRANSFER_SERVICE`, by method name: handshake, renewal and early end."""
+
+    async def handshake(message: HandshakeRequest, _context: Any) -> HandshakeReply:
+        return await asyncio.to_thread(source.handshake, message)
+
+    async def end_lease(message: EndLease, _context: Any) -> Empty:
+        source.end(message)
+        return Empty()
+
+    async def renew_leases(message: RenewLeases, _context: Any) -> RenewedLeases:
+        return source.renew(message)
+
+    return {
+        HANDSHAKE.name: unary_handler(HANDSHAKE, handshake),
+        END_LEASE.name: unary_handler(END_LEASE, end_lease),
+        RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
+    }

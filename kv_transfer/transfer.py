@@ -11,14 +11,14 @@ part that was posted has ended one way or the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.epoch_check import EpochCheck
 from kv_transfer.flights import Patience
 from kv_transfer.part import Part
 from kv_transfer.part_reader import NOTHING, PartReader, ReadSize
-from kv_transfer.peer_memories import Peer
+from kv_transfer.peer_memories import Peer, PeerMemories
 from wire.errors import TransferError, TwinfangError
 from wire.handoff import Done
 
@@ -34,40 +34,59 @@ class TransferResult:
     """From when all was there to be read (of :meth:`Transfer.finish`; if it never was, from the start)."""
     error: TwinfangError | None
     settled: bool
-    """False: bytes may still land at the destination; ``on_settled`` will say when none can any more."""
+    """False: bytes may still land at the destination; the listener is told when none can any more."""
     early_bytes: int = 0
     """Of ``num_bytes``, those that had landed before the last part could be read."""
 
 
+class TransferListener:
+    """Whoever asks for transfers; this one takes note of nothing. Told on the transfer thread."""
+
+    def transferred(self, result: TransferResult) -> None:
+        """Exactly once a transfer."""
+
+    def settled(self, request_id: str) -> None:
+        """Later, if bytes could still land then: now none can."""
+
+    def failed(self, fault: BaseException) -> None:
+        """A fault of ours: nothing is read any more, and the process is expected to end."""
+
+
+@dataclass
+class TransferCounts:
+    """Since the start. Written on the transfer thread alone."""
+
+    num_in_flight: int = 0
+    """Transfers that have neither succeeded, failed nor been given up."""
+    bytes_read: int = 0
+    """Of blocks and states."""
+    early_bytes: int = 0
+    """Of :attr:`bytes_read`, those that had landed before their prompt was computed."""
+    num_parts: int = 0
+    """Parts that have landed, whatever became of their transfers."""
+
+
+@dataclass(frozen=True)
+class TransferSetup:
+    """What all transfers of a server share."""
+
+    peers: PeerMemories
+    readers: Sequence[PartReader]
+    check: EpochCheck
+    counts: TransferCounts
+    listener: TransferListener
+
+
 class Transfer:
-    """Reads of one request from one peer. On the transfer thread.
+    """Reads of one request from one peer. Made by who asks for it, from then on the transfer thread's."""
 
-    ``on_part`` is called for each part that has landed, ``on_done`` exactly once, and ``on_settled`` later if
-    bytes could still land then and now can't.
-    """
-
-    def __init__(
-        self,
-        request_id: str,
-        peer: Peer | None,
-        *,
-        readers: Sequence[PartReader],
-        check: EpochCheck,
-        deadline_s: float,
-        started_s: float,
-        on_done: Callable[[TransferResult], None],
-        on_part: Callable[[], None],
-        on_settled: Callable[[str], None],
-    ) -> None:
-        self._request_id = request_id
-        self._on_done = on_done
-        self._on_part = on_part
-        self._on_settled = on_settled
-        self._peer = peer
-        self._readers = readers
-        self._check = check
+    def __init__(self, setup: TransferSetup, request_id: str, incarnation: str, *, deadline_s: float) -> None:
+        self.request_id = request_id
+        self._setup = setup
+        self._incarnation = incarnation
+        self._peer: Peer | None = None
         self.patience = Patience(deadline_s)
-        self._waited_since_s = started_s
+        self._waited_since_s = time.monotonic()
         self._num_under_way = 0
         self._num_bytes = self._num_descriptors = self._early_bytes = 0
         self._error: TwinfangError | None = None
@@ -75,6 +94,11 @@ class Transfer:
         self._is_valid = self._is_reported = self._is_in_quarantine = False
 
     # --- what the owner asks for -----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before all else."""
+        self._setup.counts.num_in_flight += 1
+        self._peer = self._setup.peers.get(self._incarnation)
 
     def read_part(self, part: Part) -> None:
         """Posts a read of a part; nothing is validated."""
@@ -86,7 +110,7 @@ class Transfer:
         self.took_off()  # until all are posted: a small read is often over when it is
         error = None
         try:
-            for reader in self._readers:
+            for reader in self._setup.readers:
                 reader.post(self._peer, part, self)
         except TransferError as refused:
             error = TransferError(refused.message, cause="ticket_refused")
@@ -121,7 +145,7 @@ class Transfer:
         if error is None and size.num_bytes:
             self._num_bytes += size.num_bytes
             self._num_descriptors += size.num_descriptors
-            self._on_part()
+            self._setup.counts.num_parts += 1
         self._go_on()
 
     def _go_on(self) -> None:
@@ -130,7 +154,7 @@ class Transfer:
             return
         if self._is_in_quarantine:
             self._is_in_quarantine = False
-            self._on_settled(self._request_id)
+            self._setup.listener.settled(self.request_id)
         elif self._is_reported:
             return
         elif self._error is not None:
@@ -145,7 +169,7 @@ class Transfer:
         assert self._peer is not None
         self.took_off()
         try:
-            self._check.validate(
+            self._setup.check.validate(
                 self._peer, lease, patience=self.patience, on_end=self._validated, on_late=self.late
             )
         except TransferError as error:
@@ -158,7 +182,7 @@ class Transfer:
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
         self._report(None)  # first: the request need not wait for what only the peer waits for
-        self._check.conclude(self._peer, lease, self._request_id)
+        self._setup.check.conclude(self._peer, lease, self.request_id)
 
     def late(self) -> None:
         """What is under way is late; its destination stays in quarantine."""
@@ -173,14 +197,17 @@ class Transfer:
     def _report(self, error: TwinfangError | None) -> None:
         self._is_reported = True
         is_here = error is None
-        self._on_done(
-            TransferResult(
-                self._request_id,
-                self._num_bytes if is_here else 0,
-                self._num_descriptors if is_here else 0,
-                time.monotonic() - self._waited_since_s,
-                error,
-                settled=not self._is_in_quarantine,
-                early_bytes=self._early_bytes if is_here else 0,
-            )
+        result = TransferResult(
+            self.request_id,
+            self._num_bytes if is_here else 0,
+            self._num_descriptors if is_here else 0,
+            time.monotonic() - self._waited_since_s,
+            error,
+            settled=not self._is_in_quarantine,
+            early_bytes=self._early_bytes if is_here else 0,
         )
+        counts = self._setup.counts
+        counts.num_in_flight -= 1
+        counts.bytes_read += result.num_bytes
+        counts.early_bytes += result.early_bytes
+        self._setup.listener.transferred(result)

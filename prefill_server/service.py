@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
-from kv_transfer.exchange import StateExchange
+from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.other_ranks import REPORTS
 from kv_transfer.rank_exchange import rank_main
 from kv_transfer.source import EndedLease
@@ -54,7 +54,7 @@ lines = RepeatedLines(log)
 Answer = PrefillStarted | PrefillReply
 
 
-class PrefillService:
+class PrefillService(ExchangeListener):
     """Ties engine, state exchange and gRPC together."""
 
     def __init__(
@@ -82,13 +82,12 @@ class PrefillService:
         self._exchange = StateExchange(
             self._host,
             server,
+            self,
             address=host_port(config.advertise_host or config.host, server.port),
             incarnation=incarnation,
             lease_ttl_s=config.lease_ttl_s,
             transfer_deadline_s=config.transfer_deadline_s,
             handshake_timeout_s=config.handshake_timeout_s,
-            on_read=self._on_read,
-            on_lease_ended=_warn_of_expiry,
         )
         start_up.ended("transfer")
         self._is_draining = False
@@ -242,16 +241,21 @@ class PrefillService:
             )
             self._host.answer(self._answer, request.request_id, reply)
 
-    def _on_read(self, request: Request, transfer: TransferResult, outputs: list[RequestOutput]) -> None:
+    def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
         """Goes on from the kept state; if it was given up meanwhile, the whole prompt is computed."""
         if not outputs:
             return
-        if transfer.settled:
+        if result.settled:
             again = Request(request.request_id, request.tokens, params=None, cache_salt=request.cache_salt)
             self._add(again)
         else:
             error = TransferError("reading the conversation's state took too long; send the request again")
             self._host.answer(self._answer, request.request_id, error)
+
+    def lease_ended(self, lease: EndedLease) -> None:
+        if lease.reason == "expired":
+            kind = "a lease expired before it was read"
+            lines.write(logging.WARNING, kind, "request %s: %s", lease.request_id, kind)
 
     # --- answers, back on the event loop ---------------------------------------------------------
 
@@ -259,9 +263,3 @@ class PrefillService:
         call = self._calls.get(request_id)
         if call is not None:
             call.put_nowait(answer)
-
-
-def _warn_of_expiry(lease: EndedLease) -> None:
-    if lease.reason == "expired":
-        kind = "a lease expired before it was read"
-        lines.write(logging.WARNING, kind, "request %s: %s", lease.request_id, kind)

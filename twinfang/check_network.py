@@ -27,15 +27,16 @@ import torch
 
 from engine.caches import Caches, CacheSpec
 from kv_transfer.agent import NIXL_ERRORS
+from kv_transfer.handshake import introduce
 from kv_transfer.sink import TransferSink
-from kv_transfer.source import TransferSource, transfer_handlers
-from kv_transfer.transfer import TransferResult
+from kv_transfer.source import SourceListener, TransferSource, transfer_handlers
+from kv_transfer.transfer import TransferListener, TransferResult
 from twinfang.ucx_advice import Advice, advise, needed_transport_advice
 from twinfang.ucx_transport import HostFacts, Transport, errors, host_facts, picked_transport
 from wire.address import host_port
 from wire.codec import message
 from wire.errors import ConfigError, TransferError
-from wire.handoff import HandshakeReply, Ticket
+from wire.handoff import HandshakeReply, HandshakeRequest, Ticket
 from wire.rpc import HANDSHAKE, Method, call, open_channel, unary_handler
 from wire.server import GrpcServer
 
@@ -144,6 +145,10 @@ def _caches(device: str) -> Caches:
     return Caches(SPEC, num_blocks=NUM_BLOCKS + 1, num_slots=2, block_size=BLOCK_SIZE, device=device)
 
 
+def _introduce(caches: Caches) -> HandshakeRequest:
+    return introduce(caches, secrets.token_hex(8), "check-network")
+
+
 # --- the side that lends --------------------------------------------------------------------------
 
 
@@ -152,19 +157,25 @@ def run_listener(host: str, port: int, device: str, facts: HostFacts, _log: Path
     asyncio.run(_listen(host, port, device, facts))
 
 
+class _Lender(SourceListener):
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    def failed(self, fault: BaseException) -> None:
+        self._server.fail(fault)
+
+
 async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
     server = GrpcServer(host, port)
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(PATTERN)
     source = TransferSource(
         caches,
+        _introduce(caches),
+        _Lender(server),
         address=host_port(host, server.port),
-        incarnation=secrets.token_hex(8),
-        fingerprint="check-network",
         lease_ttl_s=LEASE_TTL_S,
         max_leases=MAX_LEASES,
-        on_lease_ended=lambda _lease: None,
-        on_fatal=server.fail,
     )
 
     async def probe(request: Probe, _context: object) -> ProbeReply:
@@ -202,21 +213,16 @@ def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: b
 async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(0)  # memory that was never touched is not there yet
-    sink = TransferSink(
-        caches,
-        incarnation=secrets.token_hex(8),
-        fingerprint="check-network",
-        on_settled=lambda _request_id: None,
-        on_fatal=lambda _error: None,  # a read then gets no answer, which has a deadline
-    )
+    reader = _Reader()
+    sink = TransferSink(caches, _introduce(caches), reader)
     channel = open_channel(peer)
     try:
-        reply: HandshakeReply = await call(channel, HANDSHAKE, sink.handshake_request(), timeout_s=TIMEOUT_S)
+        reply: HandshakeReply = await call(channel, HANDSHAKE, sink.introduction, timeout_s=TIMEOUT_S)
         await asyncio.to_thread(sink.add_peer, peer, reply)
 
         async def handoff(num_blocks: int) -> tuple[TransferResult, HostFacts]:
             answer: ProbeReply = await call(channel, PROBE, Probe(num_blocks), timeout_s=TIMEOUT_S)
-            return await asyncio.to_thread(_hand_over, sink, answer.ticket), answer.facts
+            return await asyncio.to_thread(_hand_over, sink, reader, answer.ticket), answer.facts
 
         small = [(await handoff(1))[0] for _ in range(SMALL_ROUNDS)]
         large: list[TransferResult] = []
@@ -233,12 +239,21 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
     return _report(caches, log, facts, there, small, large)
 
 
-def _hand_over(sink: TransferSink, ticket: Ticket) -> TransferResult:
-    done: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
+class _Reader(TransferListener):
+    """What has been read. After a fault there is no answer, which has a deadline."""
+
+    def __init__(self) -> None:
+        self.results: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
+
+    def transferred(self, result: TransferResult) -> None:
+        self.results.put(result)
+
+
+def _hand_over(sink: TransferSink, reader: _Reader, ticket: Ticket) -> TransferResult:
     block_ids = list(ticket.block_ids)
-    sink.read(ticket, block_ids=block_ids, state_slot=1, deadline_s=TIMEOUT_S, on_done=done.put)
+    sink.read(ticket, block_ids=block_ids, state_slot=1, deadline_s=TIMEOUT_S)
     try:
-        result = done.get(timeout=2 * TIMEOUT_S)
+        result = reader.results.get(timeout=2 * TIMEOUT_S)
     except queue.Empty:
         raise TransferError(f"no answer to a read within {2 * TIMEOUT_S:g} s") from None
     if result.error is not None:

@@ -23,6 +23,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from engine.cache_modes import StateBlocks
@@ -119,8 +120,12 @@ def _die_in_read(sound: Callable[..., Any], transfer: Transfer, part: Any) -> No
 
 
 def _give_up_as_if_settled(sound: Callable[..., Any], transfer: Transfer) -> None:
-    on_done = transfer._on_done
-    transfer._on_done = lambda result: on_done(dataclasses.replace(result, settled=True))
+    setup = transfer._setup
+    listener = SimpleNamespace(
+        transferred=lambda result: setup.listener.transferred(dataclasses.replace(result, settled=True)),
+        settled=setup.listener.settled,
+    )
+    transfer._setup = dataclasses.replace(setup, listener=listener)
     sound(transfer)
 
 

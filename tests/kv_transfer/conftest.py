@@ -7,9 +7,11 @@ import os
 import queue
 import secrets
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from kv_transfer.handshake import introduce
 from kv_transfer.sink import TransferSink
 from kv_transfer.transfer import TransferResult
 from tests.kv_transfer.pools import PoolShape, poison, transport_variables
@@ -20,21 +22,14 @@ from wire.handoff import Ticket
 @pytest.fixture(scope="module")
 def sink() -> Iterator[TransferSink]:
     """One that has met no source yet."""
-    faults: list[BaseException] = []
-    sink = TransferSink(
-        PoolShape().caches(),
-        incarnation=f"sink-{secrets.token_hex(4)}",
-        fingerprint="fp",
-        on_settled=lambda _: None,
-        on_fatal=faults.append,
-    )
-    yield sink
-    sink.close()
-    assert not faults
+    decode = Decode(PoolShape())
+    yield decode.sink
+    decode.close()
+    assert decode.faults.empty()
 
 
 class Decode:
-    """A decode server's memory and sink; what its callbacks are told waits in queues."""
+    """A decode server's memory and sink, and its listener: what that is told waits in queues."""
 
     def __init__(self, shape: PoolShape, fingerprint: str = "fp") -> None:
         self.shape = shape
@@ -44,27 +39,25 @@ class Decode:
         self.settled: queue.Queue[str] = queue.Queue()
         self.faults: queue.Queue[BaseException] = queue.Queue()
         self._is_closed = False
-        self.sink = TransferSink(
-            self.caches,
-            incarnation=f"sink-{secrets.token_hex(4)}",
-            fingerprint=fingerprint,
-            on_settled=self.settled.put,
-            on_fatal=self.faults.put,
+        introduction = introduce(self.caches, f"sink-{secrets.token_hex(4)}", fingerprint)
+        listener = SimpleNamespace(
+            transferred=self._transferred, settled=self.settled.put, failed=self.faults.put
         )
+        self.sink = TransferSink(self.caches, introduction, listener)
+        self.callback_is_broken = False
+
+    def _transferred(self, result: TransferResult) -> None:
+        if self.callback_is_broken:
+            raise ZeroDivisionError("a fault of ours")
+        self.results.put(result)
 
     def connect(self, source: SourceProcess, address: str = ADDRESS) -> None:
-        self.sink.add_peer(address, source.handshake(self.sink.handshake_request()))
+        self.sink.add_peer(address, source.handshake(self.sink.introduction))
 
     def start(
         self, ticket: Ticket, block_ids: list[int], state_slot: int, deadline_s: float = DEADLINE_S
     ) -> None:
-        self.sink.read(
-            ticket,
-            block_ids=block_ids,
-            state_slot=state_slot,
-            deadline_s=deadline_s,
-            on_done=self.results.put,
-        )
+        self.sink.read(ticket, block_ids=block_ids, state_slot=state_slot, deadline_s=deadline_s)
 
     def close(self) -> None:
         if not self._is_closed:

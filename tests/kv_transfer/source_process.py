@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import torch
 
-from kv_transfer.source import EndedLease, TransferSource
+from kv_transfer.handshake import introduce
+from kv_transfer.source import EndedLease, SourceListener, TransferSource
 from tests.kv_transfer.pools import PoolShape, fill, unit_bytes_of
 from wire.codec import decode, encode
 from wire.errors import TwinfangError
@@ -153,7 +154,7 @@ class SourceProcess:
         return value
 
 
-class _Server:
+class _Server(SourceListener):
     """The process's side: one method a command."""
 
     def __init__(self) -> None:
@@ -172,13 +173,8 @@ class _Server:
         self.callback_is_broken = False
         self.caches = shape.caches()
         fill(self.caches, seed)
-        self.source = TransferSource(
-            self.caches,
-            address=ADDRESS,
-            on_lease_ended=self._on_lease_ended,
-            on_fatal=self.faults.put,
-            **settings,
-        )
+        who = introduce(self.caches, settings.pop("incarnation"), settings.pop("fingerprint"))
+        self.source = TransferSource(self.caches, who, self, address=ADDRESS, **settings)
 
     def handshake(self, data: bytes) -> bytes:
         assert self.source is not None
@@ -237,10 +233,15 @@ class _Server:
 
     close = close_source
 
-    def _on_lease_ended(self, lease: EndedLease) -> None:
+    # --- what the source tells -------------------------------------------------------------------
+
+    def lease_ended(self, lease: EndedLease) -> None:
         if self.callback_is_broken:
             raise ZeroDivisionError("a fault of ours")
         self.ended.put(lease)
+
+    def failed(self, fault: BaseException) -> None:
+        self.faults.put(fault)
 
 
 def _serve(pipe: Connection) -> None:

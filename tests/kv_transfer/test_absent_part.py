@@ -21,9 +21,7 @@ PROMPT_S = 15.0
 
 
 def begin(pair, ticket):
-    return pair.decode.sink.begin(
-        ticket.request_id, ticket.incarnation, deadline_s=30.0, on_done=pair.decode.results.put
-    )
+    return pair.decode.sink.begin(ticket.request_id, ticket.incarnation, deadline_s=30.0)
 
 
 def done_of(ticket):
@@ -112,7 +110,7 @@ def test_a_ticket_that_names_other_parts_than_the_model_has_is_refused(make_pair
     forged = dataclasses.replace(ticket, block_ids=tuple(blocks), state_slot=slot)
     result = pair.decode.read(forged, [1] if shape.spec.has_kv else [], min(2, shape.last_slot))
     assert (result.error.cause, result.settled) == ("ticket_refused", True)
-    assert pair.decode.sink.bytes_read == 0
+    assert pair.decode.sink.counts.bytes_read == 0
 
 
 @pytest.mark.parametrize("other", [STATELESS, WITHOUT_KV], ids=["no states", "no KV"])

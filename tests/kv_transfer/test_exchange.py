@@ -10,10 +10,11 @@ import kv_transfer.exchange
 import kv_transfer.peers
 from engine.capacity import CapacityPlan
 from engine.request import Request
-from kv_transfer.exchange import StateExchange
+from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.source import EndedLease
-from kv_transfer.transfer import TransferResult
+from kv_transfer.transfer import TransferCounts, TransferResult
 from telemetry.measures import Measures
+from tests.kv_transfer.pools import PoolShape
 from tests.router.scripted_servers import server_stats
 from wire.errors import DeadlineError, HandshakeError, TransferError, UnavailableError
 from wire.handoff import EndLease, Ticket
@@ -22,10 +23,9 @@ from wire.handoff import EndLease, Ticket
 class ScriptedSink:
     """Reads that end when the test says so."""
 
-    num_in_flight = bytes_read = early_bytes = num_parts = 0
-
-    def __init__(self, _caches, *, on_settled, **_settings):
-        self.on_settled = on_settled
+    def __init__(self, _caches, introduction, listener, _ranks):
+        self.introduction, self.listener = introduction, listener
+        self.counts = TransferCounts()
         self.reads = []
         self.take_report = None
 
@@ -38,8 +38,8 @@ class ScriptedSource:
 
     num_leases = 0
 
-    def __init__(self, _caches, *, on_lease_ended, **_settings):
-        self.on_lease_ended = on_lease_ended
+    def __init__(self, _caches, _introduction, listener, **_settings):
+        self.listener = listener
         self.ended, self.revoked = [], []
 
     def grant(self, request_id, *, num_tokens, block_ids, state_slot, digests):
@@ -47,7 +47,7 @@ class ScriptedSource:
 
     def end(self, message):
         self.ended.append(message)
-        self.on_lease_ended(EndedLease(message.request_id, message.lease_id, message.epoch, "ended"))
+        self.listener.lease_ended(EndedLease(message.request_id, message.lease_id, message.epoch, "ended"))
 
     def revoke(self, ticket):
         self.revoked.append(ticket.request_id)
@@ -57,7 +57,7 @@ class ScriptedEngine:
     """Takes notes. Events posted to it run at once."""
 
     def __init__(self):
-        self.caches = None
+        self.caches = PoolShape().caches()
         self.fingerprint = "fp"
         self.capacity = CapacityPlan(20, 9, 16, 1, 1, 64)
         self.config = SimpleNamespace(block_size=16)
@@ -95,7 +95,7 @@ def ticket_of(request_id, *, num_tokens=40, block_ids=(7, 8, 9), state_slot=3):
     )
 
 
-class World:
+class World(ExchangeListener):
     """An exchange, what it was made with, and what it said."""
 
     def __init__(self):
@@ -111,14 +111,17 @@ class World:
         self.exchange = StateExchange(
             host,
             server,
+            self,
             address="127.0.0.1:2",
             incarnation="bb",
             lease_ttl_s=60.0,
             transfer_deadline_s=1.0,
             handshake_timeout_s=1.0,
-            on_read=lambda request, transfer, outputs: self.said.append((request.request_id, outputs)),
         )
         self.sink, self.source = self.exchange._sink, self.exchange._source
+
+    def read_ended(self, request, _result, outputs):
+        self.said.append((request.request_id, outputs))
 
 
 @pytest.fixture
@@ -140,9 +143,9 @@ def test_a_kept_state_is_read_under_the_name_of_the_request_that_reads_it(world)
     ((ticket, fields),) = world.sink.reads
     assert (ticket.lease_id, ticket.epoch, fields["block_ids"]) == (5, 2, [1, 2, 3])
     late = TransferResult(ticket.request_id, 0, 0, 1.0, TransferError("too late"), settled=False)
-    fields["on_done"](late)
+    world.sink.listener.transferred(late)
     assert world.said == [("turn-2", ["turn-2: too late"])]
-    world.sink.on_settled(ticket.request_id)
+    world.sink.listener.settled(ticket.request_id)
     assert world.engine.released == ["turn-2"]
 
 
@@ -157,7 +160,7 @@ def test_blocks_that_the_prefix_cache_had_are_not_read(world):
 def test_a_request_is_told_how_much_was_read(world):
     request = request_that_reads(ticket_of("turn-1"))
     world.exchange.read(request)
-    world.sink.reads[0][1]["on_done"](TransferResult("turn-2", 4096, 3, 0.25, None, settled=True))
+    world.sink.listener.transferred(TransferResult("turn-2", 4096, 3, 0.25, None, settled=True))
     measured = request.measured
     assert (measured.transfer_bytes, measured.transfer_descriptors, measured.transfer_s) == (4096, 3, 0.25)
     assert world.said == [("turn-2", [])]
@@ -187,7 +190,7 @@ def test_what_did_not_come_is_counted_by_cause(world):
     def end(error, *, finds_damage=False):
         world.engine.finds_damage = finds_damage
         world.exchange.read(request_that_reads(ticket_of("turn-1")))
-        world.sink.reads[-1][1]["on_done"](TransferResult("turn-2", 4096, 3, 0.25, error, settled=True))
+        world.sink.listener.transferred(TransferResult("turn-2", 4096, 3, 0.25, error, settled=True))
 
     end(None)
     end(TransferError("too late", cause="deadline"))
@@ -221,7 +224,6 @@ async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch
 
     monkeypatch.setattr(kv_transfer.peers, "call", refuse)
     world.sink.knows = lambda _incarnation: False
-    world.sink.handshake_request = lambda: None
     with pytest.raises((type(error), TransferError)):  # a deadline of the handshake is none of the request's
         await world.exchange.peers.ensure(ticket_of("turn-1"))
     failures = world.exchange.stats().transfer_failures
@@ -230,5 +232,5 @@ async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch
 
 def test_ended_leases_are_counted_by_reason(world):
     for number, reason in enumerate(("done", "expired", "expired")):
-        world.source.on_lease_ended(EndedLease(f"r{number}", number, 0, reason))
+        world.source.listener.lease_ended(EndedLease(f"r{number}", number, 0, reason))
     assert world.exchange.stats().leases_ended == {"done": 1, "ended": 0, "expired": 2}

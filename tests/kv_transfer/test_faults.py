@@ -74,7 +74,7 @@ def test_a_frozen_source_misses_the_deadline_and_its_late_bytes_stay_in_quaranti
     assert isinstance(result.error, TransferError)
     assert result.error.cause == "deadline"
     assert not result.settled
-    assert pair.decode.sink.num_in_flight == 0
+    assert pair.decode.sink.counts.num_in_flight == 0
     with pytest.raises(queue.Empty):
         pair.decode.settled.get(timeout=0.2)
     pair.source.thaw()
@@ -115,7 +115,7 @@ def test_a_frozen_peer_does_not_hold_up_another(make_pair, own_source):
     pair.decode.start(other.grant("b", BLOCKS, 1), [7, 8, 9], 1)
     result = pair.decode.result(PROMPT_S)
     assert (result.request_id, result.error) == ("b", None)
-    assert pair.decode.sink.num_in_flight == 1
+    assert pair.decode.sink.counts.num_in_flight == 1
 
 
 def test_a_restarted_source_does_not_disturb_a_late_read_of_its_former_life(make_pair, own_source):
@@ -154,7 +154,7 @@ def test_connecting_to_a_frozen_source_fails_by_its_deadline(make_pair, make_dec
     monkeypatch.setattr(peer_memories, "WARM_UP_DEADLINE_S", 0.3)
     pair = make_pair(transport="emulated", source=own_source())
     newcomer = make_decode(PoolShape(), transport="emulated")
-    reply = pair.source.handshake(newcomer.sink.handshake_request())
+    reply = pair.source.handshake(newcomer.sink.introduction)
     pair.source.freeze()
     with pytest.raises(HandshakeError, match="no answer within"):
         newcomer.sink.add_peer("x:1", reply)
@@ -173,7 +173,7 @@ def test_a_source_killed_while_it_did_not_answer_a_connection_is_no_fault_of_our
     monkeypatch.setattr(peer_memories, "WARM_UP_DEADLINE_S", 0.3)
     pair = make_pair(transport="emulated", source=own_source())
     newcomer = make_decode(PoolShape(), transport="emulated")
-    reply = pair.source.handshake(newcomer.sink.handshake_request())
+    reply = pair.source.handshake(newcomer.sink.introduction)
     pair.source.freeze()
     with pytest.raises(HandshakeError, match="no answer within"):
         newcomer.sink.add_peer("x:1", reply)
@@ -188,9 +188,7 @@ def test_a_notification_that_can_t_be_read_changes_nothing(make_pair):
     pair = make_pair()
     ticket = pair.source.grant("a", BLOCKS, SLOT)
     stranger = TransferAgent("stranger", [torch.zeros(1)])
-    peer = stranger.add_peer(
-        pair.source.handshake(pair.decode.sink.handshake_request()).ranks[0].agent_metadata
-    )
+    peer = stranger.add_peer(pair.source.handshake(pair.decode.sink.introduction).ranks[0].agent_metadata)
     for message in (b"", b"\xff" * 100, b"\x93\x01\xa4Done\x92\xc0\xc0", os.urandom(10_000)):
         stranger.notify(peer, message)
     stranger.poll()
@@ -201,12 +199,8 @@ def test_a_notification_that_can_t_be_read_changes_nothing(make_pair):
 
 def test_a_fault_in_a_callback_of_the_sink_is_reported(make_pair):
     pair = make_pair()
-
-    def broken(_result):
-        raise ZeroDivisionError("a fault of ours")
-
-    ticket = pair.source.grant("a", BLOCKS, SLOT)
-    pair.decode.sink.read(ticket, block_ids=BLOCKS, state_slot=SLOT, deadline_s=5, on_done=broken)
+    pair.decode.callback_is_broken = True
+    pair.decode.start(pair.source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT)
     assert isinstance(pair.decode.faults.get(timeout=PROMPT_S), ZeroDivisionError)
 
 
@@ -235,7 +229,7 @@ def test_a_killed_and_a_closed_pair_leave_nothing_behind(make_pair, make_decode,
 
 def test_a_layout_s_sizes_are_checked_before_anything_is_connected(make_pair):
     pair = make_pair()
-    reply = pair.source.handshake(pair.decode.sink.handshake_request())
+    reply = pair.source.handshake(pair.decode.sink.introduction)
     region = reply.ranks[0].kv_region
     short = with_rank(reply, kv_region=dataclasses.replace(region, num_bytes=region.num_bytes - 1))
     with pytest.raises(HandshakeError, match="its layout describes"):

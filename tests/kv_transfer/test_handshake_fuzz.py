@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.descriptors import EPOCH_BYTES, cells_of
+from kv_transfer.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
 from kv_transfer.epoch_check import checked_lease
-from kv_transfer.handshake import check_regions, check_same_model
-from kv_transfer.part import OwnPools, Part, Share, own_list, part_indices, peer_list
+from kv_transfer.handshake import check_regions, check_same_model, introduce
+from kv_transfer.part import Part, part_indices
 from kv_transfer.sink import TransferSink
 from kv_transfer.unit_cut import cut_unit
 from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
@@ -186,13 +186,8 @@ def test_a_reply_is_refused_or_its_regions_hold_its_pools_within_64_bits(reply):
 def sink():
     caches = PoolShape().caches()
     faults = queue.Queue()
-    made_sink = TransferSink(
-        caches,
-        incarnation=f"sink-{secrets.token_hex(4)}",
-        fingerprint="fp",
-        on_settled=lambda _: None,
-        on_fatal=faults.put,
-    )
+    introduction = introduce(caches, f"sink-{secrets.token_hex(4)}", "fp")
+    made_sink = TransferSink(caches, introduction, SimpleNamespace(failed=faults.put))
     yield SimpleNamespace(sink=made_sink, caches=caches, faults=faults)
     made_sink.close()
     assert faults.empty(), faults.get()
@@ -211,7 +206,7 @@ def test_no_descriptor_lies_outside_either_side_s_pools(sink, reply, ticket, fir
     slot = data.draw(st.integers(1, 7))
     part = Part(ours, ticket.block_ids[first:], [slot], [ticket.state_slot])
     layouts = sink.caches.kv_layout, sink.caches.state_layout
-    pools = OwnPools(*layouts, region_of(sink.caches.kv), region_of(sink.caches.state))
+    pools = RankMemory(*layouts, b"", region_of(sink.caches.kv), region_of(sink.caches.state))
     try:
         (rank,) = reply.ranks
         share = Share(*(cut_unit(*both, rank=0)[0] for both in zip(layouts, _layouts_of(reply), strict=True)))
@@ -293,9 +288,7 @@ def _hostile_metadata(pipe, seed):
     caches, peer_caches = PoolShape().caches(), PoolShape().caches()
     faults = queue.Queue()
     agent = TransferAgent(NAME.decode(), [peer_caches.kv, peer_caches.state])
-    sink = TransferSink(
-        caches, incarnation="victim", fingerprint="fp", on_settled=lambda _: None, on_fatal=faults.put
-    )
+    sink = TransferSink(caches, introduce(caches, "victim", "fp"), SimpleNamespace(failed=faults.put))
     regions = {"kv_region": region_of(peer_caches.kv), "state_region": region_of(peer_caches.state)}
     outcomes = []
     for count, broken in enumerate(_mutations(agent.metadata, np.random.default_rng(seed))):
@@ -303,18 +296,18 @@ def _hostile_metadata(pipe, seed):
         name = b"h%06d" % count
         reply = honest_reply(incarnation=name.decode(), agent_metadata=broken.replace(NAME, name), **regions)
         try:
-            added = sink._peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
+            added = sink._reader.peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
             outcomes.append("accepted")
-            sink._agent.remove_peer(added)
+            sink._reader.agent.remove_peer(added)
         except REFUSALS:
             outcomes.append("refused")
     reply = honest_reply(incarnation=NAME.decode(), agent_metadata=agent.metadata, **regions)
     outcomes.append(
         "the true one accepted"
-        if sink._peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
+        if sink._reader.peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
         else ""
     )
-    sink._agent.remove_peer(NAME.decode())
+    sink._reader.agent.remove_peer(NAME.decode())
     sink.close()
     agent.close()
     pipe.send((outcomes, faults.qsize()))

@@ -16,6 +16,7 @@ import pytest
 
 from kv_transfer import source
 from kv_transfer.failure_counts import FailureCounts
+from kv_transfer.handshake import introduce
 from kv_transfer.lease_keeper import RENEWALS_PER_LIFETIME, LeaseKeeper
 from kv_transfer.peers import Peers
 from kv_transfer.source import TransferSource, transfer_handlers
@@ -73,16 +74,14 @@ class World:
         self.keeper = LeaseKeeper(self.peers)
         self.server = grpc.aio.server()
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        caches = PoolShape().caches()
         self.source = TransferSource(
-            PoolShape().caches(),
+            caches,
+            introduce(caches, f"source-{secrets.token_hex(4)}", "fp"),
+            SimpleNamespace(lease_ended=self.ended.put, serving=self.serving.put, failed=self.faults.append),
             address=self.address,
-            incarnation=f"source-{secrets.token_hex(4)}",
-            fingerprint="fp",
             lease_ttl_s=TTL_S,
             max_leases=16,
-            on_lease_ended=self.ended.put,
-            on_fatal=self.faults.append,
-            on_serving=self.serving.put,
         )
 
     async def __aenter__(self):

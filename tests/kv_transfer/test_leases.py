@@ -47,7 +47,7 @@ def test_data_read_after_the_lease_has_ended_is_thrown_away(pair):
     assert "lease ended" in result.error.message
     assert result.error.cause == "lease_ended"
     assert result.settled
-    assert pair.decode.sink.bytes_read == 0
+    assert pair.decode.sink.counts.bytes_read == 0
 
 
 def test_a_late_read_does_not_end_the_lease_that_took_the_cell(pair):
@@ -127,7 +127,7 @@ def test_a_tampered_ticket_is_refused_and_harms_nothing(make_pair, change, cause
     assert isinstance(result.error, TransferError)
     assert result.error.cause == cause
     assert result.settled
-    assert pair.decode.sink.num_in_flight == 0
+    assert pair.decode.sink.counts.num_in_flight == 0
     assert pair.decode.read(ticket, [1, 2, 3], 1).error is None
     assert pair.source.next_ended() == EndedLease("a", ticket.lease_id, ticket.epoch, "done")
 
@@ -172,7 +172,7 @@ def test_the_source_refuses_another_model_with_both_values(make_decode, shared_s
 
 def test_the_sink_refuses_another_model_with_both_values(make_pair):
     pair = make_pair()
-    reply = pair.source.handshake(pair.decode.sink.handshake_request())
+    reply = pair.source.handshake(pair.decode.sink.introduction)
     with pytest.raises(HandshakeError, match=r"theirs.*fp"):
         pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, incarnation="b", fingerprint="theirs"))
 
@@ -180,7 +180,7 @@ def test_the_sink_refuses_another_model_with_both_values(make_pair):
 @pytest.mark.parametrize("metadata", [b"", b"no metadata", b"nixlSerDes|" + b"\xff" * 40, b"\0" * 100_000])
 def test_a_peer_whose_metadata_is_garbage_is_refused(make_pair, metadata):
     pair = make_pair()
-    reply = pair.source.handshake(pair.decode.sink.handshake_request())
+    reply = pair.source.handshake(pair.decode.sink.introduction)
     broken = dataclasses.replace(with_rank(reply, agent_metadata=metadata), incarnation="b")
     with pytest.raises(HandshakeError, match="x:1"):
         pair.decode.sink.add_peer("x:1", broken)
@@ -190,7 +190,7 @@ def test_a_peer_whose_metadata_is_garbage_is_refused(make_pair, metadata):
 
 def test_metadata_of_another_agent_than_the_reply_names_is_refused(make_pair):
     pair = make_pair()
-    reply = pair.source.handshake(pair.decode.sink.handshake_request())
+    reply = pair.source.handshake(pair.decode.sink.introduction)
     with pytest.raises(HandshakeError, match=rf"b.*{pair.incarnation}|{pair.incarnation}.*b"):
         pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, incarnation="b"))
     assert pair.decode.read(pair.source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
@@ -199,7 +199,7 @@ def test_metadata_of_another_agent_than_the_reply_names_is_refused(make_pair):
 def test_an_epoch_table_that_the_peer_has_not_registered_is_refused(make_decode, shared_source):
     shared_source.open(PoolShape())
     decode = make_decode(PoolShape())
-    reply = shared_source.handshake(decode.sink.handshake_request())
+    reply = shared_source.handshake(decode.sink.introduction)
     elsewhere = dataclasses.replace(reply.epoch_region, address=4096)
     with pytest.raises(HandshakeError):
         decode.sink.add_peer("x:1", dataclasses.replace(reply, epoch_region=elsewhere))
@@ -211,7 +211,7 @@ def test_an_epoch_table_that_the_peer_has_not_registered_is_refused(make_decode,
 def test_memory_that_the_peer_has_not_registered_is_refused(make_decode, shared_source, name):
     shared_source.open(PoolShape())
     decode = make_decode(PoolShape())
-    reply = shared_source.handshake(decode.sink.handshake_request())
+    reply = shared_source.handshake(decode.sink.introduction)
     elsewhere = dataclasses.replace(getattr(reply.ranks[0], name), address=4096)
     lying = with_rank(reply, **{name: elsewhere})
     with pytest.raises(HandshakeError, match="can't be read from"):

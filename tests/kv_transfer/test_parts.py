@@ -19,9 +19,7 @@ LARGE = PoolShape(num_blocks=513, block_size=64)
 
 
 def begin(pair, ticket, deadline_s=30.0):
-    return pair.decode.sink.begin(
-        ticket.request_id, ticket.incarnation, deadline_s=deadline_s, on_done=pair.decode.results.put
-    )
+    return pair.decode.sink.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s)
 
 
 def last_of(ticket, ours, first):
@@ -30,7 +28,7 @@ def last_of(ticket, ours, first):
 
 def wait_for_parts(decode, count):
     deadline = time.monotonic() + PROMPT_S
-    while decode.sink.num_parts < count:
+    while decode.sink.counts.num_parts < count:
         assert time.monotonic() < deadline
 
 
@@ -50,7 +48,7 @@ def test_parts_land_where_they_belong_and_one_notification_ends_the_lease(make_p
     block, slot = pair.decode.caches.kv_layout.unit_bytes, pair.decode.caches.state_layout.unit_bytes
     assert (result.error, result.settled) == (None, True)
     assert (result.early_bytes, result.num_bytes) == (5 * block, 7 * block + slot)
-    assert pair.decode.sink.early_bytes == 5 * block
+    assert pair.decode.sink.counts.early_bytes == 5 * block
     assert pair.source.next_ended().reason == "done"
     source = PoolShape().caches()
     fill(source, 9)
@@ -71,7 +69,7 @@ def test_a_lease_that_ends_between_two_parts_throws_all_of_them_away(make_pair):
     transfer.finish(last_of(ticket, [1, 2], 1), Done(ticket.lease_id, ticket.epoch))
     result = pair.decode.result()
     assert (result.error.cause, result.settled, result.num_bytes) == ("lease_ended", True, 0)
-    assert pair.decode.sink.bytes_read == 0
+    assert pair.decode.sink.counts.bytes_read == 0
 
 
 def test_a_part_that_can_t_be_read_fails_the_transfer_and_what_follows_is_not_read(make_pair):
@@ -107,7 +105,7 @@ def test_a_transfer_that_is_given_up_before_anything_is_read_is_settled(make_pai
     transfer.fail(TransferError("not wanted"))
     result = pair.decode.result()
     assert (result.error.message, result.settled) == ("not wanted", True)
-    assert pair.decode.sink.num_in_flight == 0
+    assert pair.decode.sink.counts.num_in_flight == 0
 
 
 def test_several_parts_of_a_frozen_source_stay_in_quarantine_until_all_have_ended(make_pair, own_source):

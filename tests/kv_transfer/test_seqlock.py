@@ -7,11 +7,13 @@ import random
 import secrets
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import kv_transfer.epoch_check
+from kv_transfer.handshake import introduce
 from kv_transfer.sink import TransferSink
 from kv_transfer.source import TransferSource
 from tests.kv_transfer.pools import PoolShape, unit_bytes_of
@@ -56,19 +58,21 @@ class Race:
         self._end_within_s = FIRST_END_WITHIN_S
         faults: list[BaseException] = []
         self.faults = faults
-        common = {"fingerprint": "fp", "on_fatal": faults.append}
-        self.source = TransferSource(
-            self.theirs,
-            address="127.0.0.1:1",
-            incarnation=f"source-{secrets.token_hex(4)}",
-            lease_ttl_s=600.0,
-            max_leases=NUM_AT_ONCE,
-            on_lease_ended=self._reuse,
-            **common,
+        listener = SimpleNamespace(
+            transferred=self._results.put,
+            settled=lambda _: None,
+            lease_ended=self._reuse,
+            serving=lambda _: None,
+            failed=faults.append,
         )
-        incarnation = f"sink-{secrets.token_hex(4)}"
-        self.sink = TransferSink(self.ours, incarnation=incarnation, on_settled=lambda _: None, **common)
-        self.sink.add_peer("127.0.0.1:1", self.source.handshake(self.sink.handshake_request()))
+        lends, reads = (
+            introduce(self.ours, f"{name}-{secrets.token_hex(4)}", "fp") for name in ("source", "sink")
+        )
+        self.source = TransferSource(
+            self.theirs, lends, listener, address="127.0.0.1:1", lease_ttl_s=600.0, max_leases=NUM_AT_ONCE
+        )
+        self.sink = TransferSink(self.ours, reads, listener)
+        self.sink.add_peer("127.0.0.1:1", self.source.handshake(self.sink.introduction))
         self._pools = [(unit_bytes_of(a.kv), unit_bytes_of(a.state)) for a in (self.ours, self.theirs)]
 
     def close(self) -> None:
@@ -127,7 +131,6 @@ class Race:
             block_ids=blocks_of(serial),
             state_slot=slot_of(serial),
             deadline_s=TIMEOUT_S,
-            on_done=self._results.put,
         )
 
     def _end(self, ticket) -> None:

@@ -69,7 +69,7 @@ def test_a_read_moves_the_named_units_and_no_other_byte(make_pair, name, transpo
     assert result.error is None
     assert result.settled
     unit_bytes = pair.decode.caches.kv_layout.unit_bytes, pair.decode.caches.state_layout.unit_bytes
-    assert result.num_bytes == count * unit_bytes[0] + unit_bytes[1] == pair.decode.sink.bytes_read
+    assert result.num_bytes == count * unit_bytes[0] + unit_bytes[1] == pair.decode.sink.counts.bytes_read
     assert_pools_equal(pair.decode, expected_pools(pair.decode, ticket, ours, wider.last_slot, shape, seed=7))
     assert pair.source.next_ended().reason == "done"
     assert pair.source.pools() == before
@@ -108,7 +108,7 @@ def test_many_reads_at_once_each_land_where_they_belong(make_pair, transport):
         assert torch.equal(state[slot], unit_bytes_of(source.state)[ticket.state_slot])
     assert (kv[0] == POISON).all()
     assert (state[0] == POISON).all()
-    assert pair.decode.sink.num_in_flight == 0
+    assert pair.decode.sink.counts.num_in_flight == 0
 
 
 def test_two_decode_servers_read_from_one_prefill_server(make_pair, make_decode):
