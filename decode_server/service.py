@@ -18,35 +18,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
-from decode_server.handover import Handover
-from decode_server.scoring import scored_request, scores
 from decode_server.stream import RouterStream
 from engine.grammar.follower import Follower
-from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
+from kv_transfer.engine_server import EngineServer
 from kv_transfer.exchange import ExchangeListener, StateExchange
-from kv_transfer.other_ranks import REPORTS
-from kv_transfer.rank_exchange import rank_main
 from kv_transfer.transfer import TransferResult
-from telemetry.measures import Measures
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
-from wire.address import host_port
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
 from wire.generation import (
     Cancel,
     DrainNews,
     ErrorReply,
     RequestOutput,
-    ServerInfo,
     ServerStats,
     SetDraining,
     StepOutputs,
     Submit,
 )
 from wire.handoff import AnyTicket, Ticket
-from wire.prefixes import PrefixNews
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id, tell_of_unreadable
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
@@ -56,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class DecodeService(ExchangeListener):
+class DecodeService(EngineServer, ExchangeListener):
     """Ties engine, state exchange and the routers' streams together."""
 
     def __init__(
@@ -68,34 +60,22 @@ class DecodeService(ExchangeListener):
         tracing: Tracing | None = None,
         start_up: StartUp,
     ) -> None:
-        self._config = config
-        self._incarnation = incarnation
-        self._spans = DecodeSpans(tracing)
-        self._host = EngineHost(
-            config.engine,
-            on_step=self._on_step,
-            on_fatal=server.fail,
-            on_leaving=server.stop_with,
-            rank_main=rank_main(config.engine.role),
-            reports=REPORTS,
+        super().__init__(
+            config,
+            server,
+            incarnation=incarnation,
             start_up=start_up,
+            on_step=self._on_step,
+            local_prefill=config.local_prefill,
         )
-        self._engine = self._host.engine
+        self._spans = DecodeSpans(tracing)
         self._exchange: StateExchange | None = None
         if config.engine.role == "decode":
             self._exchange = StateExchange(
-                self._host,
-                server,
-                self,
-                address=host_port(config.advertise_host or config.host, server.port),
-                incarnation=incarnation,
-                lease_ttl_s=config.keep_ttl_s,
-                transfer_deadline_s=config.transfer_deadline_s,
-                handshake_timeout_s=config.handshake_timeout_s,
+                self._host, server, self, config, incarnation=incarnation, lease_ttl_s=config.keep_ttl_s
             )
             start_up.ended("transfer")
-        self._handover = None if self._exchange is None else Handover(self._host, self._exchange)
-        self._is_draining = False
+        self._needs_ticket = config.engine.role == "decode" and not config.local_prefill
         self._is_stopping = False
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
@@ -104,9 +84,6 @@ class DecodeService(ExchangeListener):
         """Of requests that wait for a handshake or a grammar."""
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
         server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
-
-    def start(self) -> None:
-        self._host.start()
 
     async def close(self) -> None:
         for stream in list(self._open_streams):
@@ -131,8 +108,7 @@ class DecodeService(ExchangeListener):
 
     async def set_draining(self, message: SetDraining) -> None:
         """A state that an operator may take back; to be asked again lets go what has come since."""
-        self._is_draining = message.is_draining
-        log.info("draining" if message.is_draining else "serving again: draining was taken back")
+        self._note_draining(message)
         for stream in self._open_streams:
             stream.tell(self._drain_news())
         if message.is_draining and message.lets_go:
@@ -142,18 +118,22 @@ class DecodeService(ExchangeListener):
         return DrainNews(self._is_draining, self._incarnation)
 
     async def _let_go(self) -> bool:
-        """Whether there was anything to let go. A server of both roles has nobody who could read from it."""
-        if self._handover is None or not self._streams:
+        """Whether there was anything to let go: every request that the engine has ends as ``moved``.
+
+        What is told of it says where it can go on. A server of both roles has nobody who could read from it.
+        """
+        if self._exchange is None or not self._streams:
             return False
         log.info("%d requests move to other servers", len(self._streams))
-        await self._handover.let_go()
+        await self._host.ask(self._move_all)
         return True
 
     async def _has_requests(self) -> bool:
         """Own ones, or such as others have not read yet."""
-        if self._streams:
-            return True
-        return self._handover is not None and await self._handover.is_being_read()
+        exchange = self._exchange
+        if self._streams or exchange is None:
+            return bool(self._streams)
+        return await self._host.ask(lambda: exchange.awaits_reader)
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
@@ -272,14 +252,14 @@ class DecodeService(ExchangeListener):
         message.params.check_vocabulary(model_config.vocab_size)
         if message.ticket is not None:
             self._check_ticket(message.ticket, num_tokens)
-        elif num_tokens > 1 and self._config.engine.role == "decode" and not self._config.local_prefill:
+        elif num_tokens > 1 and self._needs_ticket:
             raise InvalidRequestError(
                 f"a prompt of {num_tokens} tokens came to a decode server without a ticket; "
                 "a prefill server must run it first, or start this one with --local-prefill"
             )
         params = message.params
         if params.max_tokens == 0:
-            return scored_request(message)
+            return _scored_request(message)
         eos = () if params.ignore_eos else model_config.eos_token_ids
         return Request(
             message.request_id,
@@ -333,21 +313,6 @@ class DecodeService(ExchangeListener):
             preparation.cancel()
         self._host.post(lambda: self._cancel_in_engine(request_id))
 
-    def describe(self) -> ServerInfo:
-        return self._host.describe(
-            incarnation=self._incarnation,
-            served_model_name=self._config.served_model_name,
-            local_prefill=self._config.local_prefill,
-            is_draining=self._is_draining,
-        )
-
-    @property
-    def measures(self) -> Measures:
-        return self._engine.measures
-
-    async def prefix_news(self, since: int | None) -> PrefixNews:
-        return await self._host.ask(lambda: self._engine.prefix_news(since))
-
     async def stats(self) -> ServerStats:
         stats = await self._host.ask((self._exchange or self._engine).stats)
         stats = replace(stats, num_routers=len(self._open_streams))
@@ -397,6 +362,11 @@ class DecodeService(ExchangeListener):
             return
         self._give_back(request)
 
+    def _move_all(self) -> None:
+        self._engine.move_all()
+        if self._exchange is not None:  # from here: before a prompt is followed whose request arrives now
+            self._host.answer(self._exchange.stop_following)
+
     def _give_back(self, request: Request) -> None:
         """Ends the lease of a request that will not read any more."""
         if request.ticket is not None:
@@ -404,7 +374,7 @@ class DecodeService(ExchangeListener):
 
     def _on_step(self, result: StepResult) -> None:
         tickets: dict[str, Ticket] = {}
-        if self._exchange is not None and self._handover is not None:
+        if self._exchange is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
             for request_id in result.to_give_up:  # others need the room; who reads late prefills
@@ -413,9 +383,8 @@ class DecodeService(ExchangeListener):
                 is_awaited = request.finish_reason == "moved"
                 ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
                 tickets[request.request_id] = ticket
-            self._handover.kept(result.kept)
         for request in result.prefilled:
-            self._host.answer(self._deliver, [scores(request)])
+            self._host.answer(self._deliver, [_scores(request)])
             self._engine.release(request.request_id)
         outputs = result.outputs
         if tickets:
@@ -428,6 +397,37 @@ class DecodeService(ExchangeListener):
             self._give_back(request)
         if outputs:
             self._host.answer(self._deliver, outputs)
+
+
+def _scored_request(message: Submit) -> Request:
+    """A prompt that a server of both roles only scores: no answer is wanted, its log-probabilities alone.
+
+    It ends as it would on a prefill server, with all but its last token computed. Raises
+    :class:`InvalidRequestError` for a prompt without scores.
+    """
+    if message.ticket is not None or len(message.token_ids) < 2:
+        raise InvalidRequestError(
+            "a prompt that is only scored comes without a ticket, and has two tokens at least: "
+            "the first one has no log-probability"
+        )
+    return Request(
+        message.request_id,
+        list(message.token_ids),
+        params=None,
+        prompt_logprobs_wanted=message.prompt_logprobs,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _scores(request: Request) -> RequestOutput:
+    """All that a scored request's client gets."""
+    return RequestOutput(
+        request.request_id,
+        (),
+        prompt_logprobs=tuple(request.prompt_logprobs),
+        finish_reason="length",
+        stats=request.measured.stats(),
+    )
 
 
 def _with_ticket(output: RequestOutput, tickets: Mapping[str, Ticket]) -> RequestOutput:

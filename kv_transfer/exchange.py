@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.followers import Followers
 from kv_transfer.handshake import introduce
@@ -24,6 +25,7 @@ from kv_transfer.progress_feed import ProgressFeeds
 from kv_transfer.sink import TransferSink
 from kv_transfer.source import EndedLease, SourceListener, TransferSource, transfer_handlers
 from kv_transfer.transfer import TransferListener, TransferResult
+from wire.address import host_port
 from wire.errors import CancelledRequestError
 from wire.generation import RequestOutput, ServerStats
 from wire.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
@@ -49,18 +51,16 @@ class StateExchange(TransferListener, SourceListener):
         host: EngineHost,
         server: GrpcServer,
         listener: ExchangeListener,
+        config: EngineServerConfig,
         *,
-        address: str,
         incarnation: str,
         lease_ttl_s: float,
-        transfer_deadline_s: float,
-        handshake_timeout_s: float,
     ) -> None:
         self._host = host
         self._engine = host.engine
         self._server = server
         self._listener = listener
-        self._transfer_deadline_s = transfer_deadline_s
+        self._transfer_deadline_s = config.transfer_deadline_s
         caches, ranks = self._engine.caches, host.ranks
         num_ranks = 1 if ranks is None else ranks.size
         introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
@@ -70,19 +70,20 @@ class StateExchange(TransferListener, SourceListener):
             caches,
             introduction,
             self,
-            address=address,
+            address=host_port(config.advertise_host or config.host, server.port),
             lease_ttl_s=lease_ttl_s,
             max_leases=self._engine.capacity.max_held + 1,
             other_ranks=self._other_ranks.memories(),
         )
         self._reading: dict[str, Request] = {}  # what is read is for them; the engine's thread alone
         self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; likewise
+        self._kept: set[str] = set()  # of them, those that nobody may come for; likewise
         self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
         # All reasons from the start: its size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
-        self.peers = Peers(self._sink, self._failures, timeout_s=handshake_timeout_s)
+        self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
         self._keeper = LeaseKeeper(self.peers)
         self._followers = Followers(self.peers, self._followed)
@@ -162,6 +163,7 @@ class StateExchange(TransferListener, SourceListener):
 
     def keep(self, request: Request) -> Ticket:
         """The same for a reader that may come with the conversation's next turn."""
+        self._kept.add(request.request_id)
         return self._leased(request, self._source.keep)
 
     def _leased(self, request: Request, grant: Callable[..., Ticket]) -> Ticket:
@@ -180,9 +182,10 @@ class StateExchange(TransferListener, SourceListener):
         num_blocks = self._engine.capacity.blocks_for(request.num_computed)
         return request.memory.block_ids[:num_blocks], self._engine.digests(request.request_id)
 
-    def holds(self, request_id: str) -> bool:
-        """Whether a lease of ours on this request's state has not ended."""
-        return request_id in self._tickets
+    @property
+    def awaits_reader(self) -> bool:
+        """Whether a lease has not ended that is no mere offer for a next turn."""
+        return len(self._tickets) > len(self._kept)
 
     def end_lease(self, request_id: str) -> bool:
         """Ends a lease of ours early: who reads late finds it ended. False if the request has none."""
@@ -275,6 +278,7 @@ class StateExchange(TransferListener, SourceListener):
 
     def _forget(self, request_id: str, ticket: AnyTicket) -> None:
         del self._tickets[request_id]
+        self._kept.discard(request_id)
         if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, hence a feed
             self._host.answer(self._feeds.end, ticket.lease_id, ticket.epoch)
 

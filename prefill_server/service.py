@@ -15,19 +15,15 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.host import EngineHost
 from engine.request import Request
 from engine.step_result import StepResult
+from kv_transfer.engine_server import EngineServer
 from kv_transfer.exchange import ExchangeListener, StateExchange
-from kv_transfer.other_ranks import REPORTS
-from kv_transfer.rank_exchange import rank_main
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferResult
 from prefill_server.config import PrefillConfig
-from telemetry.measures import Measures
 from telemetry.server_spans import PrefillSpans
 from telemetry.start_up import StartUp
-from wire.address import host_port
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
 from wire.generation import (
     Empty,
@@ -35,12 +31,10 @@ from wire.generation import (
     PrefillRequest,
     PrefillStarted,
     RequestOutput,
-    ServerInfo,
     ServerStats,
     SetDraining,
 )
 from wire.handoff import Abandon, Ticket
-from wire.prefixes import PrefixNews
 from wire.repeated_lines import RepeatedLines
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
@@ -54,7 +48,7 @@ lines = RepeatedLines(log)
 Answer = PrefillStarted | PrefillReply
 
 
-class PrefillService(ExchangeListener):
+class PrefillService(EngineServer, ExchangeListener):
     """Ties engine, state exchange and gRPC together."""
 
     def __init__(
@@ -66,31 +60,12 @@ class PrefillService(ExchangeListener):
         tracing: Tracing | None = None,
         start_up: StartUp,
     ) -> None:
-        self._config = config
-        self._incarnation = incarnation
+        super().__init__(config, server, incarnation=incarnation, start_up=start_up, on_step=self._on_step)
         self._tracing = tracing
-        self._host = EngineHost(
-            config.engine,
-            on_step=self._on_step,
-            on_fatal=server.fail,
-            on_leaving=server.stop_with,
-            rank_main=rank_main(config.engine.role),
-            reports=REPORTS,
-            start_up=start_up,
-        )
-        self._engine = self._host.engine
         self._exchange = StateExchange(
-            self._host,
-            server,
-            self,
-            address=host_port(config.advertise_host or config.host, server.port),
-            incarnation=incarnation,
-            lease_ttl_s=config.lease_ttl_s,
-            transfer_deadline_s=config.transfer_deadline_s,
-            handshake_timeout_s=config.handshake_timeout_s,
+            self._host, server, self, config, incarnation=incarnation, lease_ttl_s=config.lease_ttl_s
         )
         start_up.ended("transfer")
-        self._is_draining = False
         self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
         server.add_service(
             PREFILL_SERVICE,
@@ -100,9 +75,6 @@ class PrefillService(ExchangeListener):
             },
         )
         server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
-
-    def start(self) -> None:
-        self._host.start()
 
     async def close(self) -> None:
         await self._exchange.close()
@@ -179,20 +151,6 @@ class PrefillService(ExchangeListener):
         self._host.post(lambda: self._abandon(message.request_id))
         return Empty()
 
-    def describe(self) -> ServerInfo:
-        return self._host.describe(
-            incarnation=self._incarnation,
-            served_model_name=self._config.served_model_name,
-            is_draining=self._is_draining,
-        )
-
-    @property
-    def measures(self) -> Measures:
-        return self._engine.measures
-
-    async def prefix_news(self, since: int | None) -> PrefixNews:
-        return await self._host.ask(lambda: self._engine.prefix_news(since))
-
     async def stats(self) -> ServerStats:
         stats = await self._host.ask(lambda: self._exchange.stats())
         if not self._is_draining:
@@ -201,8 +159,7 @@ class PrefillService(ExchangeListener):
 
     async def set_draining(self, message: SetDraining) -> None:
         """Prompts are computed and read to their end: there is nothing to let go."""
-        self._is_draining = message.is_draining
-        log.info("draining" if message.is_draining else "serving again: draining was taken back")
+        self._note_draining(message)
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

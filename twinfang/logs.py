@@ -1,6 +1,6 @@
 """Logs as one line an event, ``key=value``: time (UTC), level, process, logger, message.
 
-    time=2026-01-31T12:00:00.000Z level=info process=decode-0 logger=decode_server.main msg="…"
+    time=2026-01-31T12:00:00.000Z level=info process=decode-0 logger=telemetry.server_process msg="…"
 
 A traceback follows as one more field, its line ends escaped, so that lines of several processes can share a
 stream and still be told apart.

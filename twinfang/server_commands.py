@@ -37,7 +37,8 @@ SHORTEST_LINK_TIMEOUT_S = 1.0
 def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
     _begin_server(values)
     from prefill_server.config import PrefillConfig
-    from prefill_server.main import run
+    from prefill_server.service import PrefillService
+    from telemetry.server_process import run_server
 
     engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
     if engine.nodes.rank > 0:
@@ -53,7 +54,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         lease_ttl_s=values.lease_ttl,
     )
     _notice_cut_links(config.transfer_deadline_s)
-    return partial(run, config)
+    return partial(run_server, config, config.engine.role, partial(PrefillService, config))
 
 
 def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
@@ -69,7 +70,8 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         )
     _begin_server(values)
     from decode_server.config import DecodeConfig
-    from decode_server.main import run
+    from decode_server.service import DecodeService
+    from telemetry.server_process import run_server
 
     engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
     if engine.nodes.rank > 0:
@@ -86,7 +88,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         otlp_endpoint=values.otlp_endpoint or "",
     )
     _notice_cut_links(config.transfer_deadline_s)
-    return partial(run, config)
+    return partial(run_server, config, config.engine.role, partial(DecodeService, config))
 
 
 def _other_host(config: EngineConfig) -> Callable[[], None]:

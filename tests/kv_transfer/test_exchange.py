@@ -10,6 +10,7 @@ import kv_transfer.exchange
 import kv_transfer.peers
 from engine.capacity import CapacityPlan
 from engine.request import Request
+from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.source import EndedLease
 from kv_transfer.transfer import TransferCounts, TransferResult
@@ -107,16 +108,14 @@ class World(ExchangeListener):
             post=lambda event: event(),
             answer=lambda callback, *args: callback(*args),
         )
-        server = SimpleNamespace(fail=None, add_service=lambda name, handlers: None)
+        server = SimpleNamespace(port=2, fail=None, add_service=lambda name, handlers: None)
         self.exchange = StateExchange(
             host,
             server,
             self,
-            address="127.0.0.1:2",
+            EngineServerConfig(SimpleNamespace(role="decode"), "127.0.0.1", 2, "a", transfer_deadline_s=1.0),
             incarnation="bb",
             lease_ttl_s=60.0,
-            transfer_deadline_s=1.0,
-            handshake_timeout_s=1.0,
         )
         self.sink, self.source = self.exchange._sink, self.exchange._source
 

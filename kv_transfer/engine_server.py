@@ -1,0 +1,105 @@
+"""What a prefill and a decode server have in common: a configuration, and an engine that calls are about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.host import EngineHost
+from engine.step_result import StepResult
+from kv_transfer.other_ranks import REPORTS
+from kv_transfer.rank_exchange import rank_main
+from telemetry.measures import Measures
+from telemetry.start_up import StartUp
+from wire.errors import ConfigError
+from wire.generation import ServerInfo, SetDraining
+from wire.prefixes import PrefixNews
+from wire.server import GrpcServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineServerConfig:
+    """One prefill or decode server process."""
+
+    engine: EngineConfig
+    host: str
+    port: int
+    served_model_name: str
+    metrics_port: int | None = None
+    """Of HTTP for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
+    otlp_endpoint: str = ""
+    """Where traces go: a collector's base URL; empty: where the OTEL_* variables say, if they do."""
+    advertise_host: str | None = None
+    """Host that other servers reach this one by; None takes ``host``."""
+    transfer_deadline_s: float = 30.0
+    """A read that takes longer is given up; its destination is quarantined."""
+    handshake_timeout_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.engine.role != "both" and self.advertise_host is None and self.host in ("0.0.0.0", "::"):
+            is_prefill = self.engine.role == "prefill"
+            raise ConfigError(
+                f"--host {self.host} listens on every address, but "
+                f"{'a ticket' if is_prefill else 'the ticket of a kept state'} must name one: "
+                f"set --advertise-host to the host that {'decode' if is_prefill else 'prefill'} servers reach"
+            )
+        if not self.transfer_deadline_s > 0:
+            raise ConfigError(f"--transfer-deadline must be positive, got {self.transfer_deadline_s}")
+
+
+class EngineServer:
+    """Runs an engine and tells of it. A service is one of these, with calls of its own.
+
+    ``on_step`` is told on the engine's thread what each step brought.
+    """
+
+    def __init__(
+        self,
+        config: EngineServerConfig,
+        server: GrpcServer,
+        *,
+        incarnation: str,
+        start_up: StartUp,
+        on_step: Callable[[StepResult], None],
+        local_prefill: bool = False,
+    ) -> None:
+        self._incarnation = incarnation
+        self._served_model_name = config.served_model_name
+        self._local_prefill = local_prefill
+        self._is_draining = False
+        self._host = EngineHost(
+            config.engine,
+            on_step=on_step,
+            on_fatal=server.fail,
+            on_leaving=server.stop_with,
+            rank_main=rank_main(config.engine.role),
+            reports=REPORTS,
+            start_up=start_up,
+        )
+        self._engine = self._host.engine
+
+    @property
+    def measures(self) -> Measures:
+        return self._engine.measures
+
+    def start(self) -> None:
+        self._host.start()
+
+    def describe(self) -> ServerInfo:
+        return self._host.describe(
+            incarnation=self._incarnation,
+            served_model_name=self._served_model_name,
+            local_prefill=self._local_prefill,
+            is_draining=self._is_draining,
+        )
+
+    async def prefix_news(self, since: int | None) -> PrefixNews:
+        return await self._host.ask(lambda: self._engine.prefix_news(since))
+
+    def _note_draining(self, message: SetDraining) -> None:
+        self._is_draining = message.is_draining
+        log.info("draining" if message.is_draining else "serving again: draining was taken back")
