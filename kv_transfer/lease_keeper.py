@@ -13,10 +13,10 @@ import logging
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from kv_transfer.peers import Peers
 from wire.errors import TwinfangError
-from wire.handoff import AnyTicket, RenewLeases
+from wire.handoff import AnyTicket, RenewedLeases, RenewLeases
 from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,14 @@ lines = RepeatedLines(log)
 
 RENEWALS_PER_LIFETIME = 3
 """Two may be lost before a lease is."""
+
+
+class Peers(Protocol):
+    """Who calls other servers."""
+
+    async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
+        """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
+        ...
 
 
 @dataclass
