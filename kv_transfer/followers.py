@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from kv_transfer.failure_counts import cause_of
+from kv_transfer.lease_keeper import lease_of
 from kv_transfer.part_plan import PartPlan
 from kv_transfer.peers import Peers
 from kv_transfer.sink import SinkTransfer
@@ -30,14 +31,14 @@ class Followers:
 
     def start(self, early: PartialTicket, plan: PartPlan, transfer: SinkTransfer) -> None:
         """Brings the transfer to an end in any case."""
-        key = _lease_of(early)
+        key = lease_of(early)
         task = asyncio.create_task(self._follow(early, plan, transfer))
         self._tasks[key] = (task, transfer)
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def stop(self, ticket: AnyTicket) -> None:
         """The prompt is not wanted any more; nothing happens if it is not followed."""
-        task, transfer = self._tasks.get(_lease_of(ticket), (None, None))
+        task, transfer = self._tasks.get(lease_of(ticket), (None, None))
         if task is not None and transfer is not None:
             task.cancel()
             transfer.fail(CancelledRequestError("the request is not wanted any more"))
@@ -76,7 +77,3 @@ class Followers:
             if part is not None:
                 transfer.read_part(part)
         raise TransferError("its news ended before the prompt was computed")
-
-
-def _lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
-    return ticket.incarnation, ticket.lease_id, ticket.epoch

@@ -62,7 +62,7 @@ class LeaseKeeper:
         """From now on the ticket's lease is renewed, until :meth:`let_go`."""
         held = _Held(ticket, 0.0)
         held.due = asyncio.get_running_loop().time() + held.interval_s
-        self._held[_lease_of(ticket)] = held
+        self._held[lease_of(ticket)] = held
         self._joined.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._renew_while_any())
@@ -70,11 +70,11 @@ class LeaseKeeper:
     def announce(self, ticket: AnyTicket) -> None:
         """The same, and its server is told at once that it will be read: nobody was expected there."""
         self.hold(ticket)
-        self._held[_lease_of(ticket)].due = 0.0
+        self._held[lease_of(ticket)].due = 0.0
 
     def let_go(self, ticket: AnyTicket) -> None:
         """The read has ended, or will never begin."""
-        self._held.pop(_lease_of(ticket), None)
+        self._held.pop(lease_of(ticket), None)
 
     async def close(self) -> None:
         self._held.clear()
@@ -112,11 +112,12 @@ class LeaseKeeper:
             log.warning("%d leases of %s were not renewed: %s", len(held), address, error)
             return
         for ticket in held:
-            if ticket.lease_id in reply.ended and _lease_of(ticket) in self._held:
+            if ticket.lease_id in reply.ended and lease_of(ticket) in self._held:
                 kind = f"a lease at {address} had ended before"
                 lines.write(logging.WARNING, kind, "request %s: %s", ticket.request_id, kind)
                 self.let_go(ticket)
 
 
-def _lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
+def lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
+    """Which lease a ticket is of, among those of all servers."""
     return ticket.incarnation, ticket.lease_id, ticket.epoch

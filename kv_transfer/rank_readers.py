@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import get_args
 
@@ -91,15 +92,15 @@ class RankReaders:
         part.receiver.landed(TransferError(report.error, cause=cause), NOTHING)
 
 
+@dataclass
 class _Part:
-    def __init__(self, num_left: int, incarnation: str, receiver: PartReceiver) -> None:
-        self.num_left = num_left
-        self.incarnation = incarnation
-        self.receiver = receiver
+    num_left: int
+    incarnation: str
+    receiver: PartReceiver
 
 
+@dataclass
 class _Contact:
-    def __init__(self, num_left: int, on_connected: OnConnected) -> None:
-        self.num_left = num_left
-        self.on_connected = on_connected
-        self.error: TransferError | None = None
+    num_left: int
+    on_connected: OnConnected
+    error: TransferError | None = None
