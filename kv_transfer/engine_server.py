@@ -43,12 +43,12 @@ class EngineServerConfig:
         if self.engine.role != "both" and self.advertise_host is None and self.host in ("0.0.0.0", "::"):
             is_prefill = self.engine.role == "prefill"
             raise ConfigError(
-                f"--host {self.host} listens on every address, but "
+                f"`host` {self.host} listens on every address, but "
                 f"{'a ticket' if is_prefill else 'the ticket of a kept state'} must name one: "
-                f"set --advertise-host to the host that {'decode' if is_prefill else 'prefill'} servers reach"
+                f"set `advertise_host` to the host that {'decode' if is_prefill else 'prefill'} servers reach"
             )
         if not self.transfer_deadline_s > 0:
-            raise ConfigError(f"--transfer-deadline must be positive, got {self.transfer_deadline_s}")
+            raise ConfigError(f"`transfer_deadline_s` must be positive, got {self.transfer_deadline_s}")
 
 
 class EngineServer:

@@ -18,4 +18,4 @@ class PrefillConfig(EngineServerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.lease_ttl_s > 0:
-            raise ConfigError(f"--lease-ttl must be positive, got {self.lease_ttl_s}")
+            raise ConfigError(f"`lease_ttl_s` must be positive, got {self.lease_ttl_s}")

@@ -169,6 +169,7 @@ LEASE_TTL = Flag(
     *("--lease-ttl", "SECONDS", _seconds),
     "how long a prefill server keeps a finished prompt's state for a decode server to read",
     default=120.0,
+    setting="lease_ttl_s",
 )
 ADVERTISE_HOST = Flag(
     *("--advertise-host", "HOST", some_text, "host by which other servers reach this one"),
@@ -177,6 +178,7 @@ ADVERTISE_HOST = Flag(
 TRANSFER_DEADLINE = Flag(
     *("--transfer-deadline", "SECONDS", _seconds, "when a decode server gives up reading a prompt's state"),
     default=30.0,
+    setting="transfer_deadline_s",
 )
 
 LOCAL_PREFILL = Flag(
