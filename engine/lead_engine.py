@@ -37,7 +37,6 @@ class LeadEngine:
         self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint
         self.capacity, self.caches, self.grammars = own.capacity, own.caches, own.grammars
         self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
-        self.before_free = own.before_free
 
     def add(self, request: Request) -> None:
         self.own.open_grammar(request)  # how long that takes is for this rank alone to judge
