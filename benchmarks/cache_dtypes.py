@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
 from benchmarks.recall import LENGTHS, measure, num_different, questions, values
 from kernels.selective_state_update import selective_state_update
 from kernels.stochastic_round import NEAREST, StateRounding
+from twinfang.bench.machine import machine
 
 _FP8 = ("--kv-cache-dtype", "fp8")
 _BFLOAT16 = ("--mamba-ssm-cache-dtype", "bfloat16")

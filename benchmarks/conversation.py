@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.machine import machine
+from twinfang.bench.machine import machine
 from twinfang.launch import LaunchedStack, launch
 from wire.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel

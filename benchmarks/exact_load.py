@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 
 from benchmarks.load import REQUEST_TIMEOUT_S
-from benchmarks.machine import machine
 from benchmarks.serving import milliseconds, served_model, server
+from twinfang.bench.machine import machine
 
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
 

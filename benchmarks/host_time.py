@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
 from benchmarks.marked_section import replace_between
 from benchmarks.phase_clock import PhaseClock
 from benchmarks.router import PROMPT, USAGE, Arrangement, running, twinfang
@@ -40,6 +39,7 @@ from engine.config import EngineConfig
 from engine.launched_step import LaunchedStep
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
+from twinfang.bench.machine import machine
 from wire.codec import encode
 from wire.generation import StepOutputs, Submit
 from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel

@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.machine import machine
 from benchmarks.marked_section import replace_between
+from twinfang.bench.machine import machine
 from twinfang.launch import LaunchedStack, launch
 from wire.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel

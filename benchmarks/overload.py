@@ -40,10 +40,10 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.machine import machine, waited_s
 from benchmarks.open_load import Outcome, Phase, Question, ask, offer
 from benchmarks.serving import milliseconds, percentile
 from benchmarks.stub_workers import MODEL
+from twinfang.bench.machine import machine, waited_s
 from twinfang.flag_table import BUNDLED_MODEL
 from twinfang.launch import launch
 from twinfang.ports import free_ports

@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.machine import machine
 from benchmarks.recall_task import ANSWER_TOKENS, RecallPrompt, make_chat_recall_prompt, make_recall_prompt
+from twinfang.bench.machine import machine
 from twinfang.launch import launch
 
 LENGTHS = (64, 128, 256, 512, 1024)

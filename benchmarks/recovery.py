@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running, wait_until
-from benchmarks.machine import machine
 from benchmarks.marked_section import replace_between
 from benchmarks.soak.answer import Outcome
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.questions import make_questions
 from benchmarks.soak.run import SERVERS, undisturbed, until_idle
+from twinfang.bench.machine import machine
 
 CONCURRENCY = 16
 QUIET_S = 10.0

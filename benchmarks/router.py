@@ -37,9 +37,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.machine import machine
 from benchmarks.stream_load import Load, Result, Shape
 from benchmarks.stub_workers import MODEL
+from twinfang.bench.machine import machine
 from twinfang.flag_table import BUNDLED_MODEL
 from twinfang.ports import free_ports
 

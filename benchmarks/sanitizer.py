@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import machine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
+from twinfang.bench.machine import machine
 from twinfang.flag_table import BUNDLED_MODEL
 from wire.sampling_params import SamplingParams
 

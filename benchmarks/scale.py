@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.context_growth import crossing, growth, limits_of
-from benchmarks.machine import machine
 from benchmarks.scale_plot import plot
 from benchmarks.scale_report import write_report
 from benchmarks.scale_simulation import ScaleSimulation, poisson_requests
@@ -35,6 +34,7 @@ from engine.gpu_cost import GpuSpeed, gpu_costs, with_attention_alone
 from engine.model_config import ModelConfig
 from engine.models import read_config
 from engine.step_cost import StepCosts
+from twinfang.bench.machine import machine
 from twinfang.flag_table import BUNDLED_MODEL
 
 GIB = 1 << 30

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.load import LoadError, Run, Workload, run_load
-from benchmarks.machine import machine
+from twinfang.bench.machine import machine
 from twinfang.launch import launch
 from wire.errors import TwinfangError
 

@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.draft_coupling import first_draft_shares
-from benchmarks.machine import machine
 from benchmarks.speculation_prompts import make_prompts
 from engine.config import DrafterName, EngineConfig
 from engine.engine import Engine
 from engine.models import read_config
 from engine.request import Request
+from twinfang.bench.machine import machine
 from twinfang.flag_table import BUNDLED_MODEL
 from wire.generation import RequestOutput
 from wire.sampling_params import SamplingParams

@@ -33,12 +33,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.machine import machine
 from kernels.causal_conv1d import causal_conv1d_update
 from kernels.causal_conv1d_cpu import _convolve_token, _transpose
 from kernels.cpu_jit import as_array, as_flat_array, cpu_jit
 from kernels.selective_state_update import selective_state_update
 from kernels.ssm_recurrence import _advance, softplus
+from twinfang.bench.machine import machine
 
 NO_LIMIT = (0.0, float("inf"))
 POSITIONS = (2, 4, 6)

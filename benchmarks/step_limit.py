@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
 from benchmarks.measured_steps import MeasuredSteps
 from benchmarks.model_shape import TITLES, write_configuration
 from benchmarks.step_limit_report import publish, table
 from engine.config import EngineConfig
+from twinfang.bench.machine import machine
 
 ON_GPU = {"models": ["8b"], "contexts": [1024, 8192], "prompts": [8192], "chunks": [2048, 8192]}
 ON_CPU = {"models": ["120m", "2m"], "contexts": [256, 1024], "prompts": [1024], "chunks": [256, 2048]}

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import machine
 from benchmarks.side_by_side.random_model import MODELS, checkpoint
 from benchmarks.step_clock import Item, StepClock, clocks
 from benchmarks.step_work import read_weight_bytes, step_flops
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
+from twinfang.bench.machine import machine
 from twinfang.flag_table import BUNDLED_MODEL
 from wire.sampling_params import SamplingParams
 

@@ -36,7 +36,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.event_stream import EventStream
 from benchmarks.load import Workload, timed_request
-from benchmarks.machine import machine, waited_s
+from twinfang.bench.machine import machine, waited_s
 from twinfang.flag_table import BUNDLED_MODEL
 from twinfang.launch import LaunchedStack, launch
 

@@ -197,7 +197,7 @@ def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.bench import prepare
+    from twinfang.bench.command import prepare
 
     return prepare(values)
 

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.hostile.attacks import ATTACKS, BY_NAME
 from benchmarks.hostile.report import not_met, table
 from benchmarks.hostile.trial import Conditions, measure
-from benchmarks.machine import machine
+from twinfang.bench.machine import machine
 
 ALL = "all"
 MAX_SECONDS = 600.0

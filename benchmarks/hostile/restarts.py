@@ -28,10 +28,10 @@ import httpx
 
 from benchmarks.fleet import START_DEADLINE_S, START_INTERVAL_S, wait_until
 from benchmarks.idle import running
-from benchmarks.machine import machine
 from benchmarks.soak.answer import Answer, Outcome, Sending, receive
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.questions import Question, make_questions
+from twinfang.bench.machine import machine
 from twinfang.launch import LaunchedStack
 
 NUM_CLIENTS = 6

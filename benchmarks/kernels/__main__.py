@@ -22,7 +22,7 @@ import torch
 from benchmarks.kernels.cases import cpu_cases, gpu_cases
 from benchmarks.kernels.measurement import Bench
 from benchmarks.kernels.report import table
-from benchmarks.machine import machine
+from twinfang.bench.machine import machine
 
 PEERS = {"cpu": (), "cuda": ("mamba-ssm", "causal-conv1d", "flashinfer-python", "fla-core")}
 """Packages beside torch itself."""

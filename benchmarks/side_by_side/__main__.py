@@ -23,7 +23,6 @@ from typing import Any
 import httpx
 
 from benchmarks.load import LoadError
-from benchmarks.machine import machine
 from benchmarks.side_by_side.arrangement import Arrangement
 from benchmarks.side_by_side.contenders import chosen, versions
 from benchmarks.side_by_side.measurement import answer, measure, workload
@@ -32,6 +31,7 @@ from benchmarks.side_by_side.plan import Visit, expected_s, visits
 from benchmarks.side_by_side.publication import publish, write
 from benchmarks.side_by_side.random_model import MODELS, BenchmarkModel, checkpoint, num_parameters
 from benchmarks.side_by_side.report import answers_line, medians, pairs_table, plot, summary_line, table
+from twinfang.bench.machine import machine
 from wire.errors import TwinfangError
 
 FAILURES = (LoadError, TwinfangError, httpx.HTTPError, ExceptionGroup)

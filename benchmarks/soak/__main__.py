@@ -19,9 +19,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.machine import machine
 from benchmarks.soak.report import figures, section, write_section
 from benchmarks.soak.run import Settings, SoakError, soak
+from twinfang.bench.machine import machine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 

@@ -1,4 +1,4 @@
-"""``twinfang bench transfer``: :mod:`benchmarks.transfer` over prompts of several lengths."""
+"""``twinfang bench transfer``: prompts of several lengths, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import machine
-from benchmarks.transfer import measure
-from benchmarks.transfer_case import prompt_case
-from benchmarks.transfer_row import HEADER, Row
 from engine.models import read_config
+from twinfang.bench.case import prompt_case
+from twinfang.bench.handoff import measure
+from twinfang.bench.machine import machine
+from twinfang.bench.row import HEADER, Row
 
 PROMPT_LENS = (16, 256, 1024, 4096, 16384)
 

@@ -1,4 +1,4 @@
-"""The prefill side of the handoff benchmark, a process of its own that does what it is asked to."""
+"""The prefill side of the measured handoffs, a process of its own that does what it is asked to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.transfer_case import Case
 from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.handshake import introduce
 from kv_transfer.source import SourceListener, TransferSource
-from wire.handoff import EndLease, HandshakeReply, HandshakeRequest, Region, Ticket
+from twinfang.bench.case import Case
+from wire.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
 
 RAW_POLL_S = 20e-6
 
@@ -26,19 +26,19 @@ Ask = Callable[..., Any]
 
 @contextmanager
 def prefill_side() -> Iterator[Ask]:
-    """The other process; what is yielded runs a command there."""
+    """The other process; what is yielded calls a function there with the process's :class:`Source`."""
     pipe, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
     process.start()
     theirs.close()  # else this process would wait for ever for the answer of one that has died
 
-    def ask(command: str, *arguments: Any) -> Any:
-        pipe.send((command, arguments))
+    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+        pipe.send((function, arguments))
         return pipe.recv()
 
     try:
         yield ask
-        ask("close")
+        ask(Source.close)
     finally:
         pipe.close()
         process.join()
@@ -47,29 +47,29 @@ def prefill_side() -> Iterator[Ask]:
 def _serve(pipe: Connection) -> None:
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
-    server = _Source()
+    source = Source()
     while True:
-        command, arguments = pipe.recv()
-        if command == "poll_raw":
+        function, arguments = pipe.recv()
+        if function is Source.poll_raw:
             pipe.send(None)
-            server.poll_raw(pipe)
+            source.poll_raw(pipe)
             continue
-        pipe.send(getattr(server, command)(*arguments))
-        if command == "close":
+        pipe.send(function(source, *arguments))
+        if function is Source.close:
             return
 
 
-class _Source(SourceListener):
-    """Answers the commands of :func:`prefill_side`; one case at a time."""
+class Source(SourceListener):
+    """What is asked over there; one case at a time."""
 
     def __init__(self) -> None:
-        self._source: TransferSource | None = None
+        self.lender: TransferSource | None = None
         self._raw: TransferAgent | None = None
 
     def open(self, case: Case) -> None:
         self.close()
         self._caches = case.caches()
-        self._source = TransferSource(
+        self.lender = TransferSource(
             self._caches,
             introduce(self._caches, f"source-{time.monotonic_ns()}", "fp"),
             self,
@@ -83,16 +83,12 @@ class _Source(SourceListener):
         raise fault
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
-        assert self._source is not None
-        return self._source.handshake(request)
+        assert self.lender is not None
+        return self.lender.handshake(request)
 
     def grant(self, block_ids: list[int]) -> Ticket:
-        assert self._source is not None
-        return self._source.grant("bench", num_tokens=1, block_ids=block_ids, state_slot=1)
-
-    def end(self, ticket: Ticket) -> None:
-        assert self._source is not None
-        self._source.end(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
+        assert self.lender is not None
+        return self.lender.grant("bench", num_tokens=1, block_ids=block_ids, state_slot=1)
 
     def open_raw(self, num_bytes: int) -> tuple[bytes, Region]:
         self._memory = torch.ones(num_bytes, dtype=torch.uint8)
@@ -108,19 +104,9 @@ class _Source(SourceListener):
             if turn % 16 == 0 and pipe.poll():
                 return
 
-    def cpu_share(self, wall_s: float) -> float:
-        return cpu_share(wall_s)
-
     def close(self) -> None:
-        if self._source is not None:
-            self._source.close()
+        if self.lender is not None:
+            self.lender.close()
         if self._raw is not None:
             self._raw.close()
-        self._source, self._raw = None, None
-
-
-def cpu_share(wall_s: float) -> float:
-    """What this process takes of a core while it does nothing for so long."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    time.sleep(wall_s)
-    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+        self.lender, self._raw = None, None

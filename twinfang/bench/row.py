@@ -1,4 +1,4 @@
-"""What the handoff benchmark shows: rounds of one case, and the row of medians that they come to."""
+"""What is shown: rounds of one case, and the row of medians that they come to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from benchmarks.transfer_case import Case
+from twinfang.bench.case import Case
 
 HEADER = (
     f"{'':<50} {'descr':>5} {'moved':>12} {'copy µs':>10} {'GB/s':>6} {'raw µs':>10} {'GB/s':>6}"
