@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import grpc
@@ -175,7 +176,7 @@ class Node:
         if command[0] == "twinfang":
             command[:1] = [sys.executable, "-m", "twinfang"]
         elif command[0] == "sh":
-            command[-1] = command[-1].replace("exec twinfang", f"exec {sys.executable} -m twinfang")
+            command[-1] = command[-1].replace("exec twinfang", f"exec {quote(sys.executable)} -m twinfang")
         with pod.log.open("ab") as output:
             hook = await asyncio.create_subprocess_exec(
                 *command, stdout=output, stderr=output, env=os.environ | pod.variables
