@@ -12,8 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +21,7 @@ import grpc
 import httpx
 import psutil
 
+from testing.conditions import PROMPT_S, wait_until
 from twinfang.ports import LOOPBACK, free_ports, ports_held
 from wire.codec import decode, encode
 from wire.generation import GetStats, ServerStats
@@ -31,11 +31,8 @@ START_DEADLINE_S = 200.0
 """The first start on a machine compiles kernels."""
 STOP_DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
-POLL_INTERVAL_S = 0.02
 START_INTERVAL_S = 0.2
 """A process that starts needs the cores itself."""
-PROMPT_S = 15.0
-"""What takes no deadline's expiry is over by then, on a loaded machine too."""
 
 
 @dataclass(frozen=True)
@@ -287,17 +284,3 @@ def running(fleet: Fleet) -> Iterator[None]:
                 process.kill()
         for fd in fleet.lifeline:
             os.close(fd)
-
-
-def wait_until(
-    condition: Callable[[], object],
-    what: str,
-    deadline_s: float = PROMPT_S,
-    *,
-    interval_s: float = POLL_INTERVAL_S,
-) -> None:
-    """Returns once ``condition()`` is true; :class:`AssertionError` with ``what`` at the deadline."""
-    limit = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < limit, f"not within {deadline_s} s: {what}"
-        time.sleep(interval_s)

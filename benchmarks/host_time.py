@@ -39,6 +39,7 @@ from engine.config import EngineConfig
 from engine.launched_step import LaunchedStep
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
+from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
 from wire.codec import encode
 from wire.generation import StepOutputs, Submit
@@ -46,8 +47,8 @@ from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 from wire.sampling_params import SamplingParams
 from wire.server import GrpcServer
 
-RESULTS = Path(__file__).parent / "results" / "host_time.json"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+FIGURES = RESULTS / "host_time.json"
+PAGE = DOCS / "performance.md"
 MARKS = ("<!-- host time: begin, written by benchmarks.host_time -->", "<!-- host time: end -->")
 BATCH_SIZES = (1, 8, 32)
 DRAFTS = (0, 3)
@@ -303,9 +304,9 @@ def main() -> None:
     print(table({options.label or "after": run}))
     if options.label is None:
         return
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     kept[options.label] = run
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    FIGURES.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     if options.publish:
         replace_between(PAGE, *MARKS, table(kept))
 

@@ -20,12 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running, wait_until
+from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running
 from benchmarks.marked_section import replace_between
 from benchmarks.soak.answer import Outcome
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.questions import make_questions
 from benchmarks.soak.run import SERVERS, undisturbed, until_idle
+from testing.conditions import wait_until
+from testing.repository import DOCS
 from twinfang.bench.machine import machine
 
 CONCURRENCY = 16
@@ -35,7 +37,7 @@ STRUCK_S = 12.0
 """Of load behind it, at least."""
 ROUTER_FLAGS = ("--request-timeout", "90")
 ENVIRONMENT = {"TWINFANG_SANITIZE": "1"}
-DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
+DOCUMENT = DOCS / "reliability.md"
 BEGIN = "<!-- written by: python -m benchmarks.recovery --write-section -->"
 END = "<!-- end of what the recovery benchmark writes -->"
 

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.recall_task import make_recall_prompt
+from testing.repository import ROOT
 
 FIRST_SEED = 2_000_000
 PROMPT_TOKENS = 192
@@ -19,7 +20,7 @@ REPEATED_TOKENS = 24
 
 def example(name: str) -> Any:
     """A module of examples/: scripts that import one another by their bare names."""
-    folder = str(Path(__file__).parents[1] / "examples")
+    folder = str(ROOT / "examples")
     if folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)

@@ -22,9 +22,9 @@ from engine.engine import Engine
 from engine.models import read_config
 from engine.request import Request
 from engine.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, pairs_of
+from testing.repository import RESULTS
 from wire.sampling_params import SamplingParams
 
-RESULTS = Path(__file__).parent / "results"
 PROMPT_LENS = (32, 128, 512, 1024, 2048, 4000)
 BATCH_SIZES = (1, 8, 24)
 CONTEXTS = (32, 512, 2000)

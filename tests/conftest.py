@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from testing.repository import ROOT
 from tests.model_table import ModelTable
 
 os.environ.setdefault("TWINFANG_SANITIZE", "1")
@@ -26,7 +27,7 @@ settings.load_profile("new-examples")
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:
     """Directory of the model that the project ships."""
-    return Path(__file__).parent.parent / "twinfang" / "bundled_model"
+    return ROOT / "twinfang" / "bundled_model"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

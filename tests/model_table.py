@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+from testing.repository import DOCS
+
+PAGE = DOCS / "models.md"
 BEGIN, END = "<!-- table of passed tests: begin -->", "<!-- end -->"
 PROPERTY = "shows"
 

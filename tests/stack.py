@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,7 +30,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.fleet import CALL_TIMEOUT_S, POLL_INTERVAL_S, START_DEADLINE_S
+from benchmarks.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
+from testing.conditions import wait_until
 from tests import slowed
 from tests.faults.fault_folder import FOLDER_VARIABLE, switched_on
 from twinfang.launch import LaunchedStack, launch
@@ -69,13 +69,13 @@ class Stack(LaunchedStack):
         answers = run_async(ask_all)
         return {server.name: stats for server, stats in zip(servers, answers, strict=True)}
 
-    def wait_until(self, condition: Callable[[], object], what: str, deadline_s: float = 30.0) -> None:
-        """Returns once ``condition()`` is true; fails with ``what`` and the log at the deadline."""
-        limit = time.monotonic() + deadline_s
-        while not condition():
-            if time.monotonic() > limit:
-                raise TimeoutError(f"not within {deadline_s} s: {what}\n{self.log_tail}")
-            time.sleep(POLL_INTERVAL_S)
+    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+        """As :func:`testing.conditions.wait_until`; what it raises carries the end of the log as a note."""
+        try:
+            wait_until(condition, what, timeout_s)
+        except AssertionError as error:
+            error.add_note(self.log_tail)
+            raise
 
     def is_ready(self) -> bool:
         """All processes run and take requests, and the router can reach them."""
@@ -186,11 +186,10 @@ def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterato
     url = f"http://{LOOPBACK}:{port}"
     router = subprocess.Popen([sys.executable, "-m", "twinfang", "router", *flags, "--port", str(port)])
     try:
-        limit = time.monotonic() + deadline_s
-        while not _is_ok(f"{url}/readyz"):
-            if router.poll() is not None or time.monotonic() > limit:
-                raise TimeoutError(f"the router is not ready; exit code {router.poll()}")
-            time.sleep(POLL_INTERVAL_S)
+        wait_until(
+            lambda: router.poll() is not None or _is_ok(f"{url}/readyz"), "the router is ready", deadline_s
+        )
+        assert router.poll() is None, f"the router has ended with {router.poll()}"
         yield url
     finally:
         router.terminate()

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from benchmarks.soak.report import figures, section, write_section
 from benchmarks.soak.run import Settings, SoakError, soak
+from testing.repository import DOCS
 from twinfang.bench.machine import machine
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT = DOCS / "reliability.md"
 
 
 def parser() -> argparse.ArgumentParser:

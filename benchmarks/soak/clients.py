@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
-from benchmarks.fleet import wait_until
 from benchmarks.soak.answer import ANSWER_TIMEOUT_S, Answer, Outcome, Sending, ask
 from benchmarks.soak.questions import Question
+from testing.conditions import wait_until
 
 STREAMED = 0.6
 CANCELLED = 0.15

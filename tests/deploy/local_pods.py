@@ -21,6 +21,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from testing.conditions import until
 from tests.deploy.helm import Manifest, container_of, pod_of
 from tests.deploy.leader_worker_sets import pods_of
 from tests.kubernetes_api import KubernetesApi
@@ -185,11 +186,12 @@ class Node:
         assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
 
     async def _until_ready(self, pod: Pod) -> None:
-        deadline_s = time.monotonic() + START_DEADLINE_S
-        while not await _answers(pod):
+        async def is_ready() -> bool:
             assert pod.process.returncode is None, f"{pod.name} ended: {_tail(pod)}"
-            assert time.monotonic() < deadline_s, f"{pod.name} did not become ready: {_tail(pod)}"
-            await asyncio.sleep(PROBE_INTERVAL_S)
+            return await _answers(pod)
+
+        what = f"{pod.name} is ready; its log: {pod.log}"
+        await until(is_ready, what, timeout_s=START_DEADLINE_S, interval_s=PROBE_INTERVAL_S)
         self._set_ready(pod, True)
         pod.probing = asyncio.create_task(self._keep_probing(pod))
 

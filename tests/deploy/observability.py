@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from testing.repository import ROOT
+
 FILES = ROOT / "deploy" / "helm" / "twinfang" / "files"
 RULES_FILE = FILES / "alerts.yaml"
 DASHBOARD_FILE = FILES / "dashboard.json"

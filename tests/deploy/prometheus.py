@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from testing.conditions import TIMEOUT_S, wait_until
 from tests.deploy.observability import RULES_FILE, find_tool
 from twinfang.ports import LOOPBACK, free_ports
 
@@ -64,7 +64,7 @@ def running_prometheus(folder: Path, targets: Mapping[str, list[str]]) -> Iterat
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(base_url=f"http://{LOOPBACK}:{port}", timeout=30.0) as client:
-            until(lambda: _is_ready(client, process, folder), "Prometheus is ready")
+            wait_until(lambda: _is_ready(client, process, folder), "Prometheus is ready", TIMEOUT_S)
             yield Prometheus(client)
     finally:
         process.terminate()
@@ -99,10 +99,3 @@ def _is_ready(client: httpx.Client, process: subprocess.Popen[bytes], folder: Pa
     with contextlib.suppress(httpx.TransportError):
         return client.get("/-/ready").status_code == 200
     return False
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:
-    limit = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < limit, f"not within {deadline_s} s: {what}"
-        time.sleep(0.1)

@@ -8,9 +8,10 @@ import threading
 import httpx
 import pytest
 
+from testing.conditions import TIMEOUT_S, wait_until
 from tests.deploy.expressions import defined, parse
 from tests.deploy.observability import VARIABLES, queries, rules
-from tests.deploy.prometheus import running_prometheus, until
+from tests.deploy.prometheus import running_prometheus
 from tests.stack import running_stack
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
@@ -67,16 +68,18 @@ def prometheus(stack, tmp_path_factory):
         targets[process.name.partition("-")[0]].append(address)
     assert [len(targets[job]) for job in JOBS] == [2, 2, 1]
     with running_prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
-        until(lambda: running.targets_up() == 5, "all processes are scraped")
+        wait_until(lambda: running.targets_up() == 5, "all processes are scraped", TIMEOUT_S)
         yield running
 
 
 @pytest.fixture(scope="module")
 def load(stack, prometheus):
     with Load(stack) as running:
-        until(lambda: running.num_answered >= NUM_REQUESTS, "requests are answered", 240.0)
+        wait_until(lambda: running.num_answered >= NUM_REQUESTS, "requests are answered", 240.0)
         recorded = [rule.name for rule in rules() if not rule.is_alert]
-        until(lambda: all(prometheus.query(name) for name in recorded), "all rules are evaluated")
+        wait_until(
+            lambda: all(prometheus.query(name) for name in recorded), "all rules are evaluated", TIMEOUT_S
+        )
         yield running
 
 
@@ -113,7 +116,9 @@ def test_a_stack_that_is_well_raises_no_alert_but_of_a_slow_machine(prometheus):
 @pytest.mark.usefixtures("load")
 def test_a_server_that_is_killed_raises_the_alert_of_a_restart(stack, prometheus):
     stack.kill("decode-1")
-    until(lambda: ("TwinfangProcessRestarted", "firing") in prometheus.alerts(), "the alert fires", 120.0)
+    wait_until(
+        lambda: ("TwinfangProcessRestarted", "firing") in prometheus.alerts(), "the alert fires", 120.0
+    )
 
 
 def has_number(found):

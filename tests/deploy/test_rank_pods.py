@@ -6,13 +6,14 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from testing.conditions import until
 from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
 from tests.deploy.helm import DEPLOY, Manifest, of_kind, render
 from tests.deploy.local_pods import Node, Pod
@@ -22,7 +23,6 @@ from tests.kubernetes_api import NAMESPACE, running_api
 from wire.sampling_params import SamplingParams
 
 NUM_TOKENS = 60
-NOTICED_S = 60.0
 VALUES: Manifest = {
     "model": {"directory": "moe", "volume": {"hostPath": {"path": "/srv/models"}}},
     "poolDefaults": {
@@ -81,16 +81,11 @@ async def ask(router: Pod, prompts: list[list[int]]) -> list[list[int]]:
     return [list(answer.token_ids) for answer in answers]
 
 
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(NOTICED_S):
-        while not holds():
-            await asyncio.sleep(0.05)
-
-
 async def _until_figure(address: str, start: str, value: float) -> None:
-    async with asyncio.timeout(NOTICED_S):
-        while await figure(address, start) != value:
-            await asyncio.sleep(0.1)
+    async def is_shown() -> bool:
+        return await figure(address, start) == value
+
+    await until(is_shown, f"{start} is {value}", interval_s=0.1)
 
 
 def children_of(pod: Pod) -> list[int]:
@@ -124,8 +119,8 @@ async def test_ranks_of_one_pod_are_found_serve_and_drain_with_it(
             )
         ranks = children_of(decode)
         os.kill(ranks[1], signal.SIGKILL)
-        await _until(lambda: not decode.is_ready)
-        await _until(lambda: decode.is_ready)
+        await until(lambda: not decode.is_ready)
+        await until(lambda: decode.is_ready)
         assert not set(ranks) & set(children_of(decode)), "the group has started anew"
         await _until_figure(*connected, 2)
         assert await ask(router, prompts) == expected

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running, wait_until
+from benchmarks.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running
+from testing.conditions import wait_until
 from tests.end_to_end.clients import all_at_once, greedy_body, http_client, stream
 from tests.engine.speculating import Ask, make_engine, serve
 from twinfang.cli import INTERRUPTED_EXIT_CODE

@@ -2,12 +2,12 @@
 
 import re
 import secrets
-from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from testing.repository import DOCS
 from tests.stack import run_async, running_stack
 from tests.telemetry.collector import running_collector
 from twinfang.autoscale.autoscaler import Autoscaler
@@ -17,7 +17,7 @@ from twinfang.autoscale.readings import decode_reading, prefill_reading, router_
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 
 PROMPT = list(range(5, 305))
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = DOCS / "metrics.md"
 CALLS = {"prefill": "twinfang.Prefill/Prefill", "decode": "twinfang.Decode/Stream"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from engine.models import build_model, load_model, read_config
 from engine.weight_size import weight_bytes
 from engine.weights import WeightFiles
+from testing.repository import ROOT
 from tests.engine.leading import lead_engine
 from tests.engine.sequences import Driver, random_sequences
 from tests.engine.speculating import Ask, assert_nothing_is_owned, serve
@@ -141,6 +141,5 @@ def assert_as_transformers_greedy(model_dir, answers):
 
 
 def test_the_walk_through_shows_the_file_as_it_is():
-    root = Path(__file__).parent.parent.parent
-    shown = (root / "engine" / "models" / "families" / "bamba.py").read_text(encoding="utf-8")
-    assert shown in (root / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    shown = (ROOT / "engine" / "models" / "families" / "bamba.py").read_text(encoding="utf-8")
+    assert shown in (ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")

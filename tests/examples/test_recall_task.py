@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from jinja2 import Template
@@ -23,8 +22,9 @@ from benchmarks.recall_task import (
     make_recall_prompt,
     recall_prompts,
 )
+from testing.repository import ROOT
 
-TOKENIZER = Path(__file__).parents[2] / "twinfang" / "bundled_model" / "tokenizer.json"
+TOKENIZER = ROOT / "twinfang" / "bundled_model" / "tokenizer.json"
 LENGTHS = [MIN_PROMPT_TOKENS, 64, 65, 66, 67, 68, 69, 70, 128, 256, 512, 1024, 2048, MAX_PROMPT_TOKENS]
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.fleet import PROMPT_S, Fleet, Reply, wait_until
+from testing.conditions import PROMPT_S, wait_until
+from tests.faults.fleet import Fleet, Reply
 from tests.faults.reliability_table import Table
 
 if TYPE_CHECKING:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in, wait_until
+from testing.conditions import wait_until
+from testing.repository import DOCS
+from tests.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in
 from tests.faults.network import Network, NetworkUnavailableError, running_network
 from tests.faults.reliability_table import Table
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT = DOCS / "reliability.md"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,14 +24,13 @@ from typing import Any
 import grpc
 import httpx
 
-from benchmarks.fleet import PROMPT_S, START_DEADLINE_S, make_processes, running, wait_until
+from benchmarks.fleet import START_DEADLINE_S, make_processes, running
 from benchmarks.fleet import Fleet as ServerFleet
+from testing.conditions import wait_until
 from tests.faults.fault_folder import FOLDER_VARIABLE, switched_on
 from tests.faults.injected import WAITS
 from tests.faults.network import Host, Network
 from wire.generation import ServerStats
-
-__all__ = ["PROMPT_S", "Fleet", "Reply", "running_fleet", "wait_until"]
 
 LEASE_TTL_S = 2.0
 TRANSFER_DEADLINE_S = 2.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from tests.faults.fleet import LEASE_TTL_S, PROMPT_S, wait_until
+from testing.conditions import PROMPT_S, wait_until
+from tests.faults.fleet import LEASE_TTL_S
 
 LEASE_TTL = "`--lease-ttl`"
 EXACT = "the exact answer"

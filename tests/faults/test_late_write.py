@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from tests.faults.fleet import ANSWER_DEADLINE_S, Fleet, wait_until
+from testing.conditions import wait_until
+from tests.faults.fleet import ANSWER_DEADLINE_S, Fleet
 
 NUM_VICTIMS = 3
 NUM_REFILL = 4

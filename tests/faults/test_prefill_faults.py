@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from testing.conditions import PROMPT_S, wait_until
 from tests.faults.asked import EXACT, RETRIES, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
-from tests.faults.fleet import PROMPT_S, TRANSFER_DEADLINE_S, wait_until
+from tests.faults.fleet import TRANSFER_DEADLINE_S
 
 
 @pytest.fixture

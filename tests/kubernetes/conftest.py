@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from testing.conditions import TIMEOUT_S, until, wait_until
 from tests.deploy.helm import EXAMPLES
 from tests.deploy.leader_worker_sets import CRD
 from tests.kubernetes.api import Api, Manifest
@@ -22,7 +22,6 @@ from tests.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
 from tests.kubernetes.release import Release
 from tests.kubernetes.router_pod import RouterPod
 from tests.kubernetes.schemas import Schemas
-from tests.router.conftest import until
 from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
 
 ADMIN_TOKEN = "an-administrator-of-the-router"
@@ -30,7 +29,6 @@ ADMIN_TOKEN = "an-administrator-of-the-router"
 DIGEST = hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()
 VALUES: Manifest = {"auth": {"adminToken": {"digest": f"sha256:{DIGEST}"}}}
 ROUTER_START_DEADLINE_S = 60.0
-DEFINED_S = 60.0
 
 _numbers = itertools.count(1)
 
@@ -73,10 +71,8 @@ def define(api: Api, definition: Manifest) -> None:
     api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     spec = definition["spec"]
     known = spec["group"], spec["versions"][0]["name"], spec["names"]["kind"]
-    deadline_s = time.monotonic() + DEFINED_S
-    while "/".join(known[:2]) + f" {known[2]}" not in Schemas(api).kinds:
-        assert time.monotonic() < deadline_s, f"{known} is not defined after {DEFINED_S:g} s"
-        time.sleep(0.1)
+    name = "/".join(known[:2]) + f" {known[2]}"
+    wait_until(lambda: name in Schemas(api).kinds, f"{name} is defined", TIMEOUT_S, interval_s=0.1)
 
 
 @pytest.fixture

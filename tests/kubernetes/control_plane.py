@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.fleet import wait_until
+from testing.conditions import wait_until
 from tests.kubernetes.api import Api
 from tests.kubernetes.etcd import Etcd
 from tests.kubernetes.link import Link

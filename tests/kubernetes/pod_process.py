@@ -11,12 +11,12 @@ import os
 import sys
 from pathlib import Path
 
+from testing.repository import ROOT
 from tests.kubernetes.api import Manifest
 from tests.kubernetes.control_plane import ApiServer
 from tests.kubernetes.node import Node
 from tests.kubernetes.process import Process, find_program
 
-ROOT = Path(__file__).parents[2]
 TOKEN_FOLDER = "/run/secrets/kubernetes.io/serviceaccount"
 WITH_TOKEN = (
     f'mount -t tmpfs tmpfs /run && mkdir -p {TOKEN_FOLDER} && mount --bind "$0" {TOKEN_FOLDER} && exec "$@"'

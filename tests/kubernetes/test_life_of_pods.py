@@ -9,10 +9,10 @@ import time
 import pytest
 
 from router.kubernetes.cluster import PAGE_SIZE
+from testing.conditions import until
 from tests.kubernetes.conftest import CPU_DEMO, VALUES
 from tests.kubernetes.node import Node
 from tests.kubernetes.release import Release
-from tests.router.conftest import until
 
 FOLLOWS_S = 1.0
 

@@ -11,8 +11,8 @@ from router.kubernetes.cluster import Deadlines
 from router.kubernetes.figures import DiscoveryFigures
 from router.kubernetes.reflector import Reflector
 from router.kubernetes.settings import PodDiscovery
+from testing.conditions import until
 from tests.kubernetes.node import Node
-from tests.router.conftest import until
 
 RETURNS_S = 10.0
 """Docs say that a router notices an API server's return within 7 s."""

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from router.kubernetes.cluster_error import ClusterError
+from testing.conditions import until
 from tests.kubernetes.api import RefusedError
 from tests.kubernetes.conftest import CPU_DEMO, VALUES
 from tests.kubernetes.node import Node
 from tests.kubernetes.pod_process import PodProcess
-from tests.router.conftest import until
 from tests.twinfang.autoscale.conftest import FakeRouter, FakeServer, pages  # noqa: F401
 from twinfang.autoscale.scale_target import ScaleTarget
 

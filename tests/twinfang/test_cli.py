@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from testing.conditions import wait_until
 from twinfang.commands import COMMANDS
 from twinfang.ports import free_ports
 
@@ -158,11 +158,8 @@ def test_a_router_that_is_asked_to_stop_exits_with_0(signum: signal.Signals):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + TIMEOUT_S
         with socket.socket() as probe:
-            while probe.connect_ex(("127.0.0.1", port)) != 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "it listens", TIMEOUT_S)
         router.send_signal(signum)
         assert router.wait(TIMEOUT_S) == 0
     finally:

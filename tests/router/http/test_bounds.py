@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -10,6 +9,7 @@ from jsonschema import Draft202012Validator
 from router.http import body_room
 from router.http.body_room import FREE_BYTES
 from router.http.bounds import BOUNDS, CHARACTERS, FIELDS, SESSION, Bound, check_bounds
+from testing.repository import DOCS
 from tests.router.conftest import MODEL, raw_request, until
 from tests.router.scripted_servers import hanging, saying
 from wire.errors import InvalidRequestError
@@ -140,7 +140,7 @@ async def test_an_answer_under_way_keeps_nothing_of_its_body(make_stack, stream)
 
 
 def test_the_docs_have_the_table():
-    page = (Path(__file__).parents[3] / "docs/limits.md").read_text()
+    page = (DOCS / "limits.md").read_text()
     for bound in (FIELDS, SESSION, *BOUNDS):
         field = bound.field if bound in (FIELDS, SESSION) else f"`{bound.field}`"
         assert f"| {field} | {bound.limit:,} {bound.unit} |" in page

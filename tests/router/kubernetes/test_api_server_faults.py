@@ -3,14 +3,14 @@
 import random
 import re
 import time
-from pathlib import Path
 
 import pytest
 
 from router.kubernetes.backoff import FIRST_PAUSE_S, JITTER
+from testing.repository import DOCS
 from tests.router.conftest import until, why_not_ready
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = DOCS / "metrics.md"
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: fleets, checkpoints, oracles, conditions. No test is here."""
