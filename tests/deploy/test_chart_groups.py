@@ -12,10 +12,18 @@ import pytest
 
 from router.kubernetes.pod import NoServer, PodServer, offer_of
 from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL
-from tests.deploy.conftest import Parse
-from tests.deploy.helm import EXAMPLES, Manifest, container_of, of_kind, pod_makers, pod_of, render
+from tests.deploy.helm import (
+    EXAMPLES,
+    KUBERNETES_VERSIONS,
+    Manifest,
+    Parse,
+    container_of,
+    of_kind,
+    pod_makers,
+    pod_of,
+    render,
+)
 from tests.deploy.leader_worker_sets import pods_of, validate_group
-from tests.deploy.test_chart_manifests import KUBERNETES_VERSIONS
 from twinfang.rank_group import plan_ranks
 from twinfang.rank_place import RankPlace
 

@@ -14,6 +14,7 @@ import yaml
 from tests.deploy.helm import (
     CHART,
     EXAMPLES,
+    KUBERNETES_VERSIONS,
     NAMESPACE,
     Manifest,
     container_of,
@@ -24,7 +25,6 @@ from tests.deploy.helm import (
     run_helm,
 )
 
-KUBERNETES_VERSIONS = ("1.27", "1.29", "1.31", "1.34", "1.37")
 CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "LeaderWorkerSet"}
 
 by_example = pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.end_to_end.clients import greedy_body
-from tests.end_to_end.test_moving import (
+from testing.fleets.moving import (
     TOKEN,
     admin,
     decode_workers,
@@ -20,6 +19,7 @@ from tests.end_to_end.test_moving import (
     until_begun,
     until_both_serve,
 )
+from tests.end_to_end.clients import greedy_body
 from tests.families import make_family_checkpoint
 from tests.stack import slowed_stack
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from testing.conditions import PROMPT_S, wait_until
+from testing.faults.exact_requests import Requests
 from tests.faults.fleet import Fleet, Reply
 from tests.faults.reliability_table import Table
-
-if TYPE_CHECKING:
-    from tests.faults.conftest import Requests
 
 ROUTERS = ("two-prefill", "two-prefill", "local", "alone")
 """Of two requests to two prefill servers each gets one."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from testing.conditions import wait_until
+from testing.faults.exact_requests import Requests
 from testing.repository import DOCS
 from tests.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in
 from tests.faults.network import Network, NetworkUnavailableError, running_network
@@ -92,39 +91,6 @@ def fleet_in_network(network: Network, _running_in_network: Fleet) -> Iterator[F
             yield _running_in_network
         finally:
             network.heal()
-
-
-class Requests:
-    """Bodies of requests, and the tokens that an undisturbed server answers them with."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._choose = random.Random(8)
-        self._num_salts = 0
-
-    def make(
-        self, count: int, *, num_prompt: int = 300, max_tokens: int = 24
-    ) -> tuple[list[dict[str, Any]], list[list[int]]]:
-        """``count`` bodies and the exact answer to each. Nothing of them stays in reach of a prefix cache."""
-        bodies = [
-            {
-                "prompt": [self._choose.randrange(5, 900) for _ in range(num_prompt)],
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
-            for _ in range(count)
-        ]
-        undisturbed = [self._fleet.send("local", self.salted(body)) for body in bodies]
-        answers = [reply.result() for reply in undisturbed]
-        assert {answer.status for answer in answers} == {200}, answers
-        return [self.salted(body) for body in bodies], [answer.token_ids for answer in answers]
-
-    def salted(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The same request, of which no prefix cache knows anything."""
-        self._num_salts += 1
-        return body | {"cache_salt": str(self._num_salts)}
 
 
 @pytest.fixture

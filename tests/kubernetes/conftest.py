@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from testing.conditions import TIMEOUT_S, until, wait_until
-from tests.deploy.helm import EXAMPLES
+from testing.autoscale.metrics_pages import pages
+from testing.conditions import TIMEOUT_S, wait_until
+from testing.kubernetes.cloud import CPU_DEMO, VALUES, Cloud
 from tests.deploy.leader_worker_sets import CRD
 from tests.kubernetes.api import Api, Manifest
 from tests.kubernetes.control_plane import ControlPlane, running_control_plane
 from tests.kubernetes.node import Node
 from tests.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
 from tests.kubernetes.release import Release
-from tests.kubernetes.router_pod import RouterPod
 from tests.kubernetes.schemas import Schemas
-from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
 
-ADMIN_TOKEN = "an-administrator-of-the-router"
-(CPU_DEMO,) = (path for path in EXAMPLES if path.stem == "cpu-demo")
-DIGEST = hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()
-VALUES: Manifest = {"auth": {"adminToken": {"digest": f"sha256:{DIGEST}"}}}
-ROUTER_START_DEADLINE_S = 60.0
+__all__ = ["pages"]
 
 _numbers = itertools.count(1)
 
@@ -99,53 +92,6 @@ def make_namespace(admin: Api) -> Callable[[], str]:
 def release(plane: ControlPlane, make_namespace: Callable[[], str], tmp_path: Path) -> Release:
     """A namespace; nothing is installed there yet."""
     return Release(plane.first, make_namespace(), tmp_path)
-
-
-class Cloud:
-    """The chart's demo for CPUs in a namespace, its router, and scripted servers that become pods."""
-
-    def __init__(self, release: Release, node: Node, folder: Path, exits: AsyncExitStack) -> None:
-        self.release = release
-        self.node = node
-        self._folder = folder
-        self._exits = exits
-        self.routers: list[RouterPod] = []
-
-    def create(self, name: str, role: str = "decode", **pod: Any) -> Manifest:
-        """Of the chart's default pool, without a server in it."""
-        return self.node.create(f"{self.release.prefix}-{role}-default", name, **pod)
-
-    async def serve(self, pod: Manifest, role: str = "both") -> Any:
-        """A server at the pod's address, on the port that the chart says."""
-        info = server_info(role, served_model_name="bundled_model", incarnation=pod["metadata"]["uid"])
-        make, port = (ScriptedPrefill, 8100) if role == "prefill" else (ScriptedDecode, 8200)
-        server: Scripted = make(info, port, pod["status"]["podIP"])
-        if isinstance(server, ScriptedDecode):
-            server.script = saying([300, 301])
-        self._exits.push_async_callback(server.stop)
-        await server.start()
-        return server
-
-    async def add(self, name: str, role: str = "both", **pod: Any) -> Any:
-        """A pod that is ready, and the server in it; one of both roles is a decode pool's."""
-        server = await self.serve(
-            self.create(name, "prefill" if role == "prefill" else "decode", **pod), role
-        )
-        self.node.set_ready(name, True)
-        return server
-
-    async def start_router(self, release: Release | None = None) -> RouterPod:
-        """Answers, whether or not it is ready."""
-        release = release or self.release
-        name = f"router-{len(self.routers)}"
-        node = Node(self.node.api, release.namespace)
-        pod = node.create(f"{release.prefix}-router", name)
-        router = RouterPod(node, release.server, pod, self._folder / name, ADMIN_TOKEN)
-        self._exits.callback(router.process.stop)
-        self.routers.append(router)
-        router.process.start()
-        await until(router.is_up, timeout_s=ROUTER_START_DEADLINE_S)
-        return router
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from testing.kubernetes.cloud import CPU_DEMO, VALUES
 from tests.kubernetes.api import RefusedError
-from tests.kubernetes.conftest import CPU_DEMO, VALUES
 
 PODS = "/api/v1/namespaces/{own}/pods"
 REFUSED = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from testing.kubernetes.cloud import CPU_DEMO, VALUES
 from tests.deploy.helm import CHART, EXAMPLES
 from tests.deploy.leader_worker_sets import pods_of
 from tests.kubernetes.api import Manifest
-from tests.kubernetes.conftest import CPU_DEMO, VALUES
 from tests.kubernetes.release import OLDEST_VERSION, CommandFailedError, Release
 
 SCALED = {

@@ -10,7 +10,7 @@ import pytest
 
 from router.kubernetes.cluster import PAGE_SIZE
 from testing.conditions import until
-from tests.kubernetes.conftest import CPU_DEMO, VALUES
+from testing.kubernetes.cloud import CPU_DEMO, VALUES
 from tests.kubernetes.node import Node
 from tests.kubernetes.release import Release
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from router.kubernetes.cluster_error import ClusterError
+from testing.autoscale.metrics_pages import FakeRouter, FakeServer
 from testing.conditions import until
+from testing.kubernetes.cloud import CPU_DEMO, VALUES
 from tests.kubernetes.api import RefusedError
-from tests.kubernetes.conftest import CPU_DEMO, VALUES
 from tests.kubernetes.node import Node
 from tests.kubernetes.pod_process import PodProcess
-from tests.twinfang.autoscale.conftest import FakeRouter, FakeServer, pages  # noqa: F401
 from twinfang.autoscale.scale_target import ScaleTarget
 
 FLAGS = {"interval": 0.2, "window": 1, "min-prefill": 3, "min-decode": 4}
@@ -24,7 +24,7 @@ START_DEADLINE_S = 30.0
 class Planner:
     """The planner's pod in a release of the CPU demo, and figures of one server a role for it to read."""
 
-    def __init__(self, release, admin, folder, pages, values):  # noqa: F811
+    def __init__(self, release, admin, folder, pages, values):
         self.release = release
         self._admin = admin
         release.install(values, CPU_DEMO)
@@ -66,7 +66,7 @@ def reading(argument, urls):
 
 
 @pytest.fixture
-def make_planner(release, admin, tmp_path, pages):  # noqa: F811
+def make_planner(release, admin, tmp_path, pages):
     made = []
 
     def make(values=APPLYING):

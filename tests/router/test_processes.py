@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.authentication import OPEN_PATHS
 from router.sibling_metrics import PATH_OF_ONE, merged
+from testing.command_lines import BY_NAME, parsed
 from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, saying, server_info, server_stats
 from tests.router.tokenizers_for_tests import write_model_dir
-from tests.twinfang.test_stack import BY_NAME, parsed
 from twinfang.ports import free_ports
 from twinfang.router_processes import plan_processes
 from wire.errors import ConfigError

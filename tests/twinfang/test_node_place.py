@@ -8,7 +8,7 @@ import pytest
 
 from engine.group_store import GroupStore
 from engine.nodes import ONE_NODE, Nodes
-from tests.twinfang.test_rank_place import AGENT, LWS, TORCHRUN
+from testing.launchers import AGENT, LWS, TORCHRUN
 from twinfang.node_place import find_nodes
 from wire.errors import ConfigError
 

@@ -6,26 +6,13 @@ import argparse
 
 import pytest
 
+from testing.launchers import AGENT, LWS, TORCHRUN
 from twinfang.commands import DECODE
 from twinfang.flags import add_flags, resolve
 from twinfang.rank_group import plan_ranks
 from twinfang.rank_place import ONLY_PLACE, RankPlace
 from twinfang.server_commands import prepare_decode
 from wire.errors import ConfigError
-
-LWS = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "decode-0.decode.ns"}
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "10.0.0.6",
-    "MASTER_PORT": "29500",
-}
-AGENT = {
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RUN_ID": "job",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
 
 
 def flags(size, rank=None, address=None, *, shares_experts=True, local_rank=0):

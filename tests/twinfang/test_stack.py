@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from twinfang.commands import COMMANDS, Command
-from twinfang.flags import add_flags, resolve
+from testing.command_lines import BY_NAME, parsed
 from twinfang.stack import plan_stack
-
-BY_NAME = {command.name: command for command in COMMANDS}
-
-
-def parsed(command: Command, *arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, command.groups)
-    return resolve(command.groups, parser.parse_args(arguments), {})
 
 
 @pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])

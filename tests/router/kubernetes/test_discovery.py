@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from router.kubernetes.settings import PodDiscovery
+from testing.command_lines import BY_NAME, parsed
 from tests.kubernetes_api import NAMESPACE
 from tests.router.conftest import TIMEOUT_S, until
 from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info
 from tests.router.tokenizers_for_tests import write_model_dir
-from tests.twinfang.test_stack import BY_NAME, parsed
 from twinfang.ports import free_ports
 from wire.errors import ConfigError
 from wire.generation import RequestOutput

@@ -8,9 +8,9 @@ import sys
 import httpx
 import pytest
 
+from testing.autoscale.metrics_pages import FakeRouter, FakeServer
+from testing.command_lines import BY_NAME, parsed
 from tests.kubernetes_api import NAMESPACE, running_api
-from tests.twinfang.autoscale.conftest import FakeRouter, FakeServer
-from tests.twinfang.test_stack import BY_NAME, parsed
 from twinfang.autoscale.autoscaler import Autoscaler
 from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits

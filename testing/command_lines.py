@@ -1,0 +1,16 @@
+"""Command lines as ``twinfang`` reads them."""
+
+from __future__ import annotations
+
+import argparse
+
+from twinfang.commands import COMMANDS, Command
+from twinfang.flags import add_flags, resolve
+
+BY_NAME = {command.name: command for command in COMMANDS}
+
+
+def parsed(command: Command, *arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, command.groups)
+    return resolve(command.groups, parser.parse_args(arguments), {})

@@ -1,0 +1,1 @@
+"""Faults that tests switch on, and what is asked meanwhile."""

@@ -1,0 +1,1 @@
+"""A control plane, and what runs before it."""
