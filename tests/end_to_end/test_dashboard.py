@@ -20,7 +20,7 @@ OVERLAPS = """() => [...document.querySelectorAll(".ticks")].flatMap((axis) => {
   return shown.filter((one, i) => i && one.left < shown[i - 1].right);
 }).length"""
 """Labels of axes that lie upon one another."""
-DEADLINE_MS = 30_000
+DEADLINE_MS = 60_000
 CONNECTION_ERRORS = tuple(
     f"ERR_{error}"
     for error in ("INCOMPLETE_CHUNKED_ENCODING", "CONNECTION_REFUSED", "CONNECTION_RESET", "EMPTY_RESPONSE")
