@@ -14,34 +14,33 @@ from fastapi.middleware.cors import CORSMiddleware
 from router import chat, completions, model_list, probes, tokenization
 from router.absence import Absence
 from router.access.authentication import AuthenticationMiddleware
+from router.access.client import client_name
+from router.access.cross_site import AllowedHostsMiddleware, OriginsMiddleware
 from router.admin.api import add_admin_api
 from router.admin.changes import Changes
-from router.admin.event_feed import EventFeed
+from router.admin.events import EventFeed
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.api_schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.backlog import Backlog
 from router.body_limit import BodyLimitMiddleware
-from router.config import RouterConfig
+from router.config import LiveConfig, RouterConfig
 from router.direct_routes import DirectRoutes
+from router.dispatch import RETRIED
 from router.drain import Drain, DrainMiddleware
 from router.grammar_checker import GrammarChecker
 from router.hold import Hold, watch
-from router.http.allowed_hosts import AllowedHostsMiddleware
-from router.http.beginnings import BeginningsMiddleware
 from router.http.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.head import HeadMiddleware
-from router.http.origins import OriginsMiddleware
-from router.http.turn_lane import LARGE_BODY_PAUSE, TurnLane
-from router.live_config import LiveConfig
+from router.http.turn_lane import BeginningsMiddleware, TurnLane
+from router.inbox import Backlog
 from router.membership import Membership
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog, ServedModel
 from router.model_folder import ModelFolder
 from router.model_servers import ModelServers
 from router.openai_errors import install_error_handlers
-from router.recent_figures import RecentFigures
+from router.recent_figures import LastMinute
 from router.request_id import RequestIdMiddleware
 from router.request_log import RequestLog
 from router.resources import Resources
@@ -108,16 +107,15 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         settings=settings,
         models=ModelCatalog(models, config.aliases),
         pool=pool,
-        metrics=Metrics(),
+        metrics=Metrics(RETRIED),
         drain=resources.drain,
         key_file=resources.files.key_file,
         grammars=GrammarChecker(),
         requests=RequestLog(),
         backlog=Backlog(),
         slices=SliceLane(),
-        large_bodies=TurnLane(LARGE_BODY_PAUSE),
         lag=LoopLag(),
-        recent=RecentFigures(),
+        recent=LastMinute(),
         created=int(time.time()),
         tracing=resources.tracing,
         pods=pods,
@@ -127,7 +125,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     changes.restore(resources.files.saved)
     pool.start(on_fatal)
     if pods is not None:
-        services.metrics.registry.register(pods.figures)
+        services.metrics.registry.register(pods.metrics)
         pods.start(on_fatal)
     feed = app.state.event_feed = EventFeed(services, changes)
     files = resources.files
@@ -187,11 +185,13 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room)
-    app.add_middleware(BeginningsMiddleware, lane=TurnLane())
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room, client_of=client_name)
+    app.add_middleware(BeginningsMiddleware, lane=TurnLane(), client_of=client_name)
     if resources.files.key_file is not None:
-        app.add_middleware(AuthenticationMiddleware, key_file=resources.files.key_file)
-    app.add_middleware(DrainMiddleware, drain=resources.drain)
+        app.add_middleware(
+            AuthenticationMiddleware, key_file=resources.files.key_file, open_paths=probes.OPEN_PATHS
+        )
+    app.add_middleware(DrainMiddleware, drain=resources.drain, still_answered=(*probes.PROBE_PATHS, "/admin"))
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

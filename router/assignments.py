@@ -58,12 +58,12 @@ class Assignments:
         self._computes_prompts = info.role != "decode"
 
     @property
-    def has_figures(self) -> bool:
+    def has_stats(self) -> bool:
         """Whether the server has told its load since it appeared."""
         return self._stats is not None
 
     @property
-    def figures_age_s(self) -> float:
+    def stats_age_s(self) -> float:
         """Seconds since the server has told its load."""
         return self._clock() - self.told_s
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.access.client import client_of
 from router.http.body_room import BodyRoom, BodyShare
 from router.http.content_coding import Inflater, inflater_of
+from router.http.turn_lane import ClientOf
 from wire.errors import BodyTooLargeError
 
 
@@ -20,10 +20,11 @@ class BodyLimitMiddleware:
     :mod:`router.http.body_room` says.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, room: BodyRoom) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, room: BodyRoom, client_of: ClientOf) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._room = room
+        self._client_of = client_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,7 +35,7 @@ class BodyLimitMiddleware:
         num_read = 0
         inflater: Inflater | None = None
         is_first = True
-        share = BodyShare(self._room, client_of(HTTPConnection(scope)).name)
+        share = BodyShare(self._room, self._client_of(HTTPConnection(scope)))
         share.put_into(scope)
 
         async def counting_receive() -> Message:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from router.answer import Answer, Delta
-from router.json_list import JsonList
-from router.logprobs import chat_logprobs
+from router.logprobs import JsonList, chat_logprobs
 from router.slice_lane import SliceLane
 from router.text_request import TextRequest
 from router.tool_calls.call_scanner import CallScanner, Found

@@ -1,16 +1,19 @@
-"""What a router process is told at its start."""
+"""What a router process is told at its start, and what may change while it runs."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any, Literal
 
-from router.kubernetes.settings import PodDiscovery
 from router.policies.policy_names import PolicyName
-from router.tool_calls.parser_name import ToolParserName
-from wire.errors import ConfigError
+from wire.errors import ConfigError, InvalidRequestError
+
+ToolParserName = Literal["auto", "none", "hermes", "nemotron_json", "qwen3_coder"]
+
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
@@ -73,6 +76,33 @@ def check_address(address: str) -> None:
         raise ConfigError(
             f"server address {address[:MAX_ADDRESS_CHARS]!r} is not host:port, with a port from 1 to 65535"
         )
+
+
+ROLE_LABEL = "twinfang.io/role"
+"""``prefill`` or ``decode``; a server that does both is a decode server."""
+
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label: RFC 1123, section 2.1."""
+
+
+@dataclass(frozen=True)
+class PodDiscovery:
+    """Which pods are servers. Raises :class:`ConfigError` for values that can't work."""
+
+    namespace: str
+    selector: str = ROLE_LABEL
+    """Label selector in Kubernetes' own notation."""
+    kubeconfig: Path | None = None
+    """None: the service account of the pod that this process runs in."""
+
+    def __post_init__(self) -> None:
+        if not NAMESPACE.fullmatch(self.namespace):
+            raise ConfigError(
+                f"kubernetes_namespace {self.namespace!r} is no name of a namespace: at most 63 lower-case "
+                "letters, digits and hyphens, as in --kubernetes-namespace twinfang"
+            )
+        if not self.selector:
+            raise ConfigError("kubernetes_selector is empty: give labels, as in --kubernetes-selector a=b")
 
 
 @dataclass(frozen=True)
@@ -223,3 +253,47 @@ def _check_proxy(text: str) -> None:
             f"forwarded_allow_ips {text!r} is no address and no network ({error}): give one each time, as in "
             "10.0.0.5, 10.0.0.0/8 or fd00::/8"
         ) from error
+
+
+CHANGEABLE = (
+    "prefill_policy",
+    "decode_policy",
+    "session_header",
+    "max_requests_in_flight",
+    "max_queue",
+    "hold_s",
+    "max_choices",
+    "request_timeout_s",
+)
+"""Fields of :class:`RouterConfig` that may change while the router runs."""
+
+
+class LiveConfig:
+    """Whoever keeps something that is made of a setting is told of changes; all others read it each time."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.current = config
+        self._listeners: list[Callable[[RouterConfig], None]] = []
+
+    def on_change(self, tell: Callable[[RouterConfig], None]) -> None:
+        self._listeners.append(tell)
+
+    def change(self, values: Mapping[str, Any]) -> None:
+        """All of them or none. Raises :class:`InvalidRequestError` for what could not be a flag's value."""
+        try:
+            self.current = with_changes(self.current, values)
+        except ConfigError as error:
+            raise InvalidRequestError(f"the settings stay as they were: {error.message}") from error
+        for tell in self._listeners:
+            tell(self.current)
+
+
+def with_changes(config: RouterConfig, values: Mapping[str, Any]) -> RouterConfig:
+    """Raises :class:`ConfigError` for a value that can't work or a name not in :data:`CHANGEABLE`."""
+    for name in values:
+        if name not in CHANGEABLE:
+            raise ConfigError(f"{name!r} can't be changed while the router runs: {', '.join(CHANGEABLE)} can")
+    return replace(config, **values)
+
+
+assert set(CHANGEABLE) <= {field.name for field in fields(RouterConfig)}

@@ -5,36 +5,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from router.assignments import Assignments
-from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, Connection, MayConnect, require_nothing
-from router.receiver import Receiver
-from router.server_drain import ServerDrain
-from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
+from router.background import OnFatal, cancel_and_wait
+from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, MayConnect, require_nothing
+from router.server_link import ServerLink
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
-from wire.generation import Cancel, ConnectPeers, DrainNews, ServerInfo, ServerStats, StepOutputs, Submit
-from wire.prefixes import PrefixNews
+from wire.generation import (
+    Cancel,
+    ConnectPeers,
+    DrainNews,
+    RequestOutput,
+    ServerInfo,
+    StepOutputs,
+    Submit,
+)
 from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
+
+
+class Receiver(Protocol):
+    """Is called on the event loop, between other requests' news: it neither waits nor raises."""
+
+    def take(self, output: RequestOutput | TwinfangError) -> None:
+        """After one with a finish reason, or an error, nothing more comes."""
+
+    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+        """News that is tokens and nothing else, as nearly all is."""
+
 
 log = logging.getLogger(__name__)
 
 
-class DecodeStream:
+class DecodeStream(ServerLink):
     """Keeps the stream to one decode server open, and hands every output to whom it is for.
 
     ``prefill_addresses`` says which prefill servers one that has just connected should meet.
     """
-
-    pool_role: PoolRole = "decode"
-    added_by: AddedBy = "flag"
 
     def __init__(
         self,
@@ -45,57 +56,28 @@ class DecodeStream:
         probe_interval_s: float,
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
-        self.address = address
-        self.worker_id = worker_id(self.pool_role, address)
-        self._info: ServerInfo | None = None
-        """None as long as there is no stream."""
-        self._is_silent = False
-        """Whether it was asked in vain who it is: frozen, maybe. What it has under way may still come."""
-        self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ROLES[self.pool_role], served_models, may_connect=may_connect)
-        self._probe_interval_s = probe_interval_s
-        self.drain = ServerDrain(self._connection)
+        super().__init__(
+            "decode",
+            address,
+            served_models=served_models,
+            may_connect=may_connect,
+            probe_interval_s=probe_interval_s,
+        )
         self._max_backoff_s = min(RETRY_INTERVAL_S, probe_interval_s)
         self._look_interval_s = min(LOOK_INTERVAL_S, probe_interval_s)
         self._prefill_addresses = prefill_addresses
         self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def info(self) -> ServerInfo | None:
-        """None as long as the server can't be used: there is no stream, it is silent, or it says that it does
-        not serve."""
-        return self._info if self._connection.is_usable and not self._is_silent else None
-
-    @property
-    def last_info(self) -> ServerInfo | None:
-        """What it said last, whether or not it can be used now; None: nothing yet."""
-        return self._connection.last_info
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it has said who it is, used or not."""
-        return self._info is not None
-
-    @property
-    def problem(self) -> str:
-        return self._connection.problem
-
-    def hold_back(self, why: str) -> None:
-        """Sends nothing new there as long as there is a reason; an empty one ends that."""
-        self._connection.held_back = why
 
     @property
     def num_requests(self) -> int:
         return len(self._receivers)
 
     def start(self, on_fatal: OnFatal) -> None:
-        for task in (self._stay_connected(), self._connection.keep_health(self._probe_interval_s)):
-            self._tasks.append(start_background(task, f"stream to decode server {self.address}", on_fatal))
+        self._keep(self._stay_connected(), f"stream to decode server {self.address}", on_fatal)
 
     async def close(self) -> None:
-        await cancel_and_wait(*self._tasks)
+        await self._end_tasks()
         await self._connection.close()
 
     def submit(self, request: Submit, receiver: Receiver) -> None:
@@ -121,14 +103,6 @@ class DecodeStream:
         message = ConnectPeers(tuple(addresses))
         if self._info is not None and self._info.role == "decode" and message.addresses:
             self._outgoing.put_nowait(encode(message))
-
-    async def stats(self) -> ServerStats | None:
-        """The server's figures; None if it is not connected or does not give them in time."""
-        return None if self._info is None else await self._connection.stats()
-
-    async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """What its cache can serve; None without a connection or an answer."""
-        return None if self._info is None else await self._connection.prefix_news(since)
 
     async def _stay_connected(self) -> None:
         backoff_s = 0.05

@@ -1,9 +1,10 @@
-"""Ends the work for a client that has gone away."""
+"""Ends the work for a client that has gone away, or that takes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -34,3 +35,49 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+WRITE_TIMEOUT_S = 60.0
+
+
+class WriteLimit:
+    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``.
+
+    A stream makes thousands of writes, nearly all of which end at once, so they only note when they began and
+    one timer looks whether it is still the same one. Raises :class:`CancelledRequestError`.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def began(self) -> None:
+        self._began = self._loop.time()
+
+    def ended(self) -> None:
+        self._began = None
+
+    async def __aenter__(self) -> WriteLimit:
+        await self._timeout.__aenter__()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        ends = (now if self._began is None else self._began) + WRITE_TIMEOUT_S
+        if ends <= now:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(ends, self._look)

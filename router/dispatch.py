@@ -17,12 +17,11 @@ from router.absence import NobodyServesError
 from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
 from router.choice import Choice
 from router.choice_timeline import ChoiceTimeline
-from router.decode_stream import DecodeStream
+from router.decode_stream import DecodeStream, Receiver
 from router.hold import Hold
 from router.model_servers import ModelServers
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
-from router.receiver import Receiver
 from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket

@@ -7,11 +7,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.openai_errors import error_response
-from router.probe_paths import PROBE_PATHS
 from wire.errors import UnavailableError
-
-STILL_ANSWERED = (*PROBE_PATHS, "/admin")
-"""By whom the end can be watched; nothing waits for these."""
 
 
 class Drain:
@@ -40,14 +36,16 @@ class Drain:
 
 class DrainMiddleware:
     """Pure ASGI: once the drain has begun, new requests get a 503 and connections are closed behind answers,
-    so that clients and what balances them go elsewhere."""
+    so that clients and what balances them go elsewhere. Paths that begin as one of ``still_answered`` show
+    the end to who watches it, and nothing waits for them."""
 
-    def __init__(self, app: ASGIApp, *, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, *, drain: Drain, still_answered: tuple[str, ...]) -> None:
         self._app = app
         self._drain = drain
+        self._still_answered = still_answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(STILL_ANSWERED):
+        if scope["type"] != "http" or scope["path"].startswith(self._still_answered):
             await self._app(scope, receive, send)
             return
         if self._drain.has_begun:

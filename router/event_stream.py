@@ -11,10 +11,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.disconnect import run_until_disconnect
+from router.disconnect import WriteLimit, run_until_disconnect
 from router.http_connection import WRITE_PART, WritePart
 from router.openai_errors import error_body, tell_log
-from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError, TwinfangError
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Generation:
         deadline: float,
     ) -> None:
         self._services = services
-        self._token_figures = services.metrics.tokens
+        self._token_metrics = services.metrics.tokens
         self._model = model
         self._record = record
         num_tokens = sum(len(choice.token_ids) for choice, _ in choices)
@@ -118,7 +118,7 @@ class Generation:
         if self._place is not None:
             asked, num_answer_tokens = self._asked, sum(answer.num_tokens for answer in self.answers)
             self._place.num_answer_tokens = num_answer_tokens
-            self._services.metrics.key_figures.used(
+            self._services.metrics.keys.used(
                 self._record.client.api_key.name,
                 num_prompt_tokens=asked.num_tokens,
                 num_answer_tokens=num_answer_tokens,
@@ -217,9 +217,9 @@ class Generation:
         now, before = time.monotonic(), self._last_token_s[index]
         self._last_token_s[index] = now
         if before:
-            self._token_figures.later(num_tokens, now, before)
+            self._token_metrics.later(num_tokens, now, before)
             return
-        self._token_figures.first(num_tokens, now)
+        self._token_metrics.first(num_tokens, now)
         self._services.metrics.time_to_first_token.observe(now - self._started_s)
         self._services.recent.ttft.observe(now - self._started_s, now)
 

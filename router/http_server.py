@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from router.config import RouterConfig
 from router.drain import Drain
 from router.http_connection import HttpConnection
-from router.request_log import RequestLog
 from wire.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -86,9 +85,7 @@ class HttpServer(uvicorn.Server):
         """Ten times a second; True: stop listening, and end what is left."""
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
-            requests: RequestLog = self._state.services.requests
-            for record in requests.in_flight():
-                record.abort(UnavailableError.told(CUT))
+            self._state.services.requests.abort_all(UnavailableError.told(CUT))
             self.config.timeout_graceful_shutdown = 1  # for event streams and connections that are idle
             self.should_exit = True
         return await super().on_tick(counter)

@@ -10,13 +10,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from router.access.client import client_of
-from router.http.bounds import check_bounds
+from router.http.body_room import share_of
+from router.http.bounds import add_bounds, check_bounds
 from router.http.json_shape import check_shape
-from router.http.schema_bounds import add_bounds
 from router.http.turn_lane import LARGE_BODY_BYTES
 from router.openai_errors import from_validation, shown
-from router.services import services_of
 from wire.errors import CancelledRequestError, InvalidRequestError
 
 BODY_TIMEOUT_S = 60.0
@@ -42,7 +40,7 @@ async def read_json(request: Request, model: type[Model]) -> Model:
         raise CancelledRequestError("the client went away while sending its request") from error
     if len(body) <= LARGE_BODY_BYTES:
         return _parsed(body, model)
-    async with services_of(request).large_bodies.turn(client_of(request).name):
+    async with share_of(request.scope).turn():
         return _parsed(body, model)
 
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from router.decode_stream import DecodeStream
+from router.server_link import AddedBy, PoolRole
 from router.server_pool import ServerPool
-from router.worker_id import AddedBy, PoolRole
 from router.worker_watch import Worker
 from wire.errors import ConflictError
 

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from router.access.key_figures import KeyFigures
-from router.admission.gate_figures import GateFigures
-from router.dispatch import RETRIED
-from router.phase_figures import LONG_S, WIDE_S, PhaseFigures
-from router.server_figures import ServerFigures
-from router.token_figures import TokenFigures
-from router.told_figures import ToldFigures
+from router.admission.gate_figures import GateMetrics
+from router.phase_figures import LONG_S, WIDE_S, PhaseMetrics
+from router.server_figures import ServerMetrics, ServerStatsMetrics
+from router.token_figures import TokenMetrics
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
+
+
+class KeyMetrics:
+    """Counts nothing for requests of a router without keys, whose name is empty."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "twinfang_key_requests",
+            "HTTP requests for text by API key and outcome, as twinfang_requests.",
+            ["key", "outcome"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "twinfang_key_tokens",
+            "Tokens by API key and kind: prompt, each prompt once a choice, and generation. Of requests that "
+            "were let in, however they ended.",
+            ["key", "kind"],
+            registry=registry,
+        )
+
+    def ended(self, key_name: str, outcome: str) -> None:
+        if key_name:
+            self._requests.labels(key_name, outcome).inc()
+
+    def used(self, key_name: str, *, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+        if key_name:
+            self._tokens.labels(key_name, "prompt").inc(num_prompt_tokens)
+            self._tokens.labels(key_name, "generation").inc(num_answer_tokens)
+
 
 Outcome = Literal["completed", "cancelled", "refused", "failed"]
 
@@ -25,7 +51,7 @@ Outcome = Literal["completed", "cancelled", "refused", "failed"]
 class Metrics:
     """Each router has its own registry, so several can live in one process. Times in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, retried_codes: Iterable[str]) -> None:
         registry = self.registry = CollectorRegistry()
         self._servers_registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
@@ -57,12 +83,12 @@ class Metrics:
             "From a request's arrival to a choice's first token.",
             buckets=LONG_S,
         )
-        self.tokens = TokenFigures()
+        self.tokens = TokenMetrics()
         registry.register(self.tokens)
         self.request_duration = histogram(
             "twinfang_request_duration_seconds", "From a request's arrival to its last token.", buckets=LONG_S
         )
-        self.phases = PhaseFigures(registry)
+        self.phases = PhaseMetrics(registry)
         self.retries = counter(
             "twinfang_request_retries",
             "Further attempts at a choice that had said nothing yet, by what the last one failed with.",
@@ -75,22 +101,22 @@ class Metrics:
         self.unauthorized = counter(
             "twinfang_unauthorized_requests", "HTTP requests without an API key that holds."
         )
-        self.gate_figures = GateFigures()
-        registry.register(self.gate_figures)
-        self.key_figures = KeyFigures(registry)
-        self.server_figures = ServerFigures()
-        registry.register(self.server_figures)
-        self.told_figures = ToldFigures()
-        self._servers_registry.register(self.told_figures)
-        self._begin_at_zero()
+        self.gates = GateMetrics()
+        registry.register(self.gates)
+        self.keys = KeyMetrics(registry)
+        self.router_view = ServerMetrics()
+        registry.register(self.router_view)
+        self.server_stats = ServerStatsMetrics()
+        self._servers_registry.register(self.server_stats)
+        self._begin_at_zero(retried_codes)
 
-    def _begin_at_zero(self) -> None:
+    def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
         """What can be counted is shown before it has happened: the first time is a rise that a rate sees."""
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
         for code in all_codes():
             self.request_errors.labels(code)
-        for code in sorted(RETRIED):
+        for code in sorted(retried_codes):
             self.retries.labels(code)
 
     @contextmanager
@@ -120,7 +146,7 @@ class Metrics:
     def _ended(self, key_name: str, error: BaseException | None) -> None:
         outcome = "completed" if error is None else _outcome_of(error)
         self.requests.labels(outcome).inc()
-        self.key_figures.ended(key_name, outcome)
+        self.keys.ended(key_name, outcome)
         if outcome in ("refused", "failed"):
             code = error.code if isinstance(error, TwinfangError) else TwinfangError.code
             self.request_errors.labels(code).inc()

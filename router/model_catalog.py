@@ -9,9 +9,9 @@ from router.admission.gate import Gate
 from router.chat_template import ChatTemplate
 from router.config import ModelAlias
 from router.hold import Hold
+from router.model_folder import SamplingDefaults
 from router.model_servers import ModelServers
 from router.openai_errors import shown
-from router.sampling_defaults import SamplingDefaults
 from router.tokenizer import Tokenizer
 from router.tool_calls.tool_format import ToolFormat
 from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableError

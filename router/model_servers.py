@@ -9,14 +9,13 @@ from typing import TypeVar
 
 from router.absence import Absence, NobodyServesError
 from router.admission.room import Room
-from router.config import RouterConfig
+from router.config import ROLE_LABEL, RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
-from router.kubernetes.settings import ROLE_LABEL
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from router.prefill_client import PrefillClient
-from router.worker_id import PoolRole
+from router.server_link import PoolRole
 from wire.generation import ServerInfo
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)

@@ -13,7 +13,7 @@ WIDE_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
-class PhaseFigures:
+class PhaseMetrics:
     """Prefill, handoff and the way to the first token. Times in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 
-from router.assignments import Assignments
-from router.background import OnFatal, cancel_and_wait, start_background
-from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, Connection, MayConnect, require_nothing
-from router.server_drain import ServerDrain
-from router.worker_id import ROLES, AddedBy, PoolRole, worker_id
+from router.background import OnFatal
+from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, MayConnect, require_nothing
+from router.server_link import ServerLink
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
-from wire.generation import PrefillReply, PrefillRequest, ServerInfo, ServerStats
+from wire.generation import PrefillReply, PrefillRequest
 from wire.handoff import Abandon, PartialTicket
-from wire.prefixes import PrefixNews
 from wire.repeated_lines import RepeatedLines
 from wire.rpc import ABANDON, PREFILL, call, call_for_replies
 
@@ -26,15 +22,12 @@ lines = RepeatedLines(log)
 ABANDON_TIMEOUT_S = 5.0
 
 
-class PrefillClient:
+class PrefillClient(ServerLink):
     """Watches one prefill server and calls it.
 
     ``on_appear`` is called with the client when a server answers that was not there before, or
     another life of it (incarnation).
     """
-
-    pool_role: PoolRole = "prefill"
-    added_by: AddedBy = "flag"
 
     def __init__(
         self,
@@ -45,53 +38,27 @@ class PrefillClient:
         probe_interval_s: float,
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
-        self.address = address
-        self.worker_id = worker_id(self.pool_role, address)
-        self._info: ServerInfo | None = None
-        """None as long as the server does not answer."""
-        self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ROLES[self.pool_role], served_models, may_connect=may_connect)
-        self.drain = ServerDrain(self._connection)
-        self._probe_interval_s = probe_interval_s
+        super().__init__(
+            "prefill",
+            address,
+            served_models=served_models,
+            may_connect=may_connect,
+            probe_interval_s=probe_interval_s,
+        )
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()
-        self._watches: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()
-
-    @property
-    def info(self) -> ServerInfo | None:
-        """None as long as the server can't be used."""
-        return self._info if self._connection.is_usable else None
-
-    @property
-    def last_info(self) -> ServerInfo | None:
-        """What it said last, whether or not it can be used now; None: nothing yet."""
-        return self._connection.last_info
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it has said who it is, used or not."""
-        return self._info is not None
-
-    @property
-    def problem(self) -> str:
-        return self._connection.problem
-
-    def hold_back(self, why: str) -> None:
-        """Sends nothing new there as long as there is a reason; an empty one ends that."""
-        self._connection.held_back = why
 
     @property
     def num_requests(self) -> int:
         return self.assignments.num_requests
 
     def start(self, on_fatal: OnFatal) -> None:
-        for watch in (self._keep_watch(), self._connection.keep_health(self._probe_interval_s)):
-            self._watches.append(start_background(watch, f"watch of prefill server {self.address}", on_fatal))
+        self._keep(self._keep_watch(), f"watch of prefill server {self.address}", on_fatal)
 
     async def close(self) -> None:
         """Waits for leases that are being given back, since nobody else knows of them."""
-        await cancel_and_wait(*self._watches)
+        await self._end_tasks()
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._connection.close()
 
@@ -128,14 +95,6 @@ class PrefillClient:
                     on_started(reply.ticket)
                 has_started = True
         raise UnavailableError("Prefill ended without a reply")
-
-    async def stats(self) -> ServerStats | None:
-        """The server's figures; None without a connection or an answer."""
-        return None if self._info is None else await self._connection.stats()
-
-    async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """What its cache can serve; None without a connection or an answer."""
-        return None if self._info is None else await self._connection.prefix_news(since)
 
     def abandon(self, request_id: str) -> None:
         """Gives back, in the background, what will not be read. Its time to live covers a lost message."""

@@ -11,11 +11,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.openai_errors import error_response
 from router.services import Services, services_of
-from router.sibling_metrics import PATH_OF_ONE, merged, siblings_figures
+from router.sibling_metrics import PATH_OF_ONE, merged, metrics_of_siblings
 from wire.errors import UnavailableError
 
 router = APIRouter()
 
+PROBE_PATHS = ("/healthz", "/readyz", "/metrics", "/health", "/ping", "/version")
+"""They are answered to the end of a router."""
+OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
+"""Probes and scrapers have no keys."""
 VERSION = importlib.metadata.version("twinfang")
 
 
@@ -61,17 +65,17 @@ async def version() -> dict[str, str]:
 async def metrics(request: Request) -> Response:
     """Of several processes on one port those of all: see :mod:`router.sibling_metrics`."""
     services = services_of(request)
-    services.metrics.told_figures.update(*services.pool.stats())
-    own, place = _own_figures(services), services.config.place
+    services.metrics.server_stats.update(*services.pool.stats())
+    own, place = _own_metrics(services), services.config.place
     if place is not None:
-        own = merged({place.index: own.decode(), **await siblings_figures(place)})
+        own = merged({place.index: own.decode(), **await metrics_of_siblings(place)})
     return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get(PATH_OF_ONE, include_in_schema=False)
 async def metrics_of_one(request: Request) -> Response:
     """What one of several processes on a port says of itself, for the others."""
-    return Response(_own_figures(services_of(request)), media_type=CONTENT_TYPE_LATEST)
+    return Response(_own_metrics(services_of(request)), media_type=CONTENT_TYPE_LATEST)
 
 
 def _readiness(services: Services, status: str) -> JSONResponse:
@@ -85,12 +89,12 @@ def _readiness(services: Services, status: str) -> JSONResponse:
     return error_response(absence.error())
 
 
-def _own_figures(services: Services) -> bytes:
+def _own_metrics(services: Services) -> bytes:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
     for role, num in services.pool.num_configured().items():
         services.metrics.configured.labels(role).set(num)
     gates = {model.name: (model.gate, model.hold) for _, model in services.models}
-    services.metrics.gate_figures.update(gates)
-    services.metrics.server_figures.update(services.pool.assignments())
+    services.metrics.gates.update(gates)
+    services.metrics.router_view.update(services.pool.assignments())
     return services.metrics.of_router()

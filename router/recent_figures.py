@@ -9,7 +9,7 @@ from router.window import WINDOW_S, WindowHistogram, WindowSum
 from wire.generation import RequestStats
 
 
-class RecentFigures:
+class LastMinute:
     """Fed once a step and choice with a number of tokens, with all else once a choice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from router.request_record import RequestRecord
-from wire.errors import OverloadedError
+from wire.errors import OverloadedError, TwinfangError
 
 MAX_ENDED = 512
 """Some hundred bytes each; a few kilobytes with many choices."""
@@ -68,6 +68,11 @@ class RequestLog:
 
     def in_flight(self) -> list[RequestRecord]:
         return list(self._in_flight.values())
+
+    def abort_all(self, error: TwinfangError) -> None:
+        """Ends all that are in flight with ``error``."""
+        for record in self.in_flight():
+            record.abort(error)
 
     def last_ended(self, limit: int) -> list[RequestRecord]:
         """The newest first."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.access.api_keys import ApiKey
+from router.model_folder import SamplingDefaults
 from router.openai_errors import shown
-from router.sampling_defaults import SamplingDefaults
 from router.structured_output import StructuredFields
 from wire.errors import InvalidRequestError, PermissionDeniedError
 from wire.sampling_params import RANGES, SamplingParams

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -11,11 +11,14 @@ from prometheus_client.registry import Collector
 
 from router.assignments import Assignments
 from router.circuit_breaker import BreakerState
+from telemetry.handoff_families import handoff_families
+from telemetry.speculation_families import speculation_families
+from wire.generation import ServerStats
 
 SERVER = ["role", "server"]
 
 
-class ServerFigures(Collector):
+class ServerMetrics(Collector):
     """Shows what the router knows of its servers."""
 
     def __init__(self) -> None:
@@ -60,8 +63,8 @@ class ServerFigures(Collector):
             labels=SERVER,
         )
         for role, server, known in self._servers:
-            if known.has_figures:
-                age.add_metric([role, server], known.figures_age_s)
+            if known.has_stats:
+                age.add_metric([role, server], known.stats_age_s)
             prefixes.add_metric([role, server], len(known.prefixes))
             now = known.breaker.state
             for name in get_args(BreakerState):
@@ -72,3 +75,26 @@ class ServerFigures(Collector):
             assigned.add_metric([role, server], known.num_tokens)
             queued.add_metric([role, server], known.load().queued_tokens)
         yield from (state, opened, decisions, assigned, queued, prefixes, age)
+
+
+LABELS = ("server",)
+
+
+class ServerStatsMetrics(Collector):
+    """Shows figures that servers count themselves, as of the last :meth:`update`."""
+
+    def __init__(self) -> None:
+        self._prefill: Mapping[str, ServerStats] = {}
+        self._decode: Mapping[str, ServerStats] = {}
+
+    def update(self, prefill: Mapping[str, ServerStats], decode: Mapping[str, ServerStats]) -> None:
+        """By address; a server that is not among them is shown no longer."""
+        self._prefill, self._decode = prefill, decode
+
+    def collect(self) -> Iterator[Metric]:
+        yield from speculation_families(LABELS, _by_labels(self._decode))
+        yield from handoff_families(LABELS, _by_labels(self._prefill) | _by_labels(self._decode))
+
+
+def _by_labels(stats: Mapping[str, ServerStats]) -> dict[tuple[str, ...], ServerStats]:
+    return {(address,): one for address, one in stats.items()}

@@ -16,7 +16,7 @@ from router.decode_stream import DecodeStream
 from router.link_local import require_reachable
 from router.model_servers import ModelServers
 from router.prefill_client import PrefillClient
-from router.worker_id import ROLES, AddedBy, PoolRole
+from router.server_link import ROLES, AddedBy, PoolRole
 from router.worker_watch import Worker, WorkerWatch
 from wire.errors import ConfigError, ConflictError, TwinfangError
 from wire.generation import ServerInfo, ServerStats

@@ -9,15 +9,13 @@ from fastapi import Request
 
 from router.absence import Absence, AbsenceLog
 from router.access.key_file import KeyFile
-from router.backlog import Backlog
-from router.config import RouterConfig
+from router.config import LiveConfig, RouterConfig
 from router.drain import Drain
 from router.grammar_checker import GrammarChecker
-from router.http.turn_lane import TurnLane
-from router.live_config import LiveConfig
+from router.inbox import Backlog
 from router.metrics import Metrics
 from router.model_catalog import ModelCatalog
-from router.recent_figures import RecentFigures
+from router.recent_figures import LastMinute
 from router.request_log import RequestLog
 from router.server_pool import ServerPool
 from router.slice_lane import SliceLane
@@ -41,9 +39,8 @@ class Services:
     requests: RequestLog
     backlog: Backlog
     slices: SliceLane
-    large_bodies: TurnLane
     lag: LoopLag
-    recent: RecentFigures
+    recent: LastMinute
     created: int
     """When this router started, in seconds since 1970."""
     tracing: Tracing | None = None

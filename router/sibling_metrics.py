@@ -27,7 +27,7 @@ TIMEOUT_S = 2.0
 PATH_OF_ONE = "/metrics/process"
 
 
-async def siblings_figures(place: ProcessPlace) -> dict[int, str]:
+async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
     """What the other processes say of themselves, by index; those that do not answer are missing."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
     texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 import orjson
 
 from router.answer import Answer, Delta
-from router.event_template import EventTemplate
 from router.http_connection import WritePart
+
+
+class EventTemplate:
+    """What stands before and behind the text, a JSON string, in the events that ``write`` makes."""
+
+    __slots__ = ("head", "tail")
+
+    def __init__(self, write: Callable[[str], bytes]) -> None:
+        mark = secrets.token_hex(16)
+        head, *tails = write(mark).split(orjson.dumps(mark))
+        if len(tails) != 1:
+            raise ValueError(f"a text stands {len(tails)} times in an event")
+        self.head, self.tail = head, tails[0]
 
 
 class TextLane:

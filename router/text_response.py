@@ -15,17 +15,16 @@ from router.answer import Answer, Delta
 from router.choice import Choice
 from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, event
-from router.event_template import EventTemplate
 from router.generation import Generation
-from router.http.body_room import give_back_body
+from router.http.body_room import share_of
 from router.http.json_answer import JsonAnswer
 from router.http_connection import WritePart
+from router.request_headers import session_of
 from router.request_record import RequestRecord
 from router.request_trace import begin_trace
 from router.services import Services
-from router.session import session_of
 from router.slice_lane import SliceLane
-from router.text_lane import TextLane
+from router.text_lane import EventTemplate, TextLane
 from router.text_request import TextRequest
 
 
@@ -51,7 +50,7 @@ class Writer(Protocol):
 async def respond(
     http: Request, request: TextRequest, writer: Writer, services: Services, *, deadline: float
 ) -> Response:
-    give_back_body(http.scope)
+    share_of(http.scope).give_back()
     trace = begin_trace(http, request.id, services.tracing)
     with services.metrics.refusals(request.client.api_key.name):
         session = session_of(http, services.config)

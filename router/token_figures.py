@@ -18,7 +18,7 @@ from telemetry.tally import Tally
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 
-class TokenFigures(Collector):
+class TokenMetrics(Collector):
     """Counts tokens and the time between them. Times are seconds of the monotonic clock."""
 
     def __init__(self) -> None:

@@ -23,8 +23,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.nodes import Nodes
-    from router.config import ModelSource, RouterConfig
-    from router.kubernetes.settings import PodDiscovery
+    from router.config import ModelSource, PodDiscovery, RouterConfig
     from wire.handoff import Role
 
 KIB = 1 << 10
@@ -104,7 +103,7 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
 
     config = router_config(values)
     if values.workers > 1:
-        from router.files import Files
+        from router.resources import Files
         from twinfang import router_processes
 
         def run_several() -> None:
@@ -165,7 +164,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
 
 
 def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:
-    from router.kubernetes.settings import PodDiscovery
+    from router.config import PodDiscovery
 
     if values.kubernetes_namespace is not None:
         return PodDiscovery(values.kubernetes_namespace, values.kubernetes_selector, values.kubeconfig)

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from router.config import RouterConfig
-from router.files import Files
+from router.resources import Files
 from twinfang.child import Child
 from twinfang.flags import FlagGroup, add_flags, resolve
 from twinfang.ports import ports_held

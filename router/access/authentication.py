@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.access.api_keys import ApiKey
 from router.access.key_file import KeyFile
 from router.openai_errors import error_response
-from router.probe_paths import PROBE_PATHS
-from router.sibling_metrics import PATH_OF_ONE
 from wire.errors import AuthenticationError
 
-OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
-"""For probes and scrapers, which have no keys."""
 ADMIN_PREFIX = "/admin/"
 """Has a token of its own."""
 NEEDED = (
@@ -25,16 +23,17 @@ WRONG = "Incorrect API key provided. Ask whoever runs this server for one, or wh
 class AuthenticationMiddleware:
     """Pure ASGI: the key that a request has comes as ``scope["state"]["api_key"]``.
 
-    It says no before a byte of the body is read. All paths need a key but those named above, so a new one
-    does as well.
+    It says no before a byte of the body is read. All paths need a key but ``open_paths``, for probes and
+    scrapers, and the admin API's, so a new one does as well.
     """
 
-    def __init__(self, app: ASGIApp, *, key_file: KeyFile) -> None:
+    def __init__(self, app: ASGIApp, *, key_file: KeyFile, open_paths: Collection[str]) -> None:
         self._app = app
         self._key_file = key_file
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
@@ -48,6 +47,9 @@ class AuthenticationMiddleware:
         scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, receive, send)
 
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(ADMIN_PREFIX)
+
     def _key_of(self, scope: Scope) -> ApiKey:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, presented = given[0].decode("latin-1").partition(" ") if given else ("", "", "")
@@ -57,7 +59,3 @@ class AuthenticationMiddleware:
         if key is None:
             raise AuthenticationError(WRONG)
         return key
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(ADMIN_PREFIX)

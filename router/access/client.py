@@ -35,6 +35,10 @@ def client_of(request: HTTPConnection) -> Client:
     return Client(f"address {site_of(request.client.host)}" if request.client else "", api_key)
 
 
+def client_name(request: HTTPConnection) -> str:
+    return client_of(request).name
+
+
 def site_of(host: str) -> str:
     """The address of IPv4, the network of IPv6; all that a proxy gives no address for are one client."""
     try:

@@ -9,11 +9,11 @@ from typing import Any, cast
 from fastapi import Request
 
 from router.admin.state_file import SavedChanges, SavedState, SavedWorker, StateFile
-from router.live_config import LiveConfig
+from router.config import LiveConfig
 from router.membership import Membership
 from router.server_drain import TIMEOUT_S
+from router.server_link import PoolRole
 from router.server_pool import ServerPool
-from router.worker_id import PoolRole
 from router.worker_watch import Worker
 from wire.errors import UnavailableError
 

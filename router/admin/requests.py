@@ -2,16 +2,120 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 
-from router.admin.request_view import RequestDetail, RequestsView, RequestView
+from router.choice_timeline import EventName, TimelineEvent
 from router.openai_errors import shown
 from router.request_log import MAX_ENDED
-from router.request_record import RequestRecord
+from router.request_record import RequestRecord, RequestState
 from router.services import Services, services_of
 from wire.errors import AbortedRequestError, UnknownIdError
+
+
+class RequestView(BaseModel):
+    """One HTTP request for text. Of several choices the workers are those of the first one."""
+
+    id: str
+    model: str
+    state: RequestState
+    prompt_tokens: int
+    generated_tokens: int
+    """Over all choices, so far."""
+    choices: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    priority: int
+    key_name: str | None
+    received_at: float
+    """When it came, in seconds since 1970."""
+    age_s: float
+    """From its arrival to now, or to its end."""
+    error: str | None
+    """Code of the error that ended it."""
+    error_message: str | None
+    """All that is known of that error; its client was told less."""
+
+    @classmethod
+    def of(cls, record: RequestRecord, now_s: float) -> RequestView:
+        return cls(**_fields(record, now_s))
+
+
+class RequestsView(BaseModel):
+    requests: list[RequestView]
+
+
+class TimelineEntry(BaseModel):
+    """A part of a request's life; times in seconds from its arrival."""
+
+    name: EventName
+    at_s: float
+    duration_s: float | None
+    """Null while it is under way, 0 for a moment."""
+    worker: str
+    """Id of the server; empty for what happens in the router."""
+    attempt: int
+    """0 for the first one, counted by retries and moves."""
+    choice: int
+    detail: str
+    """Of a retry: what the last attempt failed with."""
+
+
+class RequestDetail(RequestView):
+    timeline: list[TimelineEntry]
+    """In the order of time."""
+
+    @classmethod
+    def of(cls, record: RequestRecord, now_s: float) -> RequestDetail:
+        return cls(**_fields(record, now_s), timeline=_timeline(record))
+
+
+def _fields(record: RequestRecord, now_s: float) -> dict[str, Any]:
+    first = record.choices[0]
+    return {
+        "id": record.id,
+        "model": record.model,
+        "state": record.state,
+        "prompt_tokens": record.num_prompt_tokens,
+        "generated_tokens": record.num_generated_tokens,
+        "choices": len(record.choices),
+        "prefill_worker": first.prefill_worker,
+        "decode_worker": first.decode_worker,
+        "priority": record.priority,
+        "key_name": record.client.api_key.name or None,
+        "received_at": round(time.time() - (now_s - record.received_s), 3),
+        "age_s": round(record.age_s(now_s), 6),
+        "error": record.error,
+        "error_message": record.error_message,
+    }
+
+
+def _timeline(record: RequestRecord) -> list[TimelineEntry]:
+    start = record.received_s
+    waited_s = None if record.admitted_s is None else record.admitted_s - start
+    if waited_s is None and record.ended_s is not None:
+        waited_s = record.ended_s - start
+    events = [
+        (0, TimelineEvent("received", start)),
+        (0, TimelineEvent("queued", start, duration_s=waited_s)),
+    ]
+    events += [(i, event) for i, choice in enumerate(record.choices) for event in choice.events]
+    return [
+        TimelineEntry(
+            name=event.name,
+            at_s=round(event.at_s - start, 6),
+            duration_s=None if event.duration_s is None else round(event.duration_s, 6),
+            worker=event.worker,
+            attempt=event.attempt,
+            choice=i,
+            detail=event.detail,
+        )
+        for i, event in sorted(events, key=lambda item: item[1].at_s)
+    ]
+
 
 MAX_LIMIT = 10_000
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from router.config import RouterConfig
-from router.live_config import with_changes
-from router.worker_id import AddedBy, PoolRole
+from router.config import RouterConfig, with_changes
+from router.server_link import AddedBy, PoolRole
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)

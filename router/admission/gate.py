@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, Turn
-from router.admission.place import RESERVED, Place, first_places
-from router.admission.residence import Residence
+from router.admission.place import RESERVED, Place, Residence, first_places
 from router.admission.room import Room
 from router.config import RouterConfig
 from wire.errors import DeadlineError, OverloadedError, UnavailableError

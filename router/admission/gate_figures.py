@@ -12,7 +12,7 @@ from router.admission.gate import Gate
 from router.hold import Hold
 
 
-class GateFigures(Collector):
+class GateMetrics(Collector):
     """Shows what gates are told of at a scrape."""
 
     def __init__(self) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 
 from starlette.types import Scope
 
 from router.heap import give_back
+from router.http.turn_lane import LARGE_BODY_PAUSE, TurnLane
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
@@ -33,6 +35,8 @@ class BodyRoom:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.large_bodies = TurnLane(LARGE_BODY_PAUSE)
+        """In which they are parsed."""
         self.num_bytes = 0
         self._of: Counter[str] = Counter()
         """By client."""
@@ -93,12 +97,16 @@ class BodyShare:
                 self._room.trim_soon()
         self._num_taken = 0
 
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """When a large body may be parsed."""
+        return self._room.large_bodies.turn(self._client)
+
     def put_into(self, scope: Scope) -> None:
         scope.setdefault("state", {})[_IN_STATE] = self
 
 
-def give_back_body(scope: Scope) -> None:
-    """Tells that nothing of a request's body is needed any more, though its answer takes longer."""
-    share = scope.get("state", {}).get(_IN_STATE)
-    if isinstance(share, BodyShare):
-        share.give_back()
+def share_of(scope: Scope) -> BodyShare:
+    """That of a request's body. Whoever needs nothing of the body any more, though the answer takes longer,
+    gives it back."""
+    share: BodyShare = scope["state"][_IN_STATE]
+    return share

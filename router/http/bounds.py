@@ -6,7 +6,7 @@ number of choices on ``--max-choices``, a body's size on ``--max-body-size``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,3 +132,35 @@ def num_chars_of(value: Any) -> int:
         else:
             num_chars += len(item) if isinstance(item, str) else 1
     return num_chars
+
+
+KEYWORDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
+
+
+def add_bounds(schema: dict[str, Any]) -> None:
+    """``schema`` is a body's, without references."""
+    for bound in (*BOUNDS, FIELDS):
+        path = [] if bound is FIELDS else bound.field.replace("[]", ".[]").split(".")
+        for place in _schemas_at(schema, path):
+            _tell(place, bound)
+
+
+def _tell(place: dict[str, Any], bound: Bound) -> None:
+    is_of_any_type = "type" not in place and "anyOf" not in place
+    kind = "string" if is_of_any_type else place.get("type")
+    if kind in KEYWORDS and (kind == "string") == (bound.unit == CHARACTERS):
+        place[KEYWORDS[kind]] = bound.limit
+
+
+def _schemas_at(schema: dict[str, Any], path: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The schemas of what is at ``path``: of each type that it may have."""
+    for branch in (schema, *schema.get("anyOf", ())):
+        if not path:
+            yield branch
+        elif path[0] != "[]":
+            inner = branch.get("properties", {}).get(path[0])
+            yield from () if inner is None else _schemas_at(inner, path[1:])
+        elif branch.get("type") == "string":  # where a list may be, a string stands for a list of it
+            yield from _schemas_at(branch, path[1:])
+        elif "items" in branch:
+            yield from _schemas_at(branch["items"], path[1:])

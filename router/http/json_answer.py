@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.write_limit import WriteLimit
+from router.disconnect import WriteLimit
 from wire.errors import CancelledRequestError
 
 PART_BYTES = 256 << 10

@@ -10,8 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+ClientOf = Callable[[HTTPConnection], str]
+"""Names the client that a request is from."""
 
 LARGE_BODY_BYTES = 256 << 10
 """Nearly all bodies are smaller."""
@@ -67,3 +73,22 @@ class TurnLane:
                 first.set_result(None)
                 return
         self._is_busy = False
+
+
+class BeginningsMiddleware:
+    """Pure ASGI: lets one POST begin in an iteration of the event loop, clients in turns.
+
+    What a request has to do until it waits for something, it does in one go: it is read, checked and sent to
+    a server. Two hundred that come at once take the loop half a second. Probes don't wait for that.
+    """
+
+    def __init__(self, app: ASGIApp, *, lane: TurnLane, client_of: ClientOf) -> None:
+        self._app = app
+        self._lane = lane
+        self._client_of = client_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            async with self._lane.turn(self._client_of(HTTPConnection(scope))):
+                pass  # it goes on until it has to wait; the next one's turn is in the next iteration
+        await self._app(scope, receive, send)

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from router.config import PodDiscovery
 from router.kubernetes.cluster_error import ClusterError
-from router.kubernetes.settings import PodDiscovery
 from router.kubernetes.watch_lines import WatchEvent, WatchLines, status_error
 from wire.errors import ConfigError
 

@@ -17,7 +17,7 @@ PodState = Literal["ready", "not_ready", "terminating", "other_model", "unusable
 EVENTS = ("added", "modified", "deleted", "bookmark")
 
 
-class DiscoveryFigures(Collector):
+class DiscoveryMetrics(Collector):
     """Counted by those who do it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

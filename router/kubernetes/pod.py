@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from router.config import ROLE_LABEL
 from router.kubernetes.cluster_error import ClusterError
-from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL
-from router.worker_id import PoolRole
+from router.server_link import PoolRole
 from wire.address import host_port
+
+MODEL_LABEL = "twinfang.io/model"
+"""Name of the model, as :func:`label_value` writes it. A pod without it serves whatever it serves."""
+PORT_LABEL = "twinfang.io/port"
+"""The server's gRPC port; ``8200-8203`` where a pod has several servers, on each port of the range."""
 
 ENDED_PHASES = ("Failed", "Succeeded")
 """No container of such a pod runs, or ever will; its IP may be another pod's already."""
@@ -152,3 +158,8 @@ def _is_port(text: str) -> bool:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def label_value(name: str) -> str:
+    """A model's name as a label can have it: 63 characters, and hyphens for what labels do not allow."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:63].strip("-_.")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.config import RouterConfig
-from router.kubernetes.figures import DiscoveryFigures
+from router.config import PodDiscovery, RouterConfig
+from router.kubernetes.figures import DiscoveryMetrics
+from router.kubernetes.pod import label_value
 from router.kubernetes.pod_workers import PodWorkers
 from router.kubernetes.reflector import Reflector
-from router.kubernetes.settings import PodDiscovery, label_value
 from router.membership import Membership
 
 
@@ -19,9 +19,9 @@ class PodWatch:
     def __init__(self, pods: PodDiscovery, config: RouterConfig, membership: Membership) -> None:
         names = [source.name for source in config.models]
         served = frozenset(map(label_value, [*names, *(alias.name for alias in config.aliases)]))
-        self.figures = DiscoveryFigures()
-        self._workers = PodWorkers(membership, served, self.figures)
-        self._reflector = Reflector(pods, self._workers, self.figures)
+        self.metrics = DiscoveryMetrics()
+        self._workers = PodWorkers(membership, served, self.metrics)
+        self._reflector = Reflector(pods, self._workers, self.metrics)
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.kubernetes.figures import DiscoveryFigures, PodState
+from router.kubernetes.figures import DiscoveryMetrics, PodState
 from router.kubernetes.pod import NoServer, PodOffer, PodServer, claimants, offer_of, pod_id
 from router.kubernetes.reconciliation import Change, Key, after, reconcile
 from router.kubernetes.watch_lines import WatchEvent
@@ -29,11 +29,11 @@ class PodWorkers:
     """
 
     def __init__(
-        self, membership: Membership, served_labels: frozenset[str], figures: DiscoveryFigures
+        self, membership: Membership, served_labels: frozenset[str], metrics: DiscoveryMetrics
     ) -> None:
         self._membership = membership
         self._served_labels = served_labels
-        self._figures = figures
+        self._metrics = metrics
         self._offers: dict[str, PodOffer] = {}
         """What the API says of each pod, by uid."""
         self._known: Mapping[Key, PodServer] = {}
@@ -64,7 +64,7 @@ class PodWorkers:
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _reconcile(self) -> None:
-        self._figures.pods = Counter(filter(None, map(_state, self._offers.values())))
+        self._metrics.pods = Counter(filter(None, map(_state, self._offers.values())))
         offers = (offer for offer in self._offers.values() if not isinstance(offer, NoServer))
         wanted = claimants(server for offer in offers for server in offer)
         changes = reconcile(wanted, self._known)

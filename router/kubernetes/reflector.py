@@ -13,12 +13,37 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from router.kubernetes.backoff import Backoff
+from router.config import PodDiscovery
 from router.kubernetes.cluster import Cluster, Deadlines, open_cluster
 from router.kubernetes.cluster_error import ClusterError
-from router.kubernetes.figures import DiscoveryFigures
-from router.kubernetes.settings import PodDiscovery
+from router.kubernetes.figures import DiscoveryMetrics
 from router.kubernetes.watch_lines import WatchEvent
+
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 5.0
+"""Routers serve on meanwhile with the servers that they know, so a quick return is worth little, and an API
+server that comes up again has enough to do."""
+JITTER = 0.25
+"""Of the pause, either way, so that many routers do not all ask at one moment."""
+LASTED_S = 10.0
+"""What lasted so long was no failure from the start: the next pause is the first one again."""
+
+
+class Backoff:
+    """Doubles the pause with each failure in a row."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._num_failures = 0
+
+    def pause_s(self, lasted_s: float) -> float:
+        """``lasted_s``: from when it was asked to the failure."""
+        if lasted_s >= LASTED_S:
+            self._num_failures = 0
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_failures)
+        self._num_failures = min(self._num_failures + 1, 32)
+        return pause_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
+
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +70,7 @@ class Reflector:
         self,
         pods: PodDiscovery,
         observer: PodObserver,
-        figures: DiscoveryFigures,
+        metrics: DiscoveryMetrics,
         *,
         deadlines: Deadlines | None = None,
         rng: random.Random | None = None,
@@ -55,7 +80,7 @@ class Reflector:
         """Why what is told is not up to date; empty if it is."""
         self._pods = pods
         self._observer = observer
-        self._figures = figures
+        self._metrics = metrics
         self._deadlines = deadlines or Deadlines()
         self._rng = rng or random.Random()
         self._clock = clock
@@ -70,14 +95,14 @@ class Reflector:
             except ClusterError as error:
                 cause = error.cause
                 self._failed(error)
-            self._figures.relists[cause] += 1
+            self._metrics.relists[cause] += 1
             await asyncio.sleep(backoff.pause_s(self._clock() - began_s))
 
     async def _list_and_watch(self) -> None:
         """Until the watch has ended in order."""
         async with open_cluster(self._pods.kubeconfig, self._deadlines) as cluster:
             listed = await cluster.list_pods(self._pods)
-            self._figures.contact()
+            self._metrics.contact()
             self._observer.listed(listed.pods)
             self._succeeded(len(listed.pods))
             await self._watch(cluster, listed.resource_version)
@@ -86,9 +111,9 @@ class Reflector:
         watch_s = self._deadlines.watch_s * self._rng.uniform(1 - WATCH_JITTER, 1)
         async with aclosing(cluster.watch_pods(self._pods, resource_version, watch_s)) as batches:
             async for events in batches:
-                self._figures.contact()
+                self._metrics.contact()
                 for event in events:
-                    self._figures.events[event.type.lower()] += 1
+                    self._metrics.events[event.type.lower()] += 1
                     if event.type != "BOOKMARK":
                         self._observer.changed(event)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from router.chat_template import ChatTemplate
+from router.config import ToolParserName
 from router.tool_calls.json_formats import Hermes, NemotronJson
-from router.tool_calls.parser_name import ToolParserName
 from router.tool_calls.qwen3_coder import Qwen3Coder
 from router.tool_calls.tool_format import ToolFormat
 

@@ -21,8 +21,7 @@ from kv_transfer.failure_counts import FailureCounts
 from kv_transfer.source import EndedLease
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
-from router.config import ModelSource, RouterConfig
-from router.kubernetes.settings import PodDiscovery
+from router.config import ModelSource, PodDiscovery, RouterConfig
 from telemetry.measures import Measures
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp

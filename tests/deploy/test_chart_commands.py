@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL, label_value
+from router.config import ROLE_LABEL
+from router.kubernetes.pod import MODEL_LABEL, PORT_LABEL, label_value
 from tests.deploy.helm import (
     CHART,
     EXAMPLES,

@@ -10,8 +10,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from router.kubernetes.pod import NoServer, PodServer, offer_of
-from router.kubernetes.settings import MODEL_LABEL, PORT_LABEL, ROLE_LABEL
+from router.config import ROLE_LABEL
+from router.kubernetes.pod import MODEL_LABEL, PORT_LABEL, NoServer, PodServer, offer_of
 from tests.deploy.helm import (
     EXAMPLES,
     KUBERNETES_VERSIONS,

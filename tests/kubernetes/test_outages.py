@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
+from router.config import PodDiscovery
 from router.kubernetes.cluster import Deadlines
-from router.kubernetes.figures import DiscoveryFigures
+from router.kubernetes.figures import DiscoveryMetrics
 from router.kubernetes.reflector import Reflector
-from router.kubernetes.settings import PodDiscovery
 from testing.conditions import until
 from tests.kubernetes.node import Node
 
@@ -184,7 +184,7 @@ async def test_a_watch_on_which_nothing_comes_is_begun_anew(plane, second, cloud
     await returns(plane)
     kubeconfig = plane.first.kubeconfig(tmp_path / "kubeconfig")
     pods = PodDiscovery(cloud.release.namespace, kubeconfig=kubeconfig)
-    figures, names = DiscoveryFigures(), Names()
+    figures, names = DiscoveryMetrics(), Names()
     watching = asyncio.create_task(Reflector(pods, names, figures, deadlines=Deadlines(silent_s=1.0)).run())
     try:
         await until(lambda: figures.relists["silent"] >= 2, timeout_s=20)

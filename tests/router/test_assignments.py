@@ -88,11 +88,11 @@ def test_an_engine_that_says_nothing_for_long_opens_the_breaker_until_it_does():
 def test_a_server_that_appears_again_has_no_figures_and_another_life_no_failures(incarnation, state):
     prefill = assignments("prefill")
     prefill.reported(server_stats(queued_tokens=9), tokens_when_asked=0)
-    assert prefill.has_figures
+    assert prefill.has_stats
     for _ in range(10):
         prefill.begin(1).failed()
     assert prefill.breaker.state == "open"
     prefill.appeared(server_info("prefill", incarnation=incarnation))
     assert prefill.breaker.state == state
-    assert not prefill.has_figures
+    assert not prefill.has_stats
     assert prefill.load() == Load()

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from router.chat_request import ChatBody
-from router.completion_request import CompletionBody
+from router.chat import ChatBody
+from router.completions import CompletionBody
 from router.tokenization import DetokenizeBody, TokenizeBody
 from tests.router.conftest import MODEL, TIMEOUT_S, until, why_not_ready
 from tests.router.scripted_servers import MAX_MODEL_LEN, VOCAB_SIZE, saying

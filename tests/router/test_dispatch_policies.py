@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router import assignments, connection, load_watch
+from router import assignments, connection, worker_watch
 from router.circuit_breaker import MAX_FAILURES
 from tests.router.conftest import until
 from tests.router.scripted_servers import failing, hanging, saying, server_stats
@@ -197,7 +197,7 @@ async def test_requests_go_where_servers_say_that_less_is_queued(make_stack):
 
 
 async def test_requests_under_way_count_before_any_server_has_said_so(make_stack, monkeypatch):
-    monkeypatch.setattr(load_watch, "BUSY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(worker_watch, "BUSY_INTERVAL_S", 0.05)
     stack = await make_stack(num_prefill=2, num_decode=2, decode_policy="least_loaded")
     for server in stack.decode:
         server.script = hanging

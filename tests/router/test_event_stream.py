@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from router import write_limit
+from router import disconnect
+from router.disconnect import WriteLimit
 from router.event_stream import DONE, EventStream
 from router.http_connection import WRITE_PART, WritePart
-from router.write_limit import WriteLimit
 from wire.errors import CancelledRequestError
 
 SCOPE: dict[str, Any] = {"type": "http"}
@@ -53,7 +53,7 @@ async def test_what_a_slow_client_does_not_take_at_once_is_left_to_the_task():
 
 
 async def test_a_client_that_takes_nothing_ends_its_stream(monkeypatch):
-    monkeypatch.setattr(write_limit, "WRITE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(disconnect, "WRITE_TIMEOUT_S", 0.02)
 
     async def stuck():
         async with WriteLimit() as limit:
@@ -65,7 +65,7 @@ async def test_a_client_that_takes_nothing_ends_its_stream(monkeypatch):
 
 
 async def test_no_time_counts_between_two_writes(monkeypatch):
-    monkeypatch.setattr(write_limit, "WRITE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(disconnect, "WRITE_TIMEOUT_S", 0.01)
     async with WriteLimit() as limit:
         limit.began()
         limit.ended()

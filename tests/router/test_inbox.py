@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from router.backlog import Backlog
-from router.inbox import Inbox
+from router.inbox import Backlog, Inbox
 
 
 def ignore(_weight):

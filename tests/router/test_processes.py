@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.access.authentication import OPEN_PATHS
+from router.probes import OPEN_PATHS
 from router.sibling_metrics import PATH_OF_ONE, merged
 from testing.command_lines import BY_NAME, parsed
 from tests.router.conftest import TIMEOUT_S, until

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from router import completion_response, generation, logprob_limits
+from router import completion_response, generation, logprobs
 from router.chat_response import ChatWriter
 from router.completion_response import CompletionWriter
 from router.slice_lane import SliceLane
@@ -220,8 +220,8 @@ async def test_a_request_whose_news_fill_the_memory_ends_and_others_go_on(make_s
 async def test_more_log_probabilities_than_the_limits_are_refused(
     make_stack, monkeypatch, asked, param, says
 ):
-    monkeypatch.setattr(logprob_limits, "MAX_IN_STEP", 160)
-    monkeypatch.setattr(logprob_limits, "MAX_KEPT", 500)
+    monkeypatch.setattr(logprobs, "MAX_IN_STEP", 160)
+    monkeypatch.setattr(logprobs, "MAX_KEPT", 500)
     stack = await make_stack()
     response = await stack.complete(**asked)
     assert response.status_code == 400
@@ -231,7 +231,7 @@ async def test_more_log_probabilities_than_the_limits_are_refused(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stream_may_be_longer_than_an_answer_in_one_piece(make_stack, monkeypatch, words, stream):
-    monkeypatch.setattr(logprob_limits, "MAX_KEPT", 500)
+    monkeypatch.setattr(logprobs, "MAX_KEPT", 500)
     stack = await make_stack()
     stack.decode[0].script = saying(words.encode_now("hello world"))
     response = await stack.chat(n=2, max_tokens=126, logprobs=True, top_logprobs=1, stream=stream)
@@ -244,7 +244,7 @@ async def test_a_stream_may_be_longer_than_an_answer_in_one_piece(make_stack, mo
 async def test_a_chat_that_names_no_length_gets_one_that_its_log_probabilities_allow(
     make_stack, monkeypatch, words, stream, longest
 ):
-    monkeypatch.setattr(logprob_limits, "MAX_KEPT", 500)
+    monkeypatch.setattr(logprobs, "MAX_KEPT", 500)
     stack = await make_stack()
     stack.decode[0].script = saying(words.encode_now("hello world"))
     response = await stack.chat(n=2, logprobs=True, top_logprobs=1, stream=stream)
@@ -255,7 +255,7 @@ async def test_a_chat_that_names_no_length_gets_one_that_its_log_probabilities_a
 
 
 def test_openai_s_maxima_are_within_the_limit_of_a_step():
-    logprob_limits.check_in_step(128, 20, param="top_logprobs")
+    logprobs.check_in_step(128, 20, param="top_logprobs")
 
 
 async def test_a_long_answer_leaves_in_parts_and_is_whole(make_stack, monkeypatch, words):

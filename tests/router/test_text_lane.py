@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from router.answer import Answer
 from router.event_stream import event
-from router.event_template import EventTemplate
-from router.text_lane import TextLane
+from router.text_lane import EventTemplate, TextLane
 from tests.router.tokenizers_for_tests import byte_level
 from wire.generation import RequestOutput
 from wire.sampling_params import SamplingParams

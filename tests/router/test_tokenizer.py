@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from router.sampling_defaults import SamplingDefaults
+from router.model_folder import SamplingDefaults
 from router.tokenizer import INLINE_CHARS, Tokenizer
 from tests.router.tokenizers_for_tests import (
     BOS,

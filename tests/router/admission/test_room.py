@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.admission.residence import Residence
+from router.admission.place import Residence
 from router.admission.room import GUARANTEED_BLOCKS, Resource, Room
 
 

@@ -100,9 +100,9 @@ async def test_large_bodies_take_turns_and_small_ones_do_not_wait(make_stack):
     stack = await make_stack()
     stack.decode[0].script = saying([300])
     large = {"model": MODEL, "prompt": "hello", "max_tokens": 1, "x": "a" * LARGE_BODY_BYTES}
-    async with stack.app.state.services.large_bodies.turn("somebody"):
+    async with stack.app.state.body_room.large_bodies.turn("somebody"):
         waiting = asyncio.create_task(stack.client.post("/v1/completions", json=large))
-        await until(lambda: stack.app.state.services.large_bodies._waiting)
+        await until(lambda: stack.app.state.body_room.large_bodies._waiting)
         assert (await stack.complete(max_tokens=1)).status_code == 200
         assert not waiting.done()
     assert (await waiting).status_code == 200

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.config import PodDiscovery
 from router.kubernetes import reflector
 from router.kubernetes.cluster import Deadlines
-from router.kubernetes.settings import PodDiscovery
 from tests.kubernetes_api import NAMESPACE, running_api
 from tests.router.scripted_servers import saying
 

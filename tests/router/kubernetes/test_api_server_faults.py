@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from router.kubernetes.backoff import FIRST_PAUSE_S, JITTER
+from router.kubernetes.reflector import FIRST_PAUSE_S, JITTER
 from testing.repository import DOCS
 from tests.router.conftest import until, why_not_ready
 
@@ -24,13 +24,13 @@ async def cloud(make_cloud):
 
 
 async def relisted(cloud, cause):
-    await until(lambda: cloud.pods.figures.relists[cause] and cloud.api.num_watches)
+    await until(lambda: cloud.pods.metrics.relists[cause] and cloud.api.num_watches)
 
 
 async def test_what_is_deleted_while_the_api_is_away_is_missed_by_nobody(cloud):
     first, second = cloud.stack.decode
     await cloud.api.stop()
-    await until(lambda: cloud.pods.figures.relists["unreachable"])
+    await until(lambda: cloud.pods.metrics.relists["unreachable"])
     assert cloud.in_use() == {first.address, second.address}, "what is known stays"
     assert "can't be reached" in cloud.pods.problem
     cloud.api.end_pod("a")
@@ -75,13 +75,13 @@ async def test_a_watch_from_a_version_that_is_gone_is_followed_by_a_list(cloud, 
 
     def compact_behind(request):
         response = original(request)
-        if cloud.pods.figures.relists["gone"] < 2:
+        if cloud.pods.metrics.relists["gone"] < 2:
             cloud.api.compact()
         return response
 
     cloud.api._list = compact_behind
     cloud.api.break_watches()
-    await until(lambda: cloud.pods.figures.relists["gone"] == 2 and cloud.api.num_watches)
+    await until(lambda: cloud.pods.metrics.relists["gone"] == 2 and cloud.api.num_watches)
     assert len([request for request in cloud.api.requests if request.verb == "list"]) == num_lists + 3
 
 
@@ -91,7 +91,7 @@ async def test_pages_of_a_list_that_are_gone_are_followed_by_a_list(cloud):
 
     def forget(request):
         response = original(request)
-        if not cloud.pods.figures.relists["gone"]:
+        if not cloud.pods.metrics.relists["gone"]:
             cloud.api.compact()
         return response
 
@@ -108,7 +108,7 @@ async def test_a_half_open_connection_is_noticed(make_cloud, deadlines):
     await until(lambda: cloud.in_use() and cloud.api.num_watches)
     cloud.api.is_silent = True
     cloud.api.end_pod("a")
-    await until(lambda: cloud.pods.figures.relists["silent"] >= 2)
+    await until(lambda: cloud.pods.metrics.relists["silent"] >= 2)
     await until(lambda: "nothing came" in cloud.pods.problem or "longer than 0.3 s" in cloud.pods.problem)
     assert cloud.in_use(), "what is known stays"
     cloud.api.is_silent = False
@@ -123,15 +123,15 @@ async def test_bookmarks_keep_a_quiet_watch_alive(make_cloud, deadlines, api):
     await until(lambda: cloud.api.num_watches)
     began = time.monotonic()
     await until(lambda: time.monotonic() > began + 1.2 * silent_s)
-    assert cloud.pods.figures.events["bookmark"] > 2
-    assert not cloud.pods.figures.relists.total()
+    assert cloud.pods.metrics.events["bookmark"] > 2
+    assert not cloud.pods.metrics.relists.total()
     assert await cloud.stack.metric("twinfang_discovery_contact_age_seconds") < silent_s
 
 
 async def test_a_watch_ends_when_it_was_asked_to(make_cloud, deadlines):
     deadlines(watch_s=1.0)
     cloud = await make_cloud(role="both")
-    await until(lambda: cloud.pods.figures.relists["ended"])
+    await until(lambda: cloud.pods.metrics.relists["ended"])
     watches = [request.query for request in cloud.api.requests if request.verb == "watch"]
     assert watches[0]["timeoutSeconds"] == "1"
     assert (watches[0]["allowWatchBookmarks"], watches[0]["labelSelector"]) == ("True", "twinfang.io/role")
@@ -140,7 +140,7 @@ async def test_a_watch_ends_when_it_was_asked_to(make_cloud, deadlines):
 async def test_what_is_refused_is_said_with_its_remedy(cloud):
     cloud.api.forbidden = {"list"}
     cloud.api.break_watches()
-    await until(lambda: cloud.pods.figures.relists["refused"])
+    await until(lambda: cloud.pods.metrics.relists["refused"])
     assert "403" in cloud.pods.problem
     assert "RoleBinding" in cloud.pods.problem
     for name in ("a", "b"):
@@ -169,7 +169,7 @@ async def test_a_storm_of_410_is_met_with_longer_and_longer_pauses(cloud):
     cloud.api.watch_answer = 410
     began, before = time.monotonic(), len(cloud.api.requests)
     cloud.api.break_watches()
-    await until(lambda: cloud.pods.figures.relists["gone"] == NUM_FAILURES)
+    await until(lambda: cloud.pods.metrics.relists["gone"] == NUM_FAILURES)
     assert time.monotonic() - began > SHORTEST_S
     assert len(cloud.api.requests) - before == 2 * NUM_FAILURES, "a list and a watch each"
 
@@ -177,7 +177,7 @@ async def test_a_storm_of_410_is_met_with_longer_and_longer_pauses(cloud):
 async def test_refused_connections_are_met_with_longer_and_longer_pauses(cloud):
     began = time.monotonic()
     await cloud.api.stop()
-    await until(lambda: cloud.pods.figures.relists["unreachable"] == NUM_FAILURES)
+    await until(lambda: cloud.pods.metrics.relists["unreachable"] == NUM_FAILURES)
     assert time.monotonic() - began > SHORTEST_S
 
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kubernetes.backoff import FIRST_PAUSE_S, JITTER, LASTED_S, MAX_PAUSE_S, Backoff
+from router.kubernetes.reflector import FIRST_PAUSE_S, JITTER, LASTED_S, MAX_PAUSE_S, Backoff
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.integers())

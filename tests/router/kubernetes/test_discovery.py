@@ -10,7 +10,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from router.kubernetes.settings import PodDiscovery
+from router.config import PodDiscovery
 from testing.command_lines import BY_NAME, parsed
 from tests.kubernetes_api import NAMESPACE
 from tests.router.conftest import TIMEOUT_S, until
@@ -314,7 +314,7 @@ async def test_what_flags_and_operators_say_of_a_server_holds(make_cloud, tmp_pa
     cloud.api.set_ready("b", False)
     cloud.api.set_ready("b", True)
     cloud.api.say_gone()
-    await until(lambda: cloud.api.num_watches and cloud.pods.figures.relists["gone"])
+    await until(lambda: cloud.api.num_watches and cloud.pods.metrics.relists["gone"])
     assert cloud.workers() == {first.address: workers[first.address]}
     cloud.api.end_pod("b")
     cloud.add("b", second)

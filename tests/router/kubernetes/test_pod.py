@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config import check_address
+from router.config import PodDiscovery, check_address
 from router.kubernetes.cluster_error import ClusterError
-from router.kubernetes.pod import NoServer, PodServer, claimants, offer_of
-from router.kubernetes.settings import PodDiscovery, label_value
+from router.kubernetes.pod import NoServer, PodServer, claimants, label_value, offer_of
 from tests.kubernetes_api import KubernetesApi
 from wire.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""How long an HTTP request may take: what its client grants it, within the router's limit."""
+"""What a client says of its request in headers: how long it may take, and which session it belongs to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ import math
 from fastapi import Request
 
 from router.config import RouterConfig
+from router.http.bounds import SESSION
 from router.openai_errors import shown
 from wire.errors import InvalidRequestError
+
+
+def session_of(request: Request, config: RouterConfig) -> str | None:
+    """The value of the configured header; None without such a header, or if it is empty.
+
+    Raises :class:`InvalidRequestError` for one that is too long.
+    """
+    session = request.headers.get(config.session_header) or None if config.session_header else None
+    SESSION.check(session, config.session_header)
+    return session
+
 
 HEADER = "X-Request-Timeout"
 """Seconds from the request's arrival to its last token."""

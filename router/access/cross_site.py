@@ -1,0 +1,68 @@
+"""Refuses requests by other names and from pages of other sites (:mod:`wire.cross_site`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.openai_errors import error_response, shown
+from wire.cross_site import AllowedHosts, is_of_another_site
+from wire.errors import HostNotAllowedError, InvalidRequestError, OriginNotAllowedError
+
+
+class AllowedHostsMiddleware:
+    """Pure ASGI: refuses requests by another name, whatever they are for. HTTP/1.0 may name none."""
+
+    def __init__(self, app: ASGIApp, *, allowed: AllowedHosts) -> None:
+        self._app = app
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope) if scope["type"] in ("http", "websocket") else None
+        await (self._app if error is None else error_response(error))(scope, receive, send)
+
+    def _error(self, scope: Scope) -> InvalidRequestError | None:
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        if len(given) != 1:
+            if not given and scope.get("http_version") == "1.0":
+                return None  # no browser of today
+            return InvalidRequestError(f"a request needs one Host header, this one has {len(given)}")
+        host = given[0].decode("latin-1")
+        if self._allowed.takes(host):
+            return None
+        return HostNotAllowedError(
+            f"this router does not go by the name {shown(host)}: if it should, start it with --allowed-host "
+            "and that name without its port"
+        )
+
+
+class OriginsMiddleware:
+    """Pure ASGI: refuses them, whatever they are for."""
+
+    def __init__(self, app: ASGIApp, *, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            header = partial(_header, scope)
+            if is_of_another_site(scope.get("method", ""), header, self._allowed):
+                await error_response(_error(header("origin")))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _error(origin: str | None) -> OriginNotAllowedError:
+    whose = "another site" if origin is None else f"origin {shown(origin)}"
+    return OriginNotAllowedError(
+        f"pages of {whose} may not send requests here: if they should, start the router with "
+        "--cors-origin and the page's origin, as in https://chat.example.com"
+    )
+
+
+def _header(scope: Scope, wanted: str) -> str | None:
+    name = wanted.encode("latin-1")
+    values = [value for other, value in scope["headers"] if other == name]
+    return b", ".join(values).decode("latin-1") if values else None
