@@ -163,7 +163,6 @@ def _served(
         lambda: (servers.not_ready_reason() or NOBODY).error(),
         lambda: hold.may_end,
     )
-    servers.on_prefilled = gate.look
     return ServedModel(
         name,
         folder.tokenizer,

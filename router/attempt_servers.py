@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from router.assignments import Assignment
 from router.choice_timeline import ChoiceTimeline
@@ -27,11 +27,17 @@ SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, Twinfang
 """No missed deadlines: a queue that is too long for them is no reason to make the others' longer."""
 
 
-class AttemptServers:
-    """Chooses servers, and tells each when its part has begun, has done well, has failed or is over."""
+class Attempt:
+    """Chooses servers, and tells each when its part has begun, has done well, has failed or is over.
 
-    def __init__(self, pool: ModelServers, timeline: ChoiceTimeline) -> None:
+    ``on_prefilled`` is told that a prefill server has computed a prompt: it has room for another.
+    """
+
+    def __init__(
+        self, pool: ModelServers, timeline: ChoiceTimeline, *, on_prefilled: Callable[[], None]
+    ) -> None:
         self._pool = pool
+        self._on_prefilled = on_prefilled
         self._timeline = timeline
         self._prefill: Assignment | None = None
         self._decode: Assignment | None = None
@@ -59,7 +65,7 @@ class AttemptServers:
         self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
         if self._prefill is not None:
             self._prefill.unload()
-            self._pool.on_prefilled()
+            self._on_prefilled()
 
     def progressed(self) -> None:
         """A token came: the decode server serves, and what the prefill server computed was good."""

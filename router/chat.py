@@ -13,13 +13,14 @@ from router.chat_prompt import ChatFields, chat_text
 from router.chat_response import ChatWriter
 from router.json_body import body_schema
 from router.logprobs import check_in_one_piece, check_in_step, longest_in_one_piece
-from router.openai_errors import request_id_of, shown
+from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
 from router.request_headers import deadline_of
 from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
 from router.services import Services, services_of
 from router.structured_output import wanted_structure
-from router.text_request import TextRequest, check_num_choices, read_once_known
+from router.text_body import check_num_choices, read_once_known, text_request
+from router.text_request import TextRequest
 from router.text_response import respond
 from router.tool_calls.tool_choice import offered_tools
 from router.tool_calls.tool_use import wanted_tool_use
@@ -81,7 +82,9 @@ class ChatBody(ChatFields, SamplingFields):
         return param, value
 
 
-async def check_chat(body: ChatBody, services: Services, *, request_id: str, client: Client) -> TextRequest:
+async def check_chat(
+    http: Request, body: ChatBody, services: Services, *, client: Client, deadline: float
+) -> TextRequest:
     """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
     with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
     model = services.models.find(body.model)
@@ -132,14 +135,17 @@ async def check_chat(body: ChatBody, services: Services, *, request_id: str, cli
         vocab_size=limits.vocab_size,
         grammar=None if form is None else form.grammar,
     )
-    return TextRequest.of(
+    return text_request(
+        http,
         body,
-        request_id=f"chatcmpl-{request_id}",
+        services,
+        id_prefix="chatcmpl",
         model=model,
         prompts=[prompt],
         params=params,
         tool_use=tool_use,
         client=client,
+        deadline=deadline,
     )
 
 
@@ -157,10 +163,11 @@ async def create_chat_completion(request: Request) -> Response:
     with services.metrics.refusals(client.api_key.name):
         deadline = deadline_of(request, services.config)
         chat = await check_chat(
+            request,
             # by no name, which would keep it as long as the answer
             await read_once_known(request, ChatBody, services, client, deadline=deadline),
             services,
-            request_id=request_id_of(request),
             client=client,
+            deadline=deadline,
         )
-    return await respond(request, chat, ChatWriter(chat), services, deadline=deadline)
+    return await respond(request, chat, ChatWriter(chat), services)

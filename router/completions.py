@@ -14,13 +14,14 @@ from router.api_schemas import Completion, answers
 from router.completion_response import CompletionWriter
 from router.json_body import body_schema
 from router.logprobs import check_echoed, check_in_one_piece, check_in_step
-from router.openai_errors import request_id_of, shown
+from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.request_headers import deadline_of
 from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
 from router.services import Services, services_of
 from router.structured_output import wanted_structure
-from router.text_request import TextRequest, check_num_choices, read_once_known
+from router.text_body import check_num_choices, read_once_known, text_request
+from router.text_request import TextRequest
 from router.text_response import respond
 from wire.errors import InvalidRequestError
 from wire.sampling_params import RANGES
@@ -59,7 +60,7 @@ class CompletionBody(SamplingFields):
 
 
 async def check_completion(
-    body: CompletionBody, services: Services, *, request_id: str, client: Client
+    http: Request, body: CompletionBody, services: Services, *, client: Client, deadline: float
 ) -> TextRequest:
     """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
     and :class:`UnavailableError` while no server is there to say what the limits are."""
@@ -113,13 +114,16 @@ async def check_completion(
         prompts.append(prompt)
     if body.logprobs is not None:
         _check_logprobs(body, body.logprobs, prompts, max_tokens)
-    return TextRequest.of(
+    return text_request(
+        http,
         body,
-        request_id=f"cmpl-{request_id}",
+        services,
+        id_prefix="cmpl",
         model=model,
         prompts=prompts,
         params=params,
         client=client,
+        deadline=deadline,
         echo=bool(body.echo),
     )
 
@@ -168,10 +172,11 @@ async def create_completion(request: Request) -> Response:
     with services.metrics.refusals(client.api_key.name):
         deadline = deadline_of(request, services.config)
         completion = await check_completion(
+            request,
             # by no name, which would keep it as long as the answer
             await read_once_known(request, CompletionBody, services, client, deadline=deadline),
             services,
-            request_id=request_id_of(request),
             client=client,
+            deadline=deadline,
         )
-    return await respond(request, completion, CompletionWriter(completion), services, deadline=deadline)
+    return await respond(request, completion, CompletionWriter(completion), services)

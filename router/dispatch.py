@@ -14,14 +14,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from router.absence import NobodyServesError
-from router.attempt_servers import HANDOFF_FAULTS, AttemptServers
-from router.choice import Choice
+from router.attempt_servers import HANDOFF_FAULTS, Attempt
 from router.choice_timeline import ChoiceTimeline
 from router.decode_stream import DecodeStream, Receiver
-from router.hold import Hold
-from router.model_servers import ModelServers
+from router.model_catalog import ServedModel
 from router.policies.policy import Demand
 from router.prefill_client import PrefillClient
+from router.text_request import Choice
 from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
 from wire.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
 from wire.handoff import AnyTicket, PartialTicket, Ticket
@@ -47,7 +46,7 @@ class Dispatch:
     twice. After several failures without a token in between the error is let through; the last attempt before
     that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
 
-    Where no server is left to try, it waits for one that comes back (``hold``); that costs no attempt.
+    Where no server is left to try, it waits for one that comes back (``model.hold``); that costs no attempt.
     What the client has begun to get goes on at servers of the same fingerprint only.
 
     A server that is about to stop lets its requests go (``moved``): another one reads their state.
@@ -58,10 +57,9 @@ class Dispatch:
 
     def __init__(
         self,
-        pool: ModelServers,
+        model: ServedModel,
         choice: Choice,
         *,
-        hold: Hold,
         deadline: float,
         receiver: Receiver,
         on_retry: Callable[[str], None],
@@ -81,9 +79,9 @@ class Dispatch:
         self._prefilling: asyncio.Task[None] | None = None
         """Set while a prefill's reply is waited for."""
         self._held_back: list[RequestOutput] = []
-        self._pool = pool
-        self._hold = hold
-        self._servers = AttemptServers(pool, timeline)
+        self._pool = model.servers
+        self._hold = model.hold
+        self._servers = Attempt(model.servers, timeline, on_prefilled=model.gate.look)
         self._choice = choice.seeded
         self._deadline = deadline
         self._receiver = receiver

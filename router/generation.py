@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from router.admission.gate import Asked
+from router.admission.fair_queue import QueuedRequest
 from router.admission.place import Place
 from router.answer import Answer, Delta
-from router.choice import Choice
 from router.dispatch import Dispatch
 from router.inbox import Inbox
-from router.model_catalog import ServedModel
 from router.request_record import RequestRecord
 from router.services import Services
 from router.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
+from router.text_lane import TextLane
+from router.text_request import TextRequest
 from wire.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -33,37 +32,49 @@ class Generation:
     One choice's error ends the others: the client gets an answer or an error, not a mixture.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        model: ServedModel,
-        choices: Sequence[tuple[Choice, Answer]],
-        record: RequestRecord,
-        *,
-        deadline: float,
-    ) -> None:
+    def __init__(self, services: Services, request: TextRequest, lane: TextLane | None = None) -> None:
+        """``lane``: of a single choice, once it is open, takes tokens that come while :meth:`step` is waited
+        for; what it leaves :meth:`step` brings."""
+        model, limits = request.model, request.model.servers.limits()
         self._services = services
         self._token_metrics = services.metrics.tokens
         self._model = model
-        self._record = record
-        num_tokens = sum(len(choice.token_ids) for choice, _ in choices)
-        self._asked = Asked(record.client.name, record.priority, len(choices), num_tokens)
+        self._request = request
+        self._choices = request.choices()
+        self._num_prompt_tokens = sum(len(choice.token_ids) for choice in self._choices)
+        self.answers = [
+            Answer(
+                model.tokenizer,
+                choice.params,
+                prompt_token_ids=choice.token_ids,
+                stop=request.stop,
+                include_stop_str_in_output=request.include_stop_str_in_output,
+                skip_special_tokens=request.skip_special_tokens,
+                eos_token_ids=limits.eos_token_ids,
+            )
+            for choice in self._choices
+        ]
+        self._record = RequestRecord(
+            request.id,
+            model.name,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_choices=len(self._choices),
+            count_tokens=self._count_tokens,
+            priority=request.priority,
+            client=request.client,
+            trace=request.trace,
+        )
         self._place: Place | None = None
-        self._choices = choices
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox(services.backlog.changed)
-        self.pass_on: Callable[[tuple[int, ...]], Delta | None] | None = None
-        """Of a single choice: is given tokens, but the last ones, that come while :meth:`step` is waited for.
-        What it returns :meth:`step` brings."""
+        self.lane = lane
         self._dispatches: list[Dispatch] = []
-        self._unfinished = set(range(len(choices)))
-        self._last_token_s = [0.0] * len(choices)
+        self._unfinished = set(range(len(self._choices)))
+        self._last_token_s = [0.0] * len(self._choices)
         self._started_s = 0.0
-        self._deadline = deadline
         self._exits = AsyncExitStack()
 
-    @property
-    def answers(self) -> list[Answer]:
-        return [answer for _, answer in self._choices]
+    def _count_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.answers)
 
     async def __aenter__(self) -> Generation:
         """Waits for its turn. Raises what :meth:`Gate.enter` raises."""
@@ -73,36 +84,41 @@ class Generation:
             exits.enter_context(metrics.request(self._record.client.api_key.name))
             exits.enter_context(self._services.requests.follow(self._record))
             with self._record.abortable_task():
-                entry = self._model.gate.enter(self._asked, deadline=self._deadline)
+                queued = QueuedRequest(
+                    self._request.client.name,
+                    self._request.priority,
+                    len(self._choices),
+                    self._num_prompt_tokens,
+                    since_s=self._started_s,
+                    begin=self._begin,
+                )
+                entry = self._model.gate.enter(queued, deadline=self._request.deadline)
                 self._place = await exits.enter_async_context(entry)  # a 429 is counted as well
             self._record.admitted()
             exits.enter_context(self._record.abortable(self._abort))
             exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
             self._exits = exits.pop_all()
         metrics.request_queue.observe(self._place.queue_s)
-        timer = asyncio.get_running_loop().call_at(self._deadline, self._expire)
+        timer = asyncio.get_running_loop().call_at(self._request.deadline, self._expire)
         self._exits.callback(timer.cancel)
-        self._place.begin = self._begin
-        self._begin(self._place.num_places)
+        self._begin()
         return self
 
-    def _begin(self, count: int) -> None:
-        """So many further choices, those that come next."""
-        begun = len(self._dispatches)
-        for index in range(begun, begun + count):
-            self._start(index)
+    def _begin(self) -> None:
+        """Begins with the choices that there is room for, and that have not begun."""
+        if self._place is not None:
+            for index in range(len(self._dispatches), len(self._choices) - self._place.num_left):
+                self._start(index)
 
     def _expire(self) -> None:
         for index in self._unfinished:
             self._inbox.put((index, DeadlineError.told("the request was not finished within its time limit")))
 
     def _start(self, index: int) -> None:
-        choice = self._choices[index][0]
         dispatch = Dispatch(
-            self._model.servers,
-            choice,
-            hold=self._model.hold,
-            deadline=self._deadline,
+            self._model,
+            self._choices[index],
+            deadline=self._request.deadline,
             receiver=_ChoiceReceiver(self, index, self._inbox),
             on_retry=self._services.metrics.retried,
             timeline=self._record.choices[index],
@@ -116,12 +132,11 @@ class Generation:
         for dispatch in self._dispatches:
             dispatch.cancel()
         if self._place is not None:
-            asked, num_answer_tokens = self._asked, sum(answer.num_tokens for answer in self.answers)
-            self._place.num_answer_tokens = num_answer_tokens
+            self._place.num_answer_tokens = self._count_tokens()
             self._services.metrics.keys.used(
                 self._record.client.api_key.name,
-                num_prompt_tokens=asked.num_tokens,
-                num_answer_tokens=num_answer_tokens,
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_answer_tokens=self._place.num_answer_tokens,
             )
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
@@ -141,7 +156,7 @@ class Generation:
 
     def cached_tokens(self, index: int) -> int:
         """Prompt tokens of a finished choice that some prefix cache held."""
-        reply, stats = self._dispatches[index].prefill_reply, self._choices[index][1].stats
+        reply, stats = self._dispatches[index].prefill_reply, self.answers[index].stats
         if reply is not None:
             return reply.cached_tokens
         return 0 if stats is None else stats.cached_tokens
@@ -182,7 +197,7 @@ class Generation:
             return event
         if event.finish_reason == "cancelled":
             raise CancelledRequestError("the request was cancelled on its decode server")
-        answer = self._choices[index][1]
+        answer = self.answers[index]
         delta = answer.push(event)
         if delta.token_ids:
             self.measure(index, len(delta.token_ids))
@@ -201,7 +216,7 @@ class Generation:
         return delta
 
     def _note_end(self, index: int) -> None:
-        choice, answer = self._choices[index]
+        choice, answer = self._choices[index], self.answers[index]
         timeline = self._record.choices[index]
         timeline.ended(answer.stats)
         self._services.recent.choice_ended(
@@ -243,13 +258,13 @@ class _ChoiceReceiver:
         self._inbox.put((self._index, output), weight)
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        pass_on = self._generation.pass_on
-        weight = OUTPUT_WEIGHT + len(token_ids)
-        if pass_on is None or not self._inbox.is_awaited:
+        generation, lane, weight = self._generation, self._generation.lane, OUTPUT_WEIGHT + len(token_ids)
+        if lane is None or not lane.is_open or not self._inbox.is_awaited:
             self._inbox.put((self._index, RequestOutput("", token_ids)), weight)
             return
         try:
-            left = pass_on(token_ids)
+            left = lane.write(generation.answers[self._index], token_ids)
+            generation.measure(self._index, len(token_ids))
         except Exception as error:
             self._inbox.put((self._index, error))
             return

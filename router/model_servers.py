@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from router.absence import Absence, NobodyServesError
-from router.admission.room import Room
+from router.admission.room import Capacity
 from router.config import ROLE_LABEL, RouterConfig
 from router.conversations import Conversations
 from router.decode_stream import DecodeStream
@@ -61,8 +61,6 @@ class ModelServers:
         # One's turns, and what is kept for one's conversations, are nothing to another.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
-        self.on_prefilled: Callable[[], None] = lambda: None
-        """Told that a prefill server has computed a prompt: it has room for another."""
 
     def use_policies(self, config: RouterConfig) -> None:
         """Those of ``config`` from now on; they know nothing of what others chose before."""
@@ -163,7 +161,7 @@ class ModelServers:
             raise self._unavailable("prefill", "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
 
-    def room(self) -> Room | None:
+    def room(self) -> Capacity | None:
         """What the servers have for further requests; None while none could be served.
 
         Servers whose circuit breaker is open count only where all are.
@@ -178,7 +176,7 @@ class ModelServers:
         decode = [known for known in decode if known.breaker.allows()] or decode
         blocks = [known.blocks for known in decode]
         prefill = _taking([client for client, _ in self._connected(self._prefill)], ANY)
-        return Room(
+        return Capacity(
             rows=tuple(known.rows for known in decode),
             blocks=() if None in blocks else tuple(filter(None, blocks)),
             prefill=tuple(client.assignments.prefill_queue for client in prefill),

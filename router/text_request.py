@@ -1,28 +1,45 @@
-"""A checked request for text, whichever endpoint it came to."""
+"""A checked request for text, whichever endpoint it came to, and what a choice of it asks of servers."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import secrets
+from dataclasses import dataclass, replace
+from itertools import product
 
-from fastapi import Request
-
-from router.access.client import ANYBODY, Client
-from router.disconnect import run_until_disconnect
-from router.json_body import read_json
+from router.access.client import Client
 from router.model_catalog import ServedModel
 from router.prompt import Prompt
-from router.request_trace import UNTRACED, RequestTrace
-from router.sampling_fields import SamplingFields
-from router.services import Services
+from router.request_trace import RequestTrace
 from router.tool_calls.tool_use import ToolUse
-from wire.errors import InvalidRequestError
 from wire.sampling_params import SamplingParams
 
-Body = TypeVar("Body", bound=SamplingFields)
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to one prompt."""
+
+    request_id: str
+    """Unique among all requests of the router."""
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    prompt_logprobs: int | None = None
+    cache_salt: str = ""
+    client: str = ""
+    """Name of whose choice it is."""
+    session: str | None = None
+    """Requests of one session go to the same servers."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no answer is wanted: the prompt's log-probabilities alone, or not even these."""
+        return self.params.max_tokens == 0
+
+    @property
+    def seeded(self) -> Choice:
+        """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
+        if self.params.seed is not None:
+            return self
+        return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,52 +63,16 @@ class TextRequest:
     skip_special_tokens: bool
     cache_salt: str
     """Only requests with the same salt share cached prompts."""
-    tool_use: ToolUse | None = None
+    tool_use: ToolUse | None
     """How answers may call tools; None: they are just text."""
-    client: Client = ANYBODY
-    priority: int = 0
+    client: Client
+    priority: int
     """Lower is earlier."""
-    deadline: float = math.inf
+    deadline: float
     """When it must have ended, on the event loop's clock."""
-    session: str | None = None
+    session: str | None
     """Requests of one session go to the same servers."""
-    trace: RequestTrace = UNTRACED
-
-    @classmethod
-    def of(
-        cls,
-        body: SamplingFields,
-        *,
-        request_id: str,
-        model: ServedModel,
-        prompts: Sequence[Prompt],
-        params: tuple[SamplingParams, ...],
-        client: Client,
-        echo: bool = False,
-        tool_use: ToolUse | None = None,
-    ) -> TextRequest:
-        options = body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        shows_marks = tool_use is not None and tool_use.has_special_marks
-        return cls(
-            id=request_id,
-            created=int(time.time()),
-            model=model,
-            prompts=tuple(prompts),
-            params=params,
-            stop=body.stop_strings,
-            stream=bool(body.stream),
-            include_usage=include_usage,
-            continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
-            echo=echo,
-            return_token_ids=bool(body.return_token_ids),
-            include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False and not shows_marks,
-            cache_salt=body.cache_salt or "",
-            tool_use=tool_use,
-            client=client,
-            priority=body.priority_for(client.api_key),
-        )
+    trace: RequestTrace
 
     @property
     def n(self) -> int:
@@ -113,29 +94,22 @@ class TextRequest:
         """Prompt tokens count once a prompt, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
+    def choices(self) -> list[Choice]:
+        """In the order of the prompts."""
+        return [
+            self._choice(prompt, params, number)
+            for number, (prompt, params) in enumerate(product(self.prompts, self.params))
+        ]
 
-async def read_once_known(
-    http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
-) -> Body:
-    """Reads a request's body, and waits for its model's first server, which says what it is checked against.
-
-    Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
-    if the client goes away.
-    """
-    body = await read_json(http, kind)
-    model = services.models.find(body.model)
-    if not model.servers.has_limits:
-        priority = body.priority_for(client.api_key)
-        wait = model.gate.wait_for_servers(client.name, priority, deadline=deadline)
-        await run_until_disconnect(http.receive, wait)
-    return body
-
-
-def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:
-    if num_prompts * n > max_choices:
-        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
-        raise InvalidRequestError(
-            f"{prompts} with n = {n} make {num_prompts * n} choices, the limit is {max_choices}: "
-            "send fewer at a time, or raise the router's --max-choices",
-            param=param,
+    def _choice(self, prompt: Prompt, params: SamplingParams, number: int) -> Choice:
+        wants_prompt_logprobs = self.echo and len(prompt.token_ids) > 1
+        return Choice(
+            # Two clients may choose the same X-Request-Id; the servers must still tell them apart.
+            request_id=f"{self.id}-{number}-{secrets.token_hex(4)}",
+            token_ids=prompt.token_ids,
+            params=params,
+            prompt_logprobs=self.logprobs if wants_prompt_logprobs else None,
+            cache_salt=self.cache_salt,
+            client=self.client.name,
+            session=self.session,
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,19 +10,15 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from router.answer import Answer, Delta
-from router.choice import Choice
 from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, event
 from router.generation import Generation
 from router.http.body_room import share_of
 from router.http.json_answer import JsonAnswer
 from router.http_connection import WritePart
-from router.request_headers import session_of
-from router.request_record import RequestRecord
-from router.request_trace import begin_trace
 from router.services import Services
 from router.slice_lane import SliceLane
-from router.text_lane import EventTemplate, TextLane
+from router.text_lane import TextLane
 from router.text_request import TextRequest
 
 
@@ -47,21 +41,15 @@ class Writer(Protocol):
         """What ends a stream if usage was asked for: it has no choices."""
 
 
-async def respond(
-    http: Request, request: TextRequest, writer: Writer, services: Services, *, deadline: float
-) -> Response:
+async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
     share_of(http.scope).give_back()
-    trace = begin_trace(http, request.id, services.tracing)
-    with services.metrics.refusals(request.client.api_key.name):
-        session = session_of(http, services.config)
-    request = replace(request, session=session, trace=trace, deadline=deadline)
     if request.stream:
         return EventStream(partial(_events, request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
 
 
 async def _answer(request: TextRequest, writer: Writer, services: Services) -> Response:
-    async with _generation(request, services) as generation:
+    async with Generation(services, request) as generation:
         answers = generation.answers
         wholes = [Delta() for _ in answers]
         while deltas := await generation.step():
@@ -80,7 +68,8 @@ async def _events(
 
     Behind its first token a single choice's text takes a :class:`TextLane`; this is woken for the rest.
     """
-    async with _generation(request, services) as generation:
+    lane = TextLane(write_now) if request.tells_just_text else None
+    async with Generation(services, request, lane) as generation:
         answers = generation.answers
         seen: set[int] = set()
 
@@ -109,52 +98,8 @@ async def _events(
             if data:  # a call of a tool is shown when it is complete
                 yield data
             # What could not be written now comes again, but who looks for calls takes a text just once.
-            if generation.pass_on is None and request.tells_just_text:
-                template = EventTemplate(lambda text: written(0, Delta(text)))
-                lane = TextLane(
-                    answers[0], template, measure=partial(generation.measure, 0), write_now=write_now
-                )
-                generation.pass_on = lane.write
-
-
-def _generation(request: TextRequest, services: Services) -> Generation:
-    model = request.model
-    limits = model.servers.limits()
-    choices = []
-    for i, prompt in enumerate(request.prompts):
-        wants_prompt_logprobs = request.echo and len(prompt.token_ids) > 1
-        for j, params in enumerate(request.params):
-            choice = Choice(
-                # Two clients may choose the same X-Request-Id; the servers must still tell them apart.
-                request_id=f"{request.id}-{i * request.n + j}-{secrets.token_hex(4)}",
-                token_ids=prompt.token_ids,
-                params=params,
-                prompt_logprobs=request.logprobs if wants_prompt_logprobs else None,
-                cache_salt=request.cache_salt,
-                client=request.client.name,
-                session=request.session,
-            )
-            answer = Answer(
-                model.tokenizer,
-                params,
-                prompt_token_ids=prompt.token_ids,
-                stop=request.stop,
-                include_stop_str_in_output=request.include_stop_str_in_output,
-                skip_special_tokens=request.skip_special_tokens,
-                eos_token_ids=limits.eos_token_ids,
-            )
-            choices.append((choice, answer))
-    record = RequestRecord(
-        request.id,
-        model.name,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_choices=len(choices),
-        count_tokens=lambda: sum(answer.num_tokens for _, answer in choices),
-        priority=request.priority,
-        client=request.client,
-        trace=request.trace,
-    )
-    return Generation(services, model, choices, record, deadline=request.deadline)
+            if lane is not None and not lane.is_open:
+                lane.open(lambda text: written(0, Delta(text)))
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:

@@ -10,6 +10,7 @@ their answers under way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ANSWER_WEIGHT = 2.0
@@ -20,7 +21,7 @@ MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class QueuedRequest:
     """One HTTP request in the queue."""
 
     client: str
@@ -33,13 +34,15 @@ class Turn:
     """Of all its prompts, each counted once a choice."""
     since_s: float = 0.0
     """When it came, by the monotonic clock."""
+    begin: Callable[[], None] = lambda: None
+    """Told, once it is let in, that there is room for further choices."""
 
 
 @dataclass
 class _Level:
     """All that waits with one priority."""
 
-    waiting: dict[str, dict[Turn, None]] = field(default_factory=dict)
+    waiting: dict[str, dict[QueuedRequest, None]] = field(default_factory=dict)
     """Turns of each client that has any, oldest first."""
     served: dict[str, float] = field(default_factory=dict)
     """Tokens each client was served since somebody waits here, or where it began."""
@@ -72,7 +75,7 @@ class FairQueue:
     def __len__(self) -> int:
         return self._num_turns
 
-    def push(self, turn: Turn) -> None:
+    def push(self, turn: QueuedRequest) -> None:
         level = self._levels.setdefault(turn.priority, _Level())
         if turn.client not in level.waiting:
             start = min((level.served[client] for client in level.waiting), default=0.0)
@@ -88,14 +91,14 @@ class FairQueue:
         """Those that wait."""
         return {client for level in self._levels.values() for client in level.waiting}
 
-    def next(self) -> Turn | None:
+    def next(self) -> QueuedRequest | None:
         """Whose turn it is; it stays in the queue."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]
         return next(iter(level.waiting[level.next_client]))
 
-    def heads(self) -> list[Turn]:
+    def heads(self) -> list[QueuedRequest]:
         """The first turn of each client of a level, in the order of :meth:`next`."""
         return [
             next(iter(level.waiting[client]))
@@ -103,18 +106,18 @@ class FairQueue:
             for client in sorted(level.waiting, key=lambda client: level.served[client])
         ]
 
-    def serve(self, turn: Turn) -> None:
+    def serve(self, turn: QueuedRequest) -> None:
         """Takes a turn out of the queue to be served: its prompt counts."""
         self.charge(turn, turn.num_tokens)
         self.remove(turn)
 
-    def charge(self, turn: Turn, num_tokens: float) -> None:
+    def charge(self, turn: QueuedRequest, num_tokens: float) -> None:
         """Counts what a client was served; of no consequence where nobody waits any more."""
         level = self._levels.get(turn.priority)
         if level is not None:
             level.served[turn.client] = level.served.get(turn.client, 0.0) + num_tokens
 
-    def remove(self, turn: Turn) -> None:
+    def remove(self, turn: QueuedRequest) -> None:
         """Takes a turn out of the queue that will not be served, or has been. Raises KeyError if it is not
         there."""
         level = self._levels[turn.priority]
@@ -127,7 +130,7 @@ class FairQueue:
         self._num_turns -= 1
         self.num_places -= turn.num_places
 
-    def displaced_by(self, client: str, priority: int) -> Turn | None:
+    def displaced_by(self, client: str, priority: int) -> QueuedRequest | None:
         """Who leaves a full queue for a request of ``client``; None: nobody, so it is the one to be refused.
 
         A full queue must not lock out those that it is fair to. The newest turn of the client that has the

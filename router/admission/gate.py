@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, Turn
+from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, QueuedRequest
 from router.admission.place import RESERVED, Place, Residence, first_places
-from router.admission.room import Room
+from router.admission.room import Capacity
 from router.config import RouterConfig
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
@@ -28,18 +28,6 @@ class GateLimits:
     """Requests that wait."""
     hold_s: float = 0.0
     """How long each of them waits for servers that are away."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one HTTP request wants to be let in for."""
-
-    client: str
-    """Its name."""
-    priority: int
-    num_choices: int
-    num_tokens: int
-    """Of all its prompts, each counted once a choice."""
 
 
 class Gate:
@@ -58,7 +46,7 @@ class Gate:
     def __init__(
         self,
         limits: GateLimits,
-        room: Callable[[], Room | None],
+        room: Callable[[], Capacity | None],
         problem: Callable[[], UnavailableError],
         may_return: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -72,7 +60,7 @@ class Gate:
         self._problem = problem
         self._may_return = may_return
         self._queue = FairQueue()
-        self._admissions: dict[Turn, asyncio.Future[Place]] = {}
+        self._admissions: dict[QueuedRequest, asyncio.Future[Place]] = {}
         self._growing: dict[Place, None] = {}
         """Those with choices that have not begun, oldest first."""
         self._look: asyncio.TimerHandle | None = None
@@ -115,11 +103,10 @@ class Gate:
             raise self._overloaded()
 
     @asynccontextmanager
-    async def enter(self, asked: Asked, *, deadline: float) -> AsyncIterator[Place]:
+    async def enter(self, turn: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
         """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
         to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
         :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
-        turn = Turn(asked.client, asked.priority, asked.num_choices, asked.num_tokens, time.monotonic())
         place = self._admits(turn) or await self._wait(turn, deadline)
         try:
             yield place
@@ -129,7 +116,7 @@ class Gate:
     async def wait_for_servers(self, client: str, priority: int, *, deadline: float) -> None:
         """Waits in the queue and takes no place: for what can't be checked before a server has said what it
         can take. Raises what :meth:`enter` raises."""
-        turn = Turn(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
+        turn = QueuedRequest(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
         if self._admits(turn) is None:
             await self._wait(turn, deadline)
 
@@ -146,21 +133,21 @@ class Gate:
 
     # --- in ----------------------------------------------------------------------------------------
 
-    def _room_or_hold(self) -> Room | None:
+    def _room_or_hold(self) -> Capacity | None:
         """None: nobody serves, and a request may wait for somebody. Else raises :class:`UnavailableError`."""
         room = self._room()
         if room is None and not (self.limits.hold_s > 0 and self._may_return()):
             raise self._problem()
         return room
 
-    def _admits(self, turn: Turn) -> Place | None:
+    def _admits(self, turn: QueuedRequest) -> Place | None:
         """What it holds if it was let in without a wait."""
         room = self._room_or_hold()
         if room is None or len(self._queue):
             return None
         return self._placed(turn, room)
 
-    def _placed(self, turn: Turn, room: Room, just_sent: int = 0) -> Place | None:
+    def _placed(self, turn: QueuedRequest, room: Capacity, just_sent: int = 0) -> Place | None:
         """What it holds from now on; None: there is no room for it."""
         places = min(self.limits.max_in_flight, room.places)
         wanted = first_places(turn, places=places, taken=self.num_in_flight)
@@ -170,14 +157,14 @@ class Gate:
                 return self._placed_in_share(turn, room, just_sent)
         return self._place(turn, wanted)
 
-    def _placed_in_share(self, turn: Turn, room: Room, just_sent: int) -> Place | None:
+    def _placed_in_share(self, turn: QueuedRequest, room: Capacity, just_sent: int) -> Place | None:
         """The same for as many places as its client's share still has, whoever holds them now."""
         wanted = min(turn.num_places, self._unused_share(turn.client, room))
         if wanted < 1 or not room.has_prefill(just_sent):
             return None
         return self._place(turn, wanted)
 
-    def _place(self, turn: Turn, num_places: int) -> Place:
+    def _place(self, turn: QueuedRequest, num_places: int) -> Place:
         self._take(turn.client, num_places)
         place = Place(turn, num_places)
         if place.num_left:
@@ -195,7 +182,7 @@ class Gate:
         if not self._held[client]:
             del self._held[client]
 
-    def _unused_share(self, client: str, room: Room) -> int:
+    def _unused_share(self, client: str, room: Capacity) -> int:
         """How many places a client may take on top of all that are taken: none if nobody else has any.
 
         The k-th client that comes gets a k-th part of all places at most. So 1 + 1/2 + 1/3 + … times as many
@@ -205,7 +192,7 @@ class Gate:
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
         return max(0, min(share - self._held[client], self.limits.max_in_flight - self.num_in_flight))
 
-    async def _wait(self, turn: Turn, deadline: float) -> Place:
+    async def _wait(self, turn: QueuedRequest, deadline: float) -> Place:
         if self._is_full:
             displaced = self._queue.displaced_by(turn.client, turn.priority)
             if displaced is None:
@@ -258,7 +245,7 @@ class Gate:
                 self._grow(min(self.limits.max_in_flight, room.places))
         self._look_again()
 
-    def _overtaking(self, room: Room, just_sent: int) -> Place | None:
+    def _overtaking(self, room: Capacity, just_sent: int) -> Place | None:
         """What the first client gets that waits and has less than its share."""
         if min(self.limits.max_in_flight, room.places) < len(self._queue.clients):
             return None  # nobody's share is a place
@@ -307,13 +294,13 @@ class Gate:
                 return
             self._give_up(turn, self._problem())
 
-    def _give_up(self, turn: Turn, error: OverloadedError | UnavailableError) -> None:
+    def _give_up(self, turn: QueuedRequest, error: OverloadedError | UnavailableError) -> None:
         admission = self._admissions[turn]
         self._forget(turn)
         if not admission.done():
             admission.set_exception(error)
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: QueuedRequest) -> None:
         del self._admissions[turn]
         self._queue.remove(turn)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
-from router.admission.fair_queue import Turn
+from router.admission.fair_queue import QueuedRequest
 
 RESERVED = 4
 """A request of many choices leaves one of so many places to others."""
@@ -19,7 +18,7 @@ class Place:
     is free. So it uses servers that are idle, and keeps nobody from those that are busy.
     """
 
-    def __init__(self, turn: Turn, num_places: int) -> None:
+    def __init__(self, turn: QueuedRequest, num_places: int) -> None:
         self.turn = turn
         self.num_places = num_places
         """Choices that may run now."""
@@ -29,17 +28,15 @@ class Place:
         """Told by the request's owner before it leaves: the key is charged for them."""
         self.since_s = time.monotonic()
         self.queue_s = self.since_s - turn.since_s
-        self.begin: Callable[[int], None] = lambda count: None
-        """Begins with so many further choices; set by the request's owner."""
 
     def grow(self, count: int) -> None:
         """Room for further choices."""
         self.num_places += count
         self.num_left -= count
-        self.begin(count)
+        self.turn.begin()
 
 
-def first_places(turn: Turn, *, places: int, taken: int) -> int:
+def first_places(turn: QueuedRequest, *, places: int, taken: int) -> int:
     """How many of ``places`` a request begins with: all that it wants, or what others can spare."""
     reserved = places // RESERVED
     if turn.num_places <= max(1, reserved):

@@ -42,7 +42,7 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What the servers of one model have for this router, each one's on its own: a frozen one must not stand
     for all."""
 

@@ -1,7 +1,7 @@
 // The whole page as a function of what is known. Nothing below this file keeps state.
 
 import { confirmation } from "./confirmation.js";
-import { figures } from "./figures.js";
+import { throughput } from "./throughput.js";
 import { banner, header, notice, unsaved } from "./header.js";
 import { latencies } from "./latencies.js";
 import { requestTable } from "./request_table.js";
@@ -29,7 +29,7 @@ export function page(store, actions) {
 
 function content(store, actions) {
   return h("main", { class: "content", id: "content" },
-    figures(store),
+    throughput(store),
     topology(store, actions),
     latencies(store),
     requestTable(store, actions),

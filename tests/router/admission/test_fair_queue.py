@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.admission.fair_queue import FairQueue, Turn
+from router.admission.fair_queue import FairQueue, QueuedRequest
 
 MAX_TOKENS = 1000
 CLIENTS = st.sampled_from(["a", "b", "c"])
 TOKENS = st.integers(1, MAX_TOKENS)
 
 
-def turn(client: str = "a", priority: int = 0, num_tokens: int = 10, num_places: int = 1) -> Turn:
-    return Turn(client, priority, num_places, num_tokens)
+def turn(client: str = "a", priority: int = 0, num_tokens: int = 10, num_places: int = 1) -> QueuedRequest:
+    return QueuedRequest(client, priority, num_places, num_tokens)
 
 
-def served(queue: FairQueue, count: int) -> list[Turn]:
+def served(queue: FairQueue, count: int) -> list[QueuedRequest]:
     taken = []
     for _ in range(count):
         chosen = queue.next()
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_clients_and_priorities_that_do_not_wait():
 # --- a full queue ----------------------------------------------------------------------------------
 
 
-def full_of(*turns: Turn) -> FairQueue:
+def full_of(*turns: QueuedRequest) -> FairQueue:
     queue = FairQueue()
     for one in turns:
         queue.push(one)
@@ -140,8 +140,8 @@ class AnyLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = FairQueue()
-        self.turns: list[Turn] = []
-        self.running: list[Turn] = []
+        self.turns: list[QueuedRequest] = []
+        self.running: list[QueuedRequest] = []
 
     @rule(client=CLIENTS, priority=st.integers(-1, 1), num_tokens=TOKENS, num_places=st.integers(1, 4))
     def push(self, client, priority, num_tokens, num_places):

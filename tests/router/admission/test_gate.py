@@ -1,12 +1,14 @@
 """The gate as requests see it; what servers have room for is said by the test."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 
-from router.admission.gate import Asked, Gate, GateLimits
-from router.admission.room import Resource, Room
+from router.admission.fair_queue import QueuedRequest
+from router.admission.gate import Gate, GateLimits
+from router.admission.room import Capacity, Resource
 from tests.router.conftest import until
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
@@ -18,8 +20,8 @@ class Servers:
         self.rows = rows
         self.may_return = True
 
-    def room(self) -> Room | None:
-        return Room((Resource(self.rows),), (), ()) if self.rows else None
+    def room(self) -> Capacity | None:
+        return Capacity((Resource(self.rows),), (), ()) if self.rows else None
 
 
 class Client:
@@ -29,7 +31,9 @@ class Client:
         self, gate: Gate, client: str = "", priority: int = 0, num_choices: int = 1, timeout_s: float = 20
     ):
         self.gate = gate
-        self.asked = Asked(client, priority, num_choices, 10 * num_choices)
+        self.asked = QueuedRequest(
+            client, priority, num_choices, 10 * num_choices, time.monotonic(), self._begin
+        )
         self.is_in = False
         self.num_begun = 0
         self.done = asyncio.Event()
@@ -38,12 +42,12 @@ class Client:
     async def _run(self, deadline: float) -> None:
         async with self.gate.enter(self.asked, deadline=deadline) as self.place:
             self.is_in = True
-            self.place.begin = self._begin
-            self._begin(self.place.num_places)
+            self._begin()
             await self.done.wait()
 
-    def _begin(self, count: int) -> None:
-        self.num_begun += count
+    def _begin(self) -> None:
+        if self.is_in:
+            self.num_begun = self.asked.num_places - self.place.num_left
 
     def choice_ends(self) -> None:
         """One of several."""

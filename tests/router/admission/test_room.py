@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.admission.place import Residence
-from router.admission.room import GUARANTEED_BLOCKS, Resource, Room
+from router.admission.room import GUARANTEED_BLOCKS, Capacity, Resource
 
 
-def room(rows: float = 64, others: float = 0, *, prefill=(), blocks=(), num_routers: int = 1) -> Room:
-    return Room((Resource(rows, others),), blocks, prefill, num_routers)
+def room(rows: float = 64, others: float = 0, *, prefill=(), blocks=(), num_routers: int = 1) -> Capacity:
+    return Capacity((Resource(rows, others),), blocks, prefill, num_routers)
 
 
 def test_a_router_alone_fills_all_rows_and_has_some_more_prompts_computed():
@@ -43,7 +43,7 @@ def test_routers_that_all_want_more_come_to_have_equal_parts(rows, num_routers, 
     seen = [0] * num_routers
 
     def fill(router: int) -> None:
-        limit = Room((Resource(rows, seen[router]),), (), (), num_routers).places
+        limit = Capacity((Resource(rows, seen[router]),), (), (), num_routers).places
         own[router] = max(own[router], limit)
 
     for router in range(num_routers):

@@ -1,4 +1,4 @@
-// The router's main figures, each with its last two minutes.
+// What the router does a second, each with its last two minutes.
 
 import { bytes, count, ms, percent, quantity } from "./format.js";
 import { sparkline } from "./sparkline.js";
@@ -6,7 +6,7 @@ import { h } from "./vendor/preact.mjs";
 
 const [SHORTEST_S, LONGEST_S] = [10, 120];
 
-export function figures({ stats, history }) {
+export function throughput({ stats, history }) {
   const windowS = Math.min(LONGEST_S, Math.max(SHORTEST_S, stats.at - history[0].at));
   const line = (read) => history.map((at) => [at.at, read(at)]);
   const [transferred, unit] = bytes(stats.transfer.bytes_per_s);
@@ -20,8 +20,8 @@ export function figures({ stats, history }) {
       ),
       sparkline(line(read), windowS),
     );
-  return h("section", { "aria-labelledby": "figures-title" },
-    h("h2", { id: "figures-title", class: "visually-hidden" }, "Throughput"),
+  return h("section", { "aria-labelledby": "throughput-title" },
+    h("h2", { id: "throughput-title", class: "visually-hidden" }, "Throughput"),
     h("dl", { class: "tiles" },
       tile("Requests", quantity(throughput.requests_per_s), "/s",
         `${count(stats.in_flight)} in flight, ${count(stats.queued)} queued`,
