@@ -1,1 +1,1 @@
-"""Who may use the router: API keys and where they come from."""
+"""Who may use the router: API keys and where they come from, names and sites that are let in."""

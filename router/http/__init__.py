@@ -1,1 +1,1 @@
-"""What the router does for every HTTP request, whatever it asks for."""
+"""HTTP itself, whatever is asked for: connections, the server, events, errors, the end of a process."""

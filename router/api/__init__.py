@@ -1,0 +1,1 @@
+"""Requests in, answers out: what all HTTP APIs share, and probes."""

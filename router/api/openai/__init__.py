@@ -1,0 +1,1 @@
+"""OpenAI's API: completions, chat completions, models; and vLLM's tokenization."""

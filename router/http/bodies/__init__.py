@@ -1,0 +1,1 @@
+"""Bodies of requests: how large they may be, what memory and time they get, how they are read."""

@@ -1,0 +1,1 @@
+"""What is measured and remembered: metrics, the last minute, requests with their timelines and traces."""
