@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from router.access.client import Client, client_of
+from router.access.client import Client
 from router.api_schemas import ChatCompletion, answers
 from router.chat_prompt import ChatFields, chat_text
 from router.chat_response import ChatWriter
@@ -15,13 +15,11 @@ from router.json_body import body_schema
 from router.logprobs import check_in_one_piece, check_in_step, longest_in_one_piece
 from router.openai_errors import shown
 from router.prompt import check_context, encode_prompt
-from router.request_headers import deadline_of
-from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
-from router.services import Services, services_of
+from router.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices, ranged
+from router.services import Services
 from router.structured_output import wanted_structure
-from router.text_body import check_num_choices, read_once_known, text_request
+from router.text_endpoint import answer_text
 from router.text_request import TextRequest
-from router.text_response import respond
 from router.tool_calls.tool_choice import offered_tools
 from router.tool_calls.tool_use import wanted_tool_use
 from wire.errors import InvalidRequestError
@@ -83,7 +81,7 @@ class ChatBody(ChatFields, SamplingFields):
 
 
 async def check_chat(
-    http: Request, body: ChatBody, services: Services, *, client: Client, deadline: float
+    http: Request, body: ChatBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
     """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
     with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
@@ -135,9 +133,8 @@ async def check_chat(
         vocab_size=limits.vocab_size,
         grammar=None if form is None else form.grammar,
     )
-    return text_request(
+    return body.text_request(
         http,
-        body,
         services,
         id_prefix="chatcmpl",
         model=model,
@@ -158,16 +155,4 @@ router = APIRouter()
     openapi_extra=body_schema(ChatBody),
 )
 async def create_chat_completion(request: Request) -> Response:
-    services = services_of(request)
-    client = client_of(request)
-    with services.metrics.refusals(client.api_key.name):
-        deadline = deadline_of(request, services.config)
-        chat = await check_chat(
-            request,
-            # by no name, which would keep it as long as the answer
-            await read_once_known(request, ChatBody, services, client, deadline=deadline),
-            services,
-            client=client,
-            deadline=deadline,
-        )
-    return await respond(request, chat, ChatWriter(chat), services)
+    return await answer_text(request, ChatBody, check_chat, ChatWriter)

@@ -9,20 +9,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from router.access.client import Client, client_of
+from router.access.client import Client
 from router.api_schemas import Completion, answers
 from router.completion_response import CompletionWriter
 from router.json_body import body_schema
 from router.logprobs import check_echoed, check_in_one_piece, check_in_step
 from router.openai_errors import shown
 from router.prompt import Prompt, check_context, check_ids, encode_prompt
-from router.request_headers import deadline_of
-from router.sampling_fields import UNSUPPORTED, SamplingFields, ranged
-from router.services import Services, services_of
+from router.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices, ranged
+from router.services import Services
 from router.structured_output import wanted_structure
-from router.text_body import check_num_choices, read_once_known, text_request
+from router.text_endpoint import answer_text
 from router.text_request import TextRequest
-from router.text_response import respond
 from wire.errors import InvalidRequestError
 from wire.sampling_params import RANGES
 
@@ -60,7 +58,7 @@ class CompletionBody(SamplingFields):
 
 
 async def check_completion(
-    http: Request, body: CompletionBody, services: Services, *, client: Client, deadline: float
+    http: Request, body: CompletionBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
     """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
     and :class:`UnavailableError` while no server is there to say what the limits are."""
@@ -114,9 +112,8 @@ async def check_completion(
         prompts.append(prompt)
     if body.logprobs is not None:
         _check_logprobs(body, body.logprobs, prompts, max_tokens)
-    return text_request(
+    return body.text_request(
         http,
-        body,
         services,
         id_prefix="cmpl",
         model=model,
@@ -167,16 +164,4 @@ router = APIRouter()
     "/v1/completions", responses=answers(Completion, streams=True), openapi_extra=body_schema(CompletionBody)
 )
 async def create_completion(request: Request) -> Response:
-    services = services_of(request)
-    client = client_of(request)
-    with services.metrics.refusals(client.api_key.name):
-        deadline = deadline_of(request, services.config)
-        completion = await check_completion(
-            request,
-            # by no name, which would keep it as long as the answer
-            await read_once_known(request, CompletionBody, services, client, deadline=deadline),
-            services,
-            client=client,
-            deadline=deadline,
-        )
-    return await respond(request, completion, CompletionWriter(completion), services)
+    return await answer_text(request, CompletionBody, check_completion, CompletionWriter)

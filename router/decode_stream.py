@@ -13,7 +13,7 @@ import grpc.aio
 
 from router.background import OnFatal, cancel_and_wait
 from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, MayConnect, require_nothing
-from router.server_link import ServerLink
+from router.server_link import AddedBy, ServerLink
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.generation import (
@@ -54,6 +54,7 @@ class DecodeStream(ServerLink):
         served_models: frozenset[str] | None = None,
         may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
+        added_by: AddedBy = "flag",
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
         super().__init__(
@@ -62,6 +63,7 @@ class DecodeStream(ServerLink):
             served_models=served_models,
             may_connect=may_connect,
             probe_interval_s=probe_interval_s,
+            added_by=added_by,
         )
         self._max_backoff_s = min(RETRY_INTERVAL_S, probe_interval_s)
         self._look_interval_s = min(LOOK_INTERVAL_S, probe_interval_s)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from router.background import OnFatal
 from router.connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, MayConnect, require_nothing
-from router.server_link import ServerLink
+from router.server_link import AddedBy, ServerLink
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.generation import PrefillReply, PrefillRequest
 from wire.handoff import Abandon, PartialTicket
@@ -36,6 +36,7 @@ class PrefillClient(ServerLink):
         served_models: frozenset[str] | None = None,
         may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
+        added_by: AddedBy = "flag",
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
         super().__init__(
@@ -44,6 +45,7 @@ class PrefillClient(ServerLink):
             served_models=served_models,
             may_connect=may_connect,
             probe_interval_s=probe_interval_s,
+            added_by=added_by,
         )
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()

@@ -1,17 +1,28 @@
-"""Fields that completions and chat completions share, and how they become sampling parameters."""
+"""Fields that completions and chats share, and what they become: sampling parameters, a request."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.access.api_keys import ApiKey
+from router.access.client import Client
+from router.model_catalog import ServedModel
 from router.model_folder import SamplingDefaults
-from router.openai_errors import shown
+from router.openai_errors import request_id_of, shown
+from router.prompt import Prompt
+from router.request_headers import session_of
+from router.request_trace import begin_trace
+from router.services import Services
 from router.structured_output import StructuredFields
+from router.text_request import TextRequest
+from router.tool_calls.tool_use import ToolUse
 from wire.errors import InvalidRequestError, PermissionDeniedError
 from wire.sampling_params import RANGES, SamplingParams
 
@@ -171,6 +182,60 @@ class SamplingFields(StructuredFields):
             return (params,) * self.num_choices
         return tuple(
             dataclasses.replace(params, seed=_wrap(params.seed + j)) for j in range(self.num_choices)
+        )
+
+    def text_request(
+        self,
+        http: Request,
+        services: Services,
+        *,
+        id_prefix: str,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        params: tuple[SamplingParams, ...],
+        client: Client,
+        deadline: float,
+        echo: bool = False,
+        tool_use: ToolUse | None = None,
+    ) -> TextRequest:
+        """What checked fields ask for. Begins the request's trace. Raises :class:`InvalidRequestError` for a
+        session that is too long."""
+        options = self.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        shows_marks = tool_use is not None and tool_use.has_special_marks
+        session = session_of(http, services.config)
+        request_id = f"{id_prefix}-{request_id_of(http)}"
+        return TextRequest(
+            id=request_id,
+            created=int(time.time()),
+            model=model,
+            prompts=tuple(prompts),
+            params=params,
+            stop=self.stop_strings,
+            stream=bool(self.stream),
+            include_usage=include_usage,
+            continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
+            echo=echo,
+            return_token_ids=bool(self.return_token_ids),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
+            cache_salt=self.cache_salt or "",
+            tool_use=tool_use,
+            client=client,
+            priority=self.priority_for(client.api_key),
+            deadline=deadline,
+            session=session,
+            trace=begin_trace(http, request_id, services.tracing),
+        )
+
+
+def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:
+    if num_prompts * n > max_choices:
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+        raise InvalidRequestError(
+            f"{prompts} with n = {n} make {num_prompts * n} choices, the limit is {max_choices}: "
+            "send fewer at a time, or raise the router's --max-choices",
+            param=param,
         )
 
 

@@ -31,8 +31,6 @@ def worker_id(role: PoolRole, address: str) -> str:
 class ServerLink:
     """One server of a pool: its connection, whether it drains, what this router has under way there."""
 
-    added_by: AddedBy = "flag"
-
     def __init__(
         self,
         pool_role: PoolRole,
@@ -41,9 +39,11 @@ class ServerLink:
         served_models: frozenset[str] | None,
         may_connect: MayConnect,
         probe_interval_s: float,
+        added_by: AddedBy,
     ) -> None:
         self.pool_role = pool_role
         self.address = address
+        self.added_by = added_by
         self.worker_id = worker_id(pool_role, address)
         self.assignments = Assignments(time.monotonic)
         self._connection = Connection(address, ROLES[pool_role], served_models, may_connect=may_connect)

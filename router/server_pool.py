@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 from router.absence import Absence
 from router.assignments import Assignments
@@ -30,6 +31,15 @@ COLLECT_DELAY_S = 0.1
 LEAVE_POLL_S = 0.1
 LEAVE_GRACE_S = 5.0
 """A removed prefill server's lease may have to be given back after its request has left."""
+
+
+class _LinkSettings(TypedDict):
+    """What links to servers of both roles are made with."""
+
+    served_models: frozenset[str] | None
+    may_connect: MayConnect
+    probe_interval_s: float
+    added_by: AddedBy
 
 
 class ServerPool:
@@ -68,13 +78,18 @@ class ServerPool:
     def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
         """A server to be used as soon as it answers. Raises :class:`ConflictError` if it is there already."""
         self._require_new(role, address)
-        may_connect = self._may_connect if added_by == "api" else require_nothing
-        make = self._make_prefill if role == "prefill" else self._make_decode
-        worker = make(address, may_connect)
-        worker.added_by = added_by
-        if isinstance(worker, PrefillClient):
+        settings: _LinkSettings = {
+            "served_models": self._served,
+            "may_connect": self._may_connect if added_by == "api" else require_nothing,
+            "probe_interval_s": self._interval_s,
+            "added_by": added_by,
+        }
+        worker: Worker
+        if role == "prefill":
+            worker = PrefillClient(address, on_appear=self._introduce_to_decode, **settings)
             self._prefill.append(worker)
         else:
+            worker = DecodeStream(address, prefill_addresses=self._prefill_addresses, **settings)
             self._decode.append(worker)
         if self._on_fatal is not None:
             self._watch(worker, self._on_fatal)
@@ -124,24 +139,6 @@ class ServerPool:
             servers.use_policies(config)
         for worker, watch in self._watches.items():
             watch.read_prefixes(self._reads_prefixes(worker))
-
-    def _make_prefill(self, address: str, may_connect: MayConnect) -> PrefillClient:
-        return PrefillClient(
-            address,
-            served_models=self._served,
-            may_connect=may_connect,
-            probe_interval_s=self._interval_s,
-            on_appear=self._introduce_to_decode,
-        )
-
-    def _make_decode(self, address: str, may_connect: MayConnect) -> DecodeStream:
-        return DecodeStream(
-            address,
-            served_models=self._served,
-            may_connect=may_connect,
-            probe_interval_s=self._interval_s,
-            prefill_addresses=self._prefill_addresses,
-        )
 
     def _watch(self, worker: Worker, on_fatal: OnFatal) -> None:
         watch = WorkerWatch(

@@ -1,14 +1,15 @@
-"""Runs a checked request and answers it, streamed or in one piece."""
+"""What endpoints for text do: read a request, check it, run it, and answer in a stream or in one piece."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from router.access.client import Client, client_of
 from router.answer import Answer, Delta
 from router.disconnect import run_until_disconnect
 from router.event_stream import DONE, EventStream, event
@@ -16,10 +17,15 @@ from router.generation import Generation
 from router.http.body_room import share_of
 from router.http.json_answer import JsonAnswer
 from router.http_connection import WritePart
-from router.services import Services
+from router.json_body import read_json
+from router.request_headers import deadline_of
+from router.sampling_fields import SamplingFields
+from router.services import Services, services_of
 from router.slice_lane import SliceLane
 from router.text_lane import TextLane
 from router.text_request import TextRequest
+
+Body = TypeVar("Body", bound=SamplingFields)
 
 
 class Writer(Protocol):
@@ -41,11 +47,46 @@ class Writer(Protocol):
         """What ends a stream if usage was asked for: it has no choices."""
 
 
-async def respond(http: Request, request: TextRequest, writer: Writer, services: Services) -> Response:
+async def answer_text(
+    http: Request,
+    kind: type[Body],
+    check: Callable[[Request, Body, Services, Client, float], Awaitable[TextRequest]],
+    writer_of: Callable[[TextRequest], Writer],
+) -> Response:
+    """``check`` is also given whose request it is and its deadline."""
+    services, client = services_of(http), client_of(http)
+    with services.metrics.refusals(client.api_key.name):
+        deadline = deadline_of(http, services.config)
+        request = await check(
+            http,
+            # by no name, which would keep it as long as the answer
+            await _read_once_known(http, kind, services, client, deadline=deadline),
+            services,
+            client,
+            deadline,
+        )
     share_of(http.scope).give_back()
+    writer = writer_of(request)
     if request.stream:
         return EventStream(partial(_events, request, writer, services))
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
+
+
+async def _read_once_known(
+    http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
+) -> Body:
+    """Reads a request's body, and waits for its model's first server, which says what it is checked against.
+
+    Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
+    if the client goes away.
+    """
+    body = await read_json(http, kind)
+    model = services.models.find(body.model)
+    if not model.servers.has_limits:
+        priority = body.priority_for(client.api_key)
+        wait = model.gate.wait_for_servers(client.name, priority, deadline=deadline)
+        await run_until_disconnect(http.receive, wait)
+    return body
 
 
 async def _answer(request: TextRequest, writer: Writer, services: Services) -> Response:
