@@ -68,23 +68,23 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
-        self._num_turns = 0
+        self._num_queued = 0
         self.num_places = 0
         """Of all turns that wait."""
 
     def __len__(self) -> int:
-        return self._num_turns
+        return self._num_queued
 
-    def push(self, turn: QueuedRequest) -> None:
-        level = self._levels.setdefault(turn.priority, _Level())
-        if turn.client not in level.waiting:
+    def push(self, queued: QueuedRequest) -> None:
+        level = self._levels.setdefault(queued.priority, _Level())
+        if queued.client not in level.waiting:
             start = min((level.served[client] for client in level.waiting), default=0.0)
-            level.served[turn.client] = max(level.served.get(turn.client, 0.0), start)
-            level.waiting[turn.client] = {}
+            level.served[queued.client] = max(level.served.get(queued.client, 0.0), start)
+            level.waiting[queued.client] = {}
             level.forget()
-        level.waiting[turn.client][turn] = None
-        self._num_turns += 1
-        self.num_places += turn.num_places
+        level.waiting[queued.client][queued] = None
+        self._num_queued += 1
+        self.num_places += queued.num_places
 
     @property
     def clients(self) -> set[str]:
@@ -106,29 +106,29 @@ class FairQueue:
             for client in sorted(level.waiting, key=lambda client: level.served[client])
         ]
 
-    def serve(self, turn: QueuedRequest) -> None:
+    def serve(self, queued: QueuedRequest) -> None:
         """Takes a turn out of the queue to be served: its prompt counts."""
-        self.charge(turn, turn.num_tokens)
-        self.remove(turn)
+        self.charge(queued, queued.num_tokens)
+        self.remove(queued)
 
-    def charge(self, turn: QueuedRequest, num_tokens: float) -> None:
+    def charge(self, queued: QueuedRequest, num_tokens: float) -> None:
         """Counts what a client was served; of no consequence where nobody waits any more."""
-        level = self._levels.get(turn.priority)
+        level = self._levels.get(queued.priority)
         if level is not None:
-            level.served[turn.client] = level.served.get(turn.client, 0.0) + num_tokens
+            level.served[queued.client] = level.served.get(queued.client, 0.0) + num_tokens
 
-    def remove(self, turn: QueuedRequest) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Takes a turn out of the queue that will not be served, or has been. Raises KeyError if it is not
         there."""
-        level = self._levels[turn.priority]
-        turns = level.waiting[turn.client]
-        del turns[turn]
+        level = self._levels[queued.priority]
+        turns = level.waiting[queued.client]
+        del turns[queued]
         if not turns:
-            del level.waiting[turn.client]
+            del level.waiting[queued.client]
         if not level.waiting:
-            del self._levels[turn.priority]
-        self._num_turns -= 1
-        self.num_places -= turn.num_places
+            del self._levels[queued.priority]
+        self._num_queued -= 1
+        self.num_places -= queued.num_places
 
     def displaced_by(self, client: str, priority: int) -> QueuedRequest | None:
         """Who leaves a full queue for a request of ``client``; None: nobody, so it is the one to be refused.

@@ -103,11 +103,11 @@ class Gate:
             raise self._overloaded()
 
     @asynccontextmanager
-    async def enter(self, turn: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
+    async def enter(self, queued: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
         """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
         to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
         :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
-        place = self._admits(turn) or await self._wait(turn, deadline)
+        place = self._admits(queued) or await self._wait(queued, deadline)
         try:
             yield place
         finally:
@@ -116,9 +116,9 @@ class Gate:
     async def wait_for_servers(self, client: str, priority: int, *, deadline: float) -> None:
         """Waits in the queue and takes no place: for what can't be checked before a server has said what it
         can take. Raises what :meth:`enter` raises."""
-        turn = QueuedRequest(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
-        if self._admits(turn) is None:
-            await self._wait(turn, deadline)
+        queued = QueuedRequest(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
+        if self._admits(queued) is None:
+            await self._wait(queued, deadline)
 
     def choice_ended(self, place: Place) -> None:
         """One of a request's choices has ended while others go on or have not begun: another one takes its
@@ -128,7 +128,7 @@ class Gate:
             place.grow(1)
         elif place.num_places > 1:
             place.num_places -= 1
-            self._give_back(place.turn.client, 1)
+            self._give_back(place.queued.client, 1)
             self.look()
 
     # --- in ----------------------------------------------------------------------------------------
@@ -140,33 +140,33 @@ class Gate:
             raise self._problem()
         return room
 
-    def _admits(self, turn: QueuedRequest) -> Place | None:
+    def _admits(self, queued: QueuedRequest) -> Place | None:
         """What it holds if it was let in without a wait."""
         room = self._room_or_hold()
         if room is None or len(self._queue):
             return None
-        return self._placed(turn, room)
+        return self._placed(queued, room)
 
-    def _placed(self, turn: QueuedRequest, room: Capacity, just_sent: int = 0) -> Place | None:
+    def _placed(self, queued: QueuedRequest, room: Capacity, just_sent: int = 0) -> Place | None:
         """What it holds from now on; None: there is no room for it."""
         places = min(self.limits.max_in_flight, room.places)
-        wanted = first_places(turn, places=places, taken=self.num_in_flight)
+        wanted = first_places(queued, places=places, taken=self.num_in_flight)
         if self.num_in_flight:  # else what never fits would never run
-            num_tokens = turn.num_tokens * wanted // max(1, turn.num_places)
+            num_tokens = queued.num_tokens * wanted // max(1, queued.num_places)
             if self.num_in_flight + wanted > places or not room.lets_in(num_tokens, just_sent=just_sent):
-                return self._placed_in_share(turn, room, just_sent)
-        return self._place(turn, wanted)
+                return self._placed_in_share(queued, room, just_sent)
+        return self._place(queued, wanted)
 
-    def _placed_in_share(self, turn: QueuedRequest, room: Capacity, just_sent: int) -> Place | None:
+    def _placed_in_share(self, queued: QueuedRequest, room: Capacity, just_sent: int) -> Place | None:
         """The same for as many places as its client's share still has, whoever holds them now."""
-        wanted = min(turn.num_places, self._unused_share(turn.client, room))
+        wanted = min(queued.num_places, self._unused_share(queued.client, room))
         if wanted < 1 or not room.has_prefill(just_sent):
             return None
-        return self._place(turn, wanted)
+        return self._place(queued, wanted)
 
-    def _place(self, turn: QueuedRequest, num_places: int) -> Place:
-        self._take(turn.client, num_places)
-        place = Place(turn, num_places)
+    def _place(self, queued: QueuedRequest, num_places: int) -> Place:
+        self._take(queued.client, num_places)
+        place = Place(queued, num_places)
         if place.num_left:
             self._growing[place] = None
         return place
@@ -192,22 +192,22 @@ class Gate:
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
         return max(0, min(share - self._held[client], self.limits.max_in_flight - self.num_in_flight))
 
-    async def _wait(self, turn: QueuedRequest, deadline: float) -> Place:
+    async def _wait(self, queued: QueuedRequest, deadline: float) -> Place:
         if self._is_full:
-            displaced = self._queue.displaced_by(turn.client, turn.priority)
+            displaced = self._queue.displaced_by(queued.client, queued.priority)
             if displaced is None:
                 raise self._overloaded()
             self._give_up(displaced, self._overloaded())
         admission: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        self._admissions[turn] = admission
-        self._queue.push(turn)
+        self._admissions[queued] = admission
+        self._queue.push(queued)
         self._let_in()
         try:
             async with asyncio.timeout_at(deadline):
                 return await admission
         except BaseException as error:
-            if turn in self._admissions:
-                self._forget(turn)
+            if queued in self._admissions:
+                self._forget(queued)
                 self._let_in()  # it may have been in the way of smaller ones
             elif admission.done() and not admission.cancelled() and admission.exception() is None:
                 self._release(admission.result())  # let in and gone in the same moment
@@ -231,16 +231,16 @@ class Gate:
         else:
             self._empty_since_s = None
             just_sent = 0
-            while (turn := self._queue.next()) is not None:
-                if self._admissions[turn].done():  # it is about to go away, and has not run since
-                    self._forget(turn)
+            while (queued := self._queue.next()) is not None:
+                if self._admissions[queued].done():  # it is about to go away, and has not run since
+                    self._forget(queued)
                     continue
-                place = self._placed(turn, room, just_sent) or self._overtaking(room, just_sent)
+                place = self._placed(queued, room, just_sent) or self._overtaking(room, just_sent)
                 if place is None:
                     break
-                self._queue.serve(place.turn)
-                just_sent += place.turn.num_tokens
-                self._admissions.pop(place.turn).set_result(place)
+                self._queue.serve(place.queued)
+                just_sent += place.queued.num_tokens
+                self._admissions.pop(place.queued).set_result(place)
             if not len(self._queue):
                 self._grow(min(self.limits.max_in_flight, room.places))
         self._look_again()
@@ -249,8 +249,8 @@ class Gate:
         """What the first client gets that waits and has less than its share."""
         if min(self.limits.max_in_flight, room.places) < len(self._queue.clients):
             return None  # nobody's share is a place
-        waiting = (turn for turn in self._queue.heads() if not self._admissions[turn].done())
-        places = (self._placed_in_share(turn, room, just_sent) for turn in waiting)
+        waiting = (queued for queued in self._queue.heads() if not self._admissions[queued].done())
+        places = (self._placed_in_share(queued, room, just_sent) for queued in waiting)
         return next((place for place in places if place is not None), None)
 
     def _grow(self, places: int) -> None:
@@ -258,7 +258,7 @@ class Gate:
         for place in list(self._growing):
             count = min(place.num_left, places - places // RESERVED - self.num_in_flight)
             if count > 0:
-                self._take(place.turn.client, count)
+                self._take(place.queued.client, count)
                 place.grow(count)
             if not place.num_left:
                 del self._growing[place]
@@ -276,12 +276,12 @@ class Gate:
 
     def _leave(self, place: Place) -> None:
         self.residence.left(time.monotonic() - place.since_s)
-        self._queue.charge(place.turn, ANSWER_WEIGHT * place.num_answer_tokens)
+        self._queue.charge(place.queued, ANSWER_WEIGHT * place.num_answer_tokens)
         self._release(place)
 
     def _release(self, place: Place) -> None:
         self._growing.pop(place, None)
-        self._give_back(place.turn.client, place.num_places)
+        self._give_back(place.queued.client, place.num_places)
         self.look()
 
     def _without_servers(self) -> None:
@@ -289,20 +289,20 @@ class Gate:
         now, hold_s = time.monotonic(), self.limits.hold_s if self._may_return() else 0.0
         if self._empty_since_s is None:
             self._empty_since_s = now
-        while (turn := next(iter(self._admissions), None)) is not None:
-            if now - max(turn.since_s, self._empty_since_s) < hold_s:
+        while (queued := next(iter(self._admissions), None)) is not None:
+            if now - max(queued.since_s, self._empty_since_s) < hold_s:
                 return
-            self._give_up(turn, self._problem())
+            self._give_up(queued, self._problem())
 
-    def _give_up(self, turn: QueuedRequest, error: OverloadedError | UnavailableError) -> None:
-        admission = self._admissions[turn]
-        self._forget(turn)
+    def _give_up(self, queued: QueuedRequest, error: OverloadedError | UnavailableError) -> None:
+        admission = self._admissions[queued]
+        self._forget(queued)
         if not admission.done():
             admission.set_exception(error)
 
-    def _forget(self, turn: QueuedRequest) -> None:
-        del self._admissions[turn]
-        self._queue.remove(turn)
+    def _forget(self, queued: QueuedRequest) -> None:
+        del self._admissions[queued]
+        self._queue.remove(queued)
 
     @property
     def _is_full(self) -> bool:

@@ -18,30 +18,30 @@ class Place:
     is free. So it uses servers that are idle, and keeps nobody from those that are busy.
     """
 
-    def __init__(self, turn: QueuedRequest, num_places: int) -> None:
-        self.turn = turn
+    def __init__(self, queued: QueuedRequest, num_places: int) -> None:
+        self.queued = queued
         self.num_places = num_places
         """Choices that may run now."""
-        self.num_left = turn.num_places - num_places
+        self.num_left = queued.num_places - num_places
         """Choices that have not begun."""
         self.num_answer_tokens = 0
         """Told by the request's owner before it leaves: the key is charged for them."""
         self.since_s = time.monotonic()
-        self.queue_s = self.since_s - turn.since_s
+        self.queue_s = self.since_s - queued.since_s
 
     def grow(self, count: int) -> None:
         """Room for further choices."""
         self.num_places += count
         self.num_left -= count
-        self.turn.begin()
+        self.queued.begin()
 
 
-def first_places(turn: QueuedRequest, *, places: int, taken: int) -> int:
+def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
     """How many of ``places`` a request begins with: all that it wants, or what others can spare."""
     reserved = places // RESERVED
-    if turn.num_places <= max(1, reserved):
-        return turn.num_places
-    return min(turn.num_places, max(1, places - taken - reserved))
+    if queued.num_places <= max(1, reserved):
+        return queued.num_places
+    return min(queued.num_places, max(1, places - taken - reserved))
 
 
 RECENT = 1 / 32
