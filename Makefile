@@ -28,18 +28,19 @@ test-all: lint  ## the same with new examples, faults of the network and further
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
 
-lint: $(READY)  ## ruff, mypy, import-linter
+lint: $(READY)  ## ruff, mypy, import-linter, rooms
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m testing.rooms
 
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, half an hour; VLLM=environment that has vLLM
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
 gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder PEERS=folder
 	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
-	"$(PYTHON)" -m benchmarks.on_gpu $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
+	"$(PYTHON)" -m benchmarks.gpu.stages $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

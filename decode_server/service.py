@@ -24,11 +24,11 @@ from engine.request import Request
 from engine.step_result import StepResult
 from kv_transfer.engine_server import EngineServer
 from kv_transfer.exchange import ExchangeListener, StateExchange
-from kv_transfer.transfer import TransferResult
+from kv_transfer.reads.transfer import TransferResult
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
-from wire.generation import (
+from wire.messages.generation import (
     Cancel,
     DrainNews,
     ErrorReply,
@@ -38,7 +38,7 @@ from wire.generation import (
     StepOutputs,
     Submit,
 )
-from wire.handoff import AnyTicket, Ticket
+from wire.messages.handoff import AnyTicket, Ticket
 from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id, tell_of_unreadable
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from wire.codec import encode
-from wire.generation import DrainNews, RequestOutput
+from wire.messages.generation import DrainNews, RequestOutput
 from wire.outbox import Outbox
 
 

@@ -9,21 +9,21 @@ from typing import Literal, get_args
 
 import torch
 
-from engine.cache_formats import CacheFormats, ExactCuts, KvCacheDtype, SsmCacheDtype
-from engine.cache_modes import CacheModeName
-from engine.caches import CacheSpec
-from engine.capacity import Demand
-from engine.data_parallel import ONLY_RANK, DataParallel
-from engine.expert_parallel import ExpertParallel, check_shares
-from engine.model_config import ModelConfig
-from engine.model_shard import shard_spec
-from engine.nodes import ONE_NODE, Nodes
-from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import LoadFormat
-from kernels.cpu_threads import set_kernel_threads
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_shard import shard_spec
+from engine.checkpoint.weights import LoadFormat
+from engine.group.data_parallel import ONLY_RANK, DataParallel
+from engine.group.nodes import ONE_NODE, Nodes
+from engine.memory.cache_formats import CacheFormats, ExactCuts, KvCacheDtype, SsmCacheDtype
+from engine.memory.caches import CacheSpec
+from engine.parallel.expert_parallel import ExpertParallel, check_shares
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
+from engine.schedule.cache_modes import CacheModeName
+from engine.schedule.capacity import Demand
+from kernels.cpu.threads import set_kernel_threads
 from wire.errors import ConfigError
-from wire.handoff import Role
 from wire.idle_class import MAX_NICENESS
+from wire.messages.handoff import Role
 
 DType = Literal["auto", "float32", "bfloat16"]
 DrafterName = Literal["mtp", "ngram"]
@@ -68,7 +68,7 @@ class EngineConfig:
     mamba_cache_stochastic_rounding: bool = False
     """Whether states of 16 bits are rounded up or down by chance, not to the nearest value."""
     cache_mode: CacheModeName = "all"
-    """Which Mamba states are kept for later requests; see :mod:`engine.cache_modes`."""
+    """Which Mamba states are kept for later requests; see :mod:`engine.schedule.cache_modes`."""
     state_block_size: int | None = None
     """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``."""
     cached_states: int | None = None
@@ -86,7 +86,8 @@ class EngineConfig:
     steps_ahead: int | None = None
     """Steps launched before the last one's tokens are read back, 0 or 1; None: 1 on a GPU, 0 on a CPU."""
     sanitize: bool = False
-    """Whether every step checks that it reads the blocks and states it should (:mod:`engine.sanitizer`)."""
+    """Whether every step checks that it reads the blocks and states it should
+    (:mod:`engine.sanitizer.sanitizer`)."""
     num_threads: int | None = None
     """CPU threads of torch, of each rank; None leaves torch's choice."""
     niceness: int = 0

@@ -16,24 +16,24 @@ import torch
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
 from engine.grammar.following import Following
-from engine.launched_step import LaunchedStep, RowResult, measure_gaps
-from engine.lockstep import Alone, Lockstep
+from engine.group.lockstep import Alone, Lockstep
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
 from engine.rows import PlannedRow
+from engine.schedule.step_plan import StepPlan
 from engine.stats import EngineStats
-from engine.step_plan import StepPlan
+from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps
 from engine.step_result import Landed, StepResult, last_output
-from engine.tensor_parallel import ALONE, TensorParallel
-from telemetry.measures import Measures
+from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
-from wire.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
-from wire.handoff import Digests
-from wire.lockstep import StepShape
-from wire.prefixes import PrefixNews
-from wire.ranks import GrammarNews
+from wire.messages.generation import ErrorReply, FinishReason, RequestOutput, ServerStats
+from wire.messages.group import StepShape
+from wire.messages.handoff import Digests
+from wire.messages.prefixes import PrefixNews
+from wire.messages.ranks import GrammarNews
+from wire.messages.sampling_params import SamplingParams
 from wire.repeated_lines import RepeatedLines
-from wire.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)

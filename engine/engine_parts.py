@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache_modes import make_cache_mode
-from engine.caches import Caches, CacheSpec
-from engine.capacity import CapacityPlan
-from engine.checks import Checks, NoChecks
+from engine.checkpoint.fingerprint import fingerprint
 from engine.config import EngineConfig
-from engine.fingerprint import fingerprint
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
-from engine.host_store import HostStore
+from engine.memory.caches import Caches, CacheSpec
 from engine.models import load_model, read_config
 from engine.models.causal_lm import CausalLM
-from engine.row_table import RowTable
-from engine.sanitizer import Sanitizer
-from engine.scheduler import Scheduler
-from engine.step_runner import StepRunner
-from engine.tensor_parallel import TensorParallel
-from kernels.host_memory import keep_freed_memory
+from engine.parallel.tensor_parallel import TensorParallel
+from engine.sanitizer.sanitizer import Sanitizer
+from engine.schedule.cache_modes import make_cache_mode
+from engine.schedule.capacity import CapacityPlan
+from engine.schedule.host_store import HostStore
+from engine.schedule.scheduler import Scheduler
+from engine.step.checks import Checks, NoChecks
+from engine.step.row_table import RowTable
+from engine.step.runner import StepRunner
+from kernels.cpu.host_memory import keep_freed_memory
 from telemetry.start_up import StartUp
 
 

@@ -10,18 +10,18 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.group_mesh import Listener
-from engine.lead_engine import LeadEngine
-from engine.lockstep import GroupLockstep, LeadLockstep
+from engine.group.lockstep import GroupLockstep, LeadLockstep
+from engine.group.mesh import Listener
 from engine.loop import EngineLoop
 from engine.mailbox import Mailbox
-from engine.membership import Membership, check_model
-from engine.rank_process import RankMain, work
-from engine.rank_processes import RankProcesses
+from engine.ranks.lead import LeadEngine
+from engine.ranks.membership import Membership, check_model
+from engine.ranks.process import RankMain, work
+from engine.ranks.processes import RankProcesses
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
 from wire.errors import GroupLostError
-from wire.generation import ServerInfo
+from wire.messages.generation import ServerInfo
 
 log = logging.getLogger(__name__)
 

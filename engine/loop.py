@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 
 from engine.engine import Engine
-from engine.lead_engine import LeadEngine
 from engine.priority import lower_priority
+from engine.ranks.lead import LeadEngine
 from engine.step_result import StepResult
 from wire.errors import GroupLostError
 

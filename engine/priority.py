@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-from kernels.cpu_threads import cpu_threads
+from kernels.cpu.threads import cpu_threads
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.index_pool import NULL_INDEX
-from engine.prefix_cache import CachedBlock, CachedState
-from wire.generation import FinishReason, RequestStats, TokenLogprobs
-from wire.handoff import AnyTicket
-from wire.sampling_params import SamplingParams
+from engine.memory.index_pool import NULL_INDEX
+from engine.memory.prefix_cache import CachedBlock, CachedState
+from wire.messages.generation import FinishReason, RequestStats, TokenLogprobs
+from wire.messages.handoff import AnyTicket
+from wire.messages.sampling_params import SamplingParams
 
 
 class Matcher(Protocol):
@@ -33,7 +33,8 @@ class StateBoundary:
 
 @dataclass(slots=True)
 class Memory:
-    """What a request owns of the pools and the prefix cache. See :class:`engine.ownership.Ownership`."""
+    """What a request owns of the pools and the prefix cache. See
+    :class:`engine.schedule.ownership.Ownership`."""
 
     block_ids: list[int] = field(default_factory=list)
     nodes: list[CachedBlock] = field(default_factory=list)
@@ -139,7 +140,7 @@ class Request:
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
     client: str = ""
-    """Whose it is, by any name: see :mod:`engine.fair_share`."""
+    """Whose it is, by any name: see :mod:`engine.schedule.fair_share`."""
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
     follower: Matcher | None = None

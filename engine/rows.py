@@ -9,15 +9,15 @@
 
 A one-token row with a prior state must be a decode row: on the prefill path under a decode graph it
 lost that state (vllm 42430). The first token of a prompt must not be one: it has no prior state. Where caches
-round (:mod:`engine.cache_formats`), it depends on the token's place alone: those before the prompt's last one
-are chunks, of one token too, and no step with a chunk runs under a decode graph.
+round (:mod:`engine.memory.cache_formats`), it depends on the token's place alone: those before the prompt's
+last one are chunks, of one token too, and no step with a chunk runs under a decode graph.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.index_pool import NULL_INDEX
+from engine.memory.index_pool import NULL_INDEX
 from engine.request import Request, StateBoundary
 
 

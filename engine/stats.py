@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.launched_step import RowResult
 from engine.rows import PlannedRow
-from engine.scheduler import Scheduler
-from wire.generation import ServerStats
+from engine.schedule.scheduler import Scheduler
+from engine.step.launched_step import RowResult
+from wire.messages.generation import ServerStats
 
 
 class EngineStats:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.launched_step import RowResult
 from engine.request import Request
-from wire.generation import ErrorReply, RequestOutput, StepOutputs
-from wire.handoff import AnyTicket
+from engine.step.launched_step import RowResult
+from wire.messages.generation import ErrorReply, RequestOutput, StepOutputs
+from wire.messages.handoff import AnyTicket
 from wire.outbox import Outbox
 
 NO_OUTPUTS = StepOutputs({})

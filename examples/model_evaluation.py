@@ -11,7 +11,7 @@ from nemotron_h_training import NemotronHForTraining
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.recall_task import chat_recall_prompts, recall_prompts
+from testing.oracles.recall_task import chat_recall_prompts, recall_prompts
 
 FIRST_EVALUATION_SEED = 1_000_000
 BATCH_TOKENS = 32_768

@@ -27,7 +27,7 @@ from bundled_tokenizer import BOS, EOS, IM_END, IM_START
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks.recall_task import MAX_PAIRS, PAIR_TOKENS, distinct_keys, random_value
+from testing.oracles.recall_task import MAX_PAIRS, PAIR_TOKENS, distinct_keys, random_value
 
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "pydoc_data", "encodings"}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.host import EngineHost
 from engine.step_result import StepResult
-from kv_transfer.other_ranks import REPORTS
-from kv_transfer.rank_exchange import rank_main
-from telemetry.measures import Measures
+from kv_transfer.ranks.other_ranks import REPORTS
+from kv_transfer.ranks.rank_exchange import rank_main
+from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError
-from wire.generation import ServerInfo, SetDraining
-from wire.prefixes import PrefixNews
+from wire.messages.generation import ServerInfo, SetDraining
+from wire.messages.prefixes import PrefixNews
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)

@@ -14,21 +14,21 @@ from dataclasses import replace
 from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.engine_server import EngineServerConfig
-from kv_transfer.failure_counts import FailureCounts
-from kv_transfer.followers import Followers
 from kv_transfer.handshake import introduce
-from kv_transfer.lease_keeper import LeaseKeeper
-from kv_transfer.other_ranks import OtherRanks
-from kv_transfer.part_plan import Destination, PartPlan
-from kv_transfer.peers import Peers
-from kv_transfer.progress_feed import ProgressFeeds
-from kv_transfer.sink import TransferSink
-from kv_transfer.source import EndedLease, SourceListener, TransferSource, transfer_handlers
-from kv_transfer.transfer import TransferListener, TransferResult
-from wire.address import host_port
+from kv_transfer.leases.lease_keeper import LeaseKeeper
+from kv_transfer.leases.progress_feed import ProgressFeeds
+from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource, transfer_handlers
+from kv_transfer.ranks.other_ranks import OtherRanks
+from kv_transfer.reads.failure_counts import FailureCounts
+from kv_transfer.reads.followers import Followers
+from kv_transfer.reads.part_plan import Destination, PartPlan
+from kv_transfer.reads.peers import Peers
+from kv_transfer.reads.sink import TransferSink
+from kv_transfer.reads.transfer import TransferListener, TransferResult
 from wire.errors import CancelledRequestError
-from wire.generation import RequestOutput, ServerStats
-from wire.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
+from wire.http.address import host_port
+from wire.messages.generation import RequestOutput, ServerStats
+from wire.messages.handoff import AnyTicket, Digests, EndLease, PartialTicket, Ticket
 from wire.rpc import FOLLOW, TRANSFER_SERVICE, replies_handler
 from wire.server import GrpcServer
 

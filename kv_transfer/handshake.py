@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.caches import Caches
-from kv_transfer.descriptors import EPOCH_BYTES
+from engine.memory.caches import Caches
+from kv_transfer.nixl.descriptors import EPOCH_BYTES
 from wire.errors import HandshakeError
-from wire.handoff import HandshakeReply, HandshakeRequest
-from wire.layout import Layout
+from wire.messages.handoff import HandshakeReply, HandshakeRequest
+from wire.messages.layout import Layout
 
 
 def introduce(caches: Caches, incarnation: str, fingerprint: str, *, num_ranks: int = 1) -> HandshakeRequest:

@@ -19,13 +19,13 @@ from engine.request import Request
 from engine.step_result import StepResult
 from kv_transfer.engine_server import EngineServer
 from kv_transfer.exchange import ExchangeListener, StateExchange
-from kv_transfer.source import EndedLease
-from kv_transfer.transfer import TransferResult
+from kv_transfer.leases.source import EndedLease
+from kv_transfer.reads.transfer import TransferResult
 from prefill_server.config import PrefillConfig
 from telemetry.server_spans import PrefillSpans
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
-from wire.generation import (
+from wire.messages.generation import (
     Empty,
     PrefillReply,
     PrefillRequest,
@@ -34,7 +34,7 @@ from wire.generation import (
     ServerStats,
     SetDraining,
 )
-from wire.handoff import Abandon, Ticket
+from wire.messages.handoff import Abandon, Ticket
 from wire.repeated_lines import RepeatedLines
 from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer

@@ -11,8 +11,6 @@ from functools import partial
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from router import chat, completions, model_list, probes, tokenization
-from router.absence import Absence
 from router.access.authentication import AuthenticationMiddleware
 from router.access.client import client_name
 from router.access.cross_site import AllowedHostsMiddleware, OriginsMiddleware
@@ -21,35 +19,38 @@ from router.admin.changes import Changes
 from router.admin.events import EventFeed
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
-from router.api_schemas import ERRORS
+from router.admission.hold import Hold, watch
+from router.api import probes
+from router.api.openai import chat, completions, model_list, tokenization
+from router.api.openai.schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
-from router.body_limit import BodyLimitMiddleware
 from router.config import LiveConfig, RouterConfig
-from router.direct_routes import DirectRoutes
-from router.dispatch import RETRIED
-from router.drain import Drain, DrainMiddleware
-from router.grammar_checker import GrammarChecker
-from router.hold import Hold, watch
-from router.http.body_room import BODIES_AT_ONCE, BodyRoom
+from router.fleet.absence import Absence
+from router.fleet.model_servers import ModelServers
+from router.fleet.pool_membership import Membership
+from router.fleet.server_pool import ServerPool
+from router.http.bodies.body_limit import BodyLimitMiddleware
+from router.http.bodies.body_room import BODIES_AT_ONCE, BodyRoom
+from router.http.bodies.turn_lane import BeginningsMiddleware, TurnLane
+from router.http.direct_routes import DirectRoutes
+from router.http.drain import Drain, DrainMiddleware
 from router.http.head import HeadMiddleware
-from router.http.turn_lane import BeginningsMiddleware, TurnLane
-from router.inbox import Backlog
-from router.membership import Membership
-from router.metrics import Metrics
-from router.model_catalog import ModelCatalog, ServedModel
-from router.model_folder import ModelFolder
-from router.model_servers import ModelServers
-from router.openai_errors import install_error_handlers
-from router.recent_figures import LastMinute
-from router.request_id import RequestIdMiddleware
-from router.request_log import RequestLog
+from router.http.openai_errors import install_error_handlers
+from router.http.request_id import RequestIdMiddleware
+from router.models.catalog import ModelCatalog, ServedModel
+from router.models.folder import ModelFolder
+from router.models.grammar_checker import GrammarChecker
+from router.models.tools.format_names import tool_format
+from router.observe.last_minute import LastMinute
+from router.observe.metrics import Metrics
+from router.observe.request_log import RequestLog
 from router.resources import Resources
-from router.server_pool import ServerPool
-from router.services import Services
-from router.slice_lane import SliceLane
-from router.tool_calls.format_names import tool_format
+from router.serving.dispatch import RETRIED
+from router.serving.inbox import Backlog
+from router.serving.services import Services
+from router.serving.slice_lane import SliceLane
 from telemetry.loop_lag import LoopLag
-from wire.cross_site import AllowedHosts
+from wire.http.cross_site import AllowedHosts
 
 NOBODY = Absence("no server is ready", "no server is there")
 

@@ -7,8 +7,8 @@ import logging
 
 from router.app import create_app
 from router.config import RouterConfig
-from router.http_server import HttpServer
-from router.listening import sockets_of
+from router.http.server import HttpServer
+from router.http.sockets import sockets_of
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
-from router.drain import Drain
-from router.membership import Membership
+from router.fleet.pool_membership import Membership
+from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from router.access.key_file import KeyFile
 from router.admin.admin_token import AdminToken
 from router.admin.state_file import SavedChanges, StateFile
-from router.model_folder import ModelFolder
+from router.models.folder import ModelFolder
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from telemetry.tally import Tally
+from telemetry.histogram import Tally
 
 INTERVAL_S = 0.25
 RECENT_S = 10.0

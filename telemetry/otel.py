@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as OtelSpan
 
 from telemetry.span import Attributes, Span
-from wire.traceparent import is_sampled, with_span
+from wire.messages.traceparent import is_sampled, with_span
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from wire.cross_site import AllowedHosts, is_of_another_site
 from wire.errors import ConfigError
+from wire.http.cross_site import AllowedHosts, is_of_another_site
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import secrets
 import signal
 from typing import TYPE_CHECKING, Protocol
 
-from telemetry.measures import Measures
+from telemetry.engine_metrics import Measures
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp
 from telemetry.tracing import start_tracing
-from wire.generation import ServerInfo, ServerStats
+from wire.messages.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from telemetry.span import Attributes, Span
-from wire.generation import PrefillReply, PrefillRequest, RequestOutput, RequestStats, Submit
+from wire.messages.generation import PrefillReply, PrefillRequest, RequestOutput, RequestStats, Submit
+from wire.messages.traceparent import is_sampled
 from wire.rpc import DECODE_SERVICE, PREFILL_SERVICE
-from wire.traceparent import is_sampled
 
 if TYPE_CHECKING:
     from telemetry.otel import Tracing

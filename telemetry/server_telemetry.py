@@ -14,14 +14,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from telemetry.engine_metrics import Measures
 from telemetry.loop_lag import LoopLag
-from telemetry.measures import Measures
 from telemetry.probe_port import ProbePort
-from telemetry.server_figures import ServerFigures, StatsThen
+from telemetry.server_metrics import ServerFigures, StatsThen
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError
-from wire.generation import ServerInfo, ServerStats
 from wire.health import ServerState
+from wire.messages.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from wire.generation import ServerStats
+from wire.messages.generation import ServerStats
 
 PREFIX = "twinfang_spec_decode"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from twinfang.commands import COMMANDS, Command
-from twinfang.flags import add_flags, resolve
+from twinfang.commands.table import COMMANDS, Command
+from twinfang.flags.flag import add_flags, resolve
 
 BY_NAME = {command.name: command for command in COMMANDS}
 

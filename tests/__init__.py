@@ -1,0 +1,1 @@
+"""Tests, room by room. What they share is in testing/."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from testing.checkpoints.model_table import ModelTable
 from testing.repository import ROOT
-from tests.model_table import ModelTable
 
 os.environ.setdefault("TWINFANG_SANITIZE", "1")
 if not torch.cuda.is_available():

@@ -21,11 +21,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
-from twinfang.commands import COMMANDS, Command
-from twinfang.flags import Flag, add_flags, resolve
+from twinfang.commands.spelling import with_flags
+from twinfang.commands.table import COMMANDS, Command
+from twinfang.flags.flag import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
-from twinfang.spelling import with_flags
 from wire.errors import ConfigError, TwinfangError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from twinfang.flag_table import BUNDLED_MODEL
+from twinfang.flags.table import BUNDLED_MODEL
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import re
 import sys
 from datetime import UTC, datetime
 
-from twinfang.spelling import with_flags
+from twinfang.commands.spelling import with_flags
 
 _OTHERS = ("asyncio", "grpc", "numba", "py", "torch", "uvicorn", "urllib3")
 """Other people's loggers: neither their debugging nor the names in their messages are ours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from wire.generation import RequestOutput, StepOutputs
+from wire.messages.generation import RequestOutput, StepOutputs
 
 MAX_NUMBERS = 4096
 """Log-probabilities of one message. Its reader does nothing else for the one or two milliseconds that they

@@ -22,7 +22,7 @@ import msgpack
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import DeadlineError, TwinfangError, UnavailableError, WireError, error_from_code
-from wire.generation import (
+from wire.messages.generation import (
     Cancel,
     ConnectPeers,
     Describe,
@@ -39,7 +39,7 @@ from wire.generation import (
     StepOutputs,
     Submit,
 )
-from wire.handoff import (
+from wire.messages.handoff import (
     Abandon,
     EndLease,
     Follow,
@@ -50,7 +50,7 @@ from wire.handoff import (
     RenewLeases,
     Ticket,
 )
-from wire.prefixes import GetPrefixes, PrefixNews
+from wire.messages.prefixes import GetPrefixes, PrefixNews
 from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from wire.address import host_port
 from wire.errors import ConfigError
-from wire.generation import Empty, ServerInfo, ServerStats, SetDraining
 from wire.health import Health
-from wire.prefixes import GetPrefixes, PrefixNews
+from wire.http.address import host_port
+from wire.messages.generation import Empty, ServerInfo, ServerStats, SetDraining
+from wire.messages.prefixes import GetPrefixes, PrefixNews
 from wire.rpc import (
     DESCRIBE,
     GET_PREFIXES,

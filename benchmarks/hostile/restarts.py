@@ -26,12 +26,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.fleet import START_DEADLINE_S, START_INTERVAL_S
-from benchmarks.idle import running
+from benchmarks.serving.idle import running
 from benchmarks.soak.answer import Answer, Outcome, Sending, receive
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.questions import Question, make_questions
 from testing.conditions import wait_until
+from testing.fleets.fleet import START_DEADLINE_S, START_INTERVAL_S
 from twinfang.bench.machine import machine
 from twinfang.launch import LaunchedStack
 

@@ -14,7 +14,7 @@ from benchmarks.hostile.attacks import BY_NAME, ORDINARY, Attack, Target
 from benchmarks.hostile.goals import judged
 from benchmarks.hostile.memory import Memory
 from benchmarks.hostile.victim import NUM_STREAMS, Victim
-from benchmarks.idle import running
+from benchmarks.serving.idle import running
 from benchmarks.side_by_side.cores import CoreTimes
 from twinfang.launch import LaunchedStack
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from benchmarks.event_stream import EventStream, StreamError
 from benchmarks.hostile.attacks import Target
 from benchmarks.hostile.connection import connected, get
-from benchmarks.load import Workload
+from benchmarks.serving.event_stream import EventStream, StreamError
+from benchmarks.serving.load import Workload
 
 NUM_STREAMS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 128

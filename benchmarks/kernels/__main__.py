@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.cases import cpu_cases, gpu_cases
+from benchmarks.kernels.cases.by_device import cpu_cases, gpu_cases
 from benchmarks.kernels.measurement import Bench
 from benchmarks.kernels.report import table
 from twinfang.bench.machine import machine

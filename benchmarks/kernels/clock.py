@@ -19,8 +19,8 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.kernels.case import Call
-from benchmarks.machine_rates import cpu_clock
+from benchmarks.kernels.cases.case import Call
+from benchmarks.steps.machine_rates import cpu_clock
 
 MAX_SETS = 64
 MAX_ROTATED_BYTES = 512 << 20

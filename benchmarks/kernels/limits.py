@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from benchmarks.kernels.cases.work import Work
 from benchmarks.kernels.clock import MAX_ROTATED_BYTES, MAX_SETS, cpu_turn, gpu_turn, take_turns
-from benchmarks.kernels.work import Work
-from benchmarks.machine_rates import measured_bytes_per_s, measured_flops_per_s
-from engine.models.linear import Linear
-from kernels.cpu_jit import as_array, cpu_jit
+from benchmarks.steps.machine_rates import measured_bytes_per_s, measured_flops_per_s
+from engine.models.layers.linear import Linear
+from kernels.cpu.jit import as_array, cpu_jit
 
 BUDGET_S = 0.1
 LEAST_BYTES = 1 << 15

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import Bind, Call, Case
+from benchmarks.kernels.cases.case import Bind, Call, Case
 from benchmarks.kernels.clock import Turn, cpu_turn, gpu_turn, num_sets, take_turns
 from benchmarks.kernels.limits import CpuRates, GpuRates, Limit, Limits
 

@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.case import Case
-from benchmarks.kernels.cases import gpu_cases
-from benchmarks.marked_section import replace_between
+from benchmarks.kernels.cases.by_device import gpu_cases
+from benchmarks.kernels.cases.case import Case
+from testing.marked_section import replace_between
 
 CPU_RESULT = Path("benchmarks/results/kernels.json")
 GPU_RESULT = Path("benchmarks/results/kernels-gpu.json")

@@ -1,0 +1,1 @@
+"""Twinfang beside vLLM, its pair and transformers, in one run."""

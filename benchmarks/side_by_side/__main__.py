@@ -22,15 +22,15 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import LoadError
+from benchmarks.serving.load import LoadError
 from benchmarks.side_by_side.arrangement import Arrangement
 from benchmarks.side_by_side.contenders import chosen, versions
 from benchmarks.side_by_side.measurement import answer, measure, workload
 from benchmarks.side_by_side.options import parse
 from benchmarks.side_by_side.plan import Visit, expected_s, visits
 from benchmarks.side_by_side.publication import publish, write
-from benchmarks.side_by_side.random_model import MODELS, BenchmarkModel, checkpoint, num_parameters
 from benchmarks.side_by_side.report import answers_line, medians, pairs_table, plot, summary_line, table
+from testing.checkpoints.random_model import MODELS, BenchmarkModel, checkpoint, num_parameters
 from twinfang.bench.machine import machine
 from wire.errors import TwinfangError
 

@@ -21,9 +21,9 @@ from typing import IO, Protocol
 
 import httpx
 
-from benchmarks.side_by_side.random_model import MAX_MODEL_LEN
+from testing.checkpoints.random_model import MAX_MODEL_LEN
 from twinfang.launch import launch
-from twinfang.ports import free_ports
+from twinfang.stack.ports import free_ports
 from wire.errors import DeadlineError, UnavailableError
 
 START_TIMEOUT_S = 400.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import Workload, run_load
-from benchmarks.serving import summary
+from benchmarks.serving.closed_load import summary
+from benchmarks.serving.load import Workload, run_load
 from benchmarks.side_by_side.arrangement import Server
 from benchmarks.side_by_side.cores import CoreTimes
 from benchmarks.side_by_side.plan import Visit, num_requests

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.side_by_side.random_model import MODELS
+from testing.checkpoints.random_model import MODELS
 
 INPUT_LEN, OUTPUT_LEN, ROUNDS, CORES = 256, 128, 3, 2
 ARRANGEMENTS = ("up", "serve", "vllm", "vllm-pair", "transformers")

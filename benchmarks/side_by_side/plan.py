@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.side_by_side.random_model import LARGE, BenchmarkModel
+from testing.checkpoints.random_model import LARGE, BenchmarkModel
 
 LEFT_OUT = {("vllm-pair", LARGE.name)}
 """They would take as long as all others together."""

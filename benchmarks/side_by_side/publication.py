@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marked_section import replace_between
 from benchmarks.side_by_side.options import ARRANGEMENTS, CORES, INPUT_LEN, OUTPUT_LEN, ROUNDS
-from benchmarks.side_by_side.random_model import MODELS
 from benchmarks.side_by_side.report import plot, section
+from testing.checkpoints.random_model import MODELS
+from testing.marked_section import replace_between
 
 PUBLISHED = Path("benchmarks/results/serving.json")
 PLOT = Path("docs/serving.png")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
-from benchmarks.side_by_side.random_model import MAX_MODEL_LEN
+from testing.checkpoints.random_model import MAX_MODEL_LEN
 
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 """Where Debian's package libtcmalloc-minimal4 puts it: vLLM asks for it on a CPU."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.fleet import START_DEADLINE_S, START_INTERVAL_S, Fleet, Process
 from testing.conditions import wait_until
+from testing.fleets.fleet import START_DEADLINE_S, START_INTERVAL_S, Fleet, Process
 
 DEADLINE_S = 2.0
 """The fleet's ``--lease-ttl`` and ``--transfer-deadline``."""

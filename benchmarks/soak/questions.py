@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.recall_task import make_recall_prompt
+from testing.oracles.recall_task import make_recall_prompt
 
 FIRST_ID, LAST_ID = 5, 900
 """Token ids of random prompts: no special ones."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marked_section import replace_between
-from benchmarks.serving import PERCENTILES, percentile
+from benchmarks.serving.closed_load import PERCENTILES, percentile
 from benchmarks.soak.answer import Outcome
 from benchmarks.soak.faults import ENDED
 from benchmarks.soak.run import Soak
+from testing.marked_section import replace_between
 
 BEGIN = "<!-- written by: python -m benchmarks.soak --write-section -->"
 END = "<!-- end of what the soak writes -->"

@@ -15,11 +15,11 @@ from pathlib import Path
 import grpc
 import httpx
 
-from benchmarks.fleet import Fleet, held, make_processes, running
 from benchmarks.soak.answer import Answer, Outcome, Sending, receive
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.faults import DEADLINE_S, DRAINED, VERY_LONG, WEIGHTS, Faults, Struck
 from benchmarks.soak.questions import Question, make_questions
+from testing.fleets.fleet import Fleet, held, make_processes, running
 
 _MODEL = ("--max-model-len", "1024", "--threads", "1", "--speculative", "2", "--state-block-size", "64")
 _LEASES = ("--lease-ttl", str(DEADLINE_S))

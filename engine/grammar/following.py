@@ -11,8 +11,8 @@ from engine.grammar.follower import Follower
 from engine.grammar.source import GrammarSource
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
-from wire.generation import ErrorReply
-from wire.ranks import GrammarNews
+from wire.messages.generation import ErrorReply
+from wire.messages.ranks import GrammarNews
 
 
 class Rows(Protocol):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.dummy_weights import dummy_weights
-from engine.model_config import ModelConfig
-from engine.model_shard import check_divides
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.dummy_weights import dummy_weights
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_shard import check_divides
+from engine.checkpoint.weights import LoadFormat, WeightFiles, Weights
 from engine.models.causal_lm import CausalLM
 from engine.models.families import FAMILIES
 from engine.models.mtp import PREFIX as MTP_PREFIX
-from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import LoadFormat, WeightFiles, Weights
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from telemetry.start_up import StartUp
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.caches import LayerCaches
-from engine.model_config import ModelConfig
-from engine.tensor_parallel import TensorParallel
-from kernels.add import add
-from kernels.rms_norm import add_rms_norm, rms_norm
+from engine.checkpoint.model_config import ModelConfig
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
+from engine.parallel.tensor_parallel import TensorParallel
+from kernels.norms.add import add
+from kernels.norms.rms_norm import add_rms_norm, rms_norm
 
 
 class Mixer(Protocol):

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.model_config import LayerType, ModelConfig
-from engine.models.attention import Attention
+from engine.checkpoint.model_config import LayerType, ModelConfig
+from engine.checkpoint.weights import Weights
 from engine.models.block import Block, Mixer
-from engine.models.gated_delta_net import GatedDeltaNet
-from engine.models.mamba_mixer import MambaMixer
-from engine.models.mlp import Mlp, MlpNames
-from engine.models.moe import Moe, MoeNames
-from engine.tensor_parallel import TensorParallel
-from engine.weights import Weights
+from engine.models.layers.attention import Attention
+from engine.models.layers.gated_delta_net import GatedDeltaNet
+from engine.models.layers.mamba_mixer import MambaMixer
+from engine.models.layers.mlp import Mlp, MlpNames
+from engine.models.layers.moe import Moe, MoeNames
+from engine.parallel.tensor_parallel import TensorParallel
 
 
 class Builder:

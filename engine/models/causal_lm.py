@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.caches import LayerCaches
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.weights import WHOLE, Weights, of_outputs
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
 from engine.models.block import BlockStack
 from engine.models.builder import Builder
 from engine.models.family import Family
-from engine.models.linear import Linear
+from engine.models.layers.linear import Linear
 from engine.models.mtp import Mtp
-from engine.tensor_parallel import ALONE, TensorParallel
-from engine.weights import WHOLE, Weights, of_outputs
-from kernels.embedding import embedding
-from kernels.quantized_weight import QuantizedWeight
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
+from kernels.linear.embedding import embedding
+from kernels.linear.quantized_weight import QuantizedWeight
 
 
 class CausalLM:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.model_config import ModelConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.model_config import ModelConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
 

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.caches import LayerCaches
-from engine.model_config import ModelConfig
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.weights import Weights
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
 from engine.models.block import BlockStack
 from engine.models.builder import Builder
 from engine.models.family import Family
-from engine.models.linear import Linear
-from engine.tensor_parallel import TensorParallel
-from engine.weights import Weights
-from kernels.rms_norm import rms_norm
+from engine.models.layers.linear import Linear
+from engine.parallel.tensor_parallel import TensorParallel
+from kernels.norms.rms_norm import rms_norm
 
 PREFIX = "mtp."
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.access.api_keys import ApiKey
 from router.access.key_file import KeyFile
-from router.openai_errors import error_response
+from router.http.openai_errors import error_response
 from wire.errors import AuthenticationError
 
 ADMIN_PREFIX = "/admin/"

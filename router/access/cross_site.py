@@ -1,4 +1,4 @@
-"""Refuses requests by other names and from pages of other sites (:mod:`wire.cross_site`)."""
+"""Refuses requests by other names and from pages of other sites (:mod:`wire.http.cross_site`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.openai_errors import error_response, shown
-from wire.cross_site import AllowedHosts, is_of_another_site
+from router.http.openai_errors import error_response, shown
 from wire.errors import HostNotAllowedError, InvalidRequestError, OriginNotAllowedError
+from wire.http.cross_site import AllowedHosts, is_of_another_site
 
 
 class AllowedHostsMiddleware:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.openai_errors import error_response
+from router.http.openai_errors import error_response
 from wire.errors import AdminTokenError, ConfigError
 
 PREFIX = "/admin/v1"

@@ -10,11 +10,11 @@ from fastapi import Request
 
 from router.admin.state_file import SavedChanges, SavedState, SavedWorker, StateFile
 from router.config import LiveConfig
-from router.membership import Membership
-from router.server_drain import TIMEOUT_S
-from router.server_link import PoolRole
-from router.server_pool import ServerPool
-from router.worker_watch import Worker
+from router.fleet.links.server_drain import TIMEOUT_S
+from router.fleet.links.server_link import PoolRole
+from router.fleet.links.worker_watch import Worker
+from router.fleet.pool_membership import Membership
+from router.fleet.server_pool import ServerPool
 from wire.errors import UnavailableError
 
 log = logging.getLogger(__name__)

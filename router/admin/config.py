@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.changes import changes_of
 from router.config import CHANGEABLE
-from router.json_body import body_schema, read_json
+from router.http.bodies.json_body import body_schema, read_json
 from router.policies.policy_names import PolicyName
-from router.services import Services, services_of
+from router.serving.services import Services, services_of
 
 
 class ConfigView(BaseModel):

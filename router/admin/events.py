@@ -16,8 +16,8 @@ from router.admin.config import ChangedConfigView, ConfigView
 from router.admin.requests import RequestView
 from router.admin.stats import StatsView
 from router.admin.workers import worker_views
-from router.request_record import RequestRecord, RequestState
-from router.services import Services
+from router.observe.request_record import RequestRecord, RequestState
+from router.serving.services import Services
 
 TICK_S = 0.25
 TICKS_A_SECOND = 4

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
-from router.choice_timeline import EventName, TimelineEvent
-from router.openai_errors import shown
-from router.request_log import MAX_ENDED
-from router.request_record import RequestRecord, RequestState
-from router.services import Services, services_of
+from router.http.openai_errors import shown
+from router.observe.choice_timeline import EventName, TimelineEvent
+from router.observe.request_log import MAX_ENDED
+from router.observe.request_record import RequestRecord, RequestState
+from router.serving.services import Services, services_of
 from wire.errors import AbortedRequestError, UnknownIdError
 
 

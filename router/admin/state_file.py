@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from router.config import RouterConfig, with_changes
-from router.server_link import AddedBy, PoolRole
+from router.fleet.links.server_link import AddedBy, PoolRole
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)

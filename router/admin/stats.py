@@ -7,9 +7,9 @@ import time
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from router.recent_figures import LastMinute
-from router.services import Services, services_of
-from router.window import WINDOW_S, WindowHistogram, WindowSum
+from router.observe.last_minute import LastMinute
+from router.observe.window import WINDOW_S, WindowHistogram, WindowSum
+from router.serving.services import Services, services_of
 
 
 class Throughput(BaseModel):

@@ -8,18 +8,18 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
-from router.absence import Absence
 from router.admin.changes import changes_of
-from router.circuit_breaker import BreakerState
 from router.config import check_address
-from router.json_body import body_schema, read_json
-from router.openai_errors import shown
-from router.server_link import AddedBy, PoolRole
-from router.services import Services, services_of
-from router.worker_watch import Worker
+from router.fleet.absence import Absence
+from router.fleet.links.circuit_breaker import BreakerState
+from router.fleet.links.server_link import AddedBy, PoolRole
+from router.fleet.links.worker_watch import Worker
+from router.http.bodies.json_body import body_schema, read_json
+from router.http.openai_errors import shown
+from router.serving.services import Services, services_of
 from wire.errors import ConfigError, InvalidRequestError, UnknownIdError
-from wire.generation import ServerStats
-from wire.handoff import Role
+from wire.messages.generation import ServerStats
+from wire.messages.handoff import Role
 
 WorkerState = Literal["serving", "draining", "drained", "unreachable"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, QueuedRequest
 from router.admission.place import RESERVED, Place, Residence, first_places
-from router.admission.room import Capacity
 from router.config import RouterConfig
+from router.fleet.links.capacity import Capacity
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
 LOOK_INTERVAL_S = 0.01

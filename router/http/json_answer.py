@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.disconnect import WriteLimit
+from router.http.disconnect import WriteLimit
 from wire.errors import CancelledRequestError
 
 PART_BYTES = 256 << 10

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from router.config import ROLE_LABEL
+from router.fleet.links.server_link import PoolRole
 from router.kubernetes.cluster_error import ClusterError
-from router.server_link import PoolRole
-from wire.address import host_port
+from wire.http.address import host_port
 
 MODEL_LABEL = "twinfang.io/model"
 """Name of the model, as :func:`label_value` writes it. A pod without it serves whatever it serves."""

@@ -6,11 +6,11 @@ import asyncio
 
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import PodDiscovery, RouterConfig
-from router.kubernetes.figures import DiscoveryMetrics
+from router.fleet.pool_membership import Membership
+from router.kubernetes.metrics import DiscoveryMetrics
 from router.kubernetes.pod import label_value
 from router.kubernetes.pod_workers import PodWorkers
 from router.kubernetes.reflector import Reflector
-from router.membership import Membership
 
 
 class PodWatch:

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.kubernetes.figures import DiscoveryMetrics, PodState
+from router.fleet.links.worker_watch import Worker
+from router.fleet.pool_membership import Membership
+from router.kubernetes.metrics import DiscoveryMetrics, PodState
 from router.kubernetes.pod import NoServer, PodOffer, PodServer, claimants, offer_of, pod_id
 from router.kubernetes.reconciliation import Change, Key, after, reconcile
 from router.kubernetes.watch_lines import WatchEvent
-from router.membership import Membership
-from router.worker_watch import Worker
 from wire.errors import ConflictError
 
 log = logging.getLogger(__name__)

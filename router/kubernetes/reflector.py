@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from router.config import PodDiscovery
 from router.kubernetes.cluster import Cluster, Deadlines, open_cluster
 from router.kubernetes.cluster_error import ClusterError
-from router.kubernetes.figures import DiscoveryMetrics
+from router.kubernetes.metrics import DiscoveryMetrics
 from router.kubernetes.watch_lines import WatchEvent
 
 FIRST_PAUSE_S = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.faults.fleet import Fleet
+from testing.faults.fleet import Fleet
 
 
 class Requests:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from testing.conditions import until
-from tests.deploy.helm import EXAMPLES
-from tests.kubernetes.api import Manifest
-from tests.kubernetes.node import Node
-from tests.kubernetes.release import Release
-from tests.kubernetes.router_pod import RouterPod
-from tests.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
+from testing.deploy.helm import EXAMPLES
+from testing.kubernetes.api import Manifest
+from testing.kubernetes.node import Node
+from testing.kubernetes.release import Release
+from testing.kubernetes.router_pod import RouterPod
+from testing.router.scripted_servers import Scripted, ScriptedDecode, ScriptedPrefill, saying, server_info
 
 ADMIN_TOKEN = "an-administrator-of-the-router"
 

@@ -9,14 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import on_gpu
-from benchmarks.kernels import attention_cases, delta_cases, dense_cases, mamba_cases, work
+from benchmarks.gpu import stages as on_gpu
+from benchmarks.kernels.cases import attention as attention_cases
+from benchmarks.kernels.cases import delta as delta_cases
+from benchmarks.kernels.cases import dense as dense_cases
+from benchmarks.kernels.cases import mamba as mamba_cases
+from benchmarks.kernels.cases import work
+from benchmarks.kernels.cases.models import ExpertShape, eight_b
+from benchmarks.kernels.cases.work import Work
 from benchmarks.kernels.clock import num_sets, take_turns
 from benchmarks.kernels.limits import Limits
 from benchmarks.kernels.measurement import Bench
-from benchmarks.kernels.models import ExpertShape, eight_b
 from benchmarks.kernels.report import NOT_RUN, section
-from benchmarks.kernels.work import Work
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import overload
+from benchmarks.serving import overload
 
 
 def test_what_is_not_answered_exactly_is_refused_and_all_is_idle_afterwards(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks import scale
-from benchmarks.scale_simulation import ScaleSimulation, SimulatedRequest, poisson_requests
-from benchmarks.step_measurement import Point, fit
-from engine.goodput import Lengths, Objective, ServerLimits, server_rates
-from engine.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts
+from benchmarks.scale import goodput as scale
+from benchmarks.scale.simulation import ScaleSimulation, SimulatedRequest, poisson_requests
+from benchmarks.scale.step_measurement import Point, fit
+from engine.cost.goodput import Lengths, Objective, ServerLimits, server_rates
+from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts
 
 INSTANT_HANDOFF = HandoffCost(0.0, 0, 0, 1.0)
 COSTS = StepCosts(
@@ -122,7 +122,7 @@ def test_a_small_run_writes_figures_tables_and_takes_measured_costs_again(tmp_pa
     costs.write_text(json.dumps({"measurement": measured}))
     names = ("goodput", "steps", "context")
     marks = "\n".join(
-        f"<!-- {name}: written by benchmarks/scale.py -->\n<!-- end of {name} -->" for name in names
+        f"<!-- {name}: written by benchmarks/scale/goodput.py -->\n<!-- end of {name} -->" for name in names
     )
     document.write_text(marks)
     flags = ("--servers", "2", "--scale", "0.1", "--costs", str(costs))

@@ -10,8 +10,8 @@ from benchmarks.side_by_side import publication
 from benchmarks.side_by_side.generate_server import Job, gather
 from benchmarks.side_by_side.options import ARRANGEMENTS
 from benchmarks.side_by_side.plan import num_requests, visits
-from benchmarks.side_by_side.random_model import LARGE, MODELS, SMALL
 from benchmarks.side_by_side.report import answers_line, median_ratio, medians, pairs_table, section, table
+from testing.checkpoints.random_model import LARGE, MODELS, SMALL
 
 
 def measurement(arrangement, number, tokens_per_s, *, ttft=10.0, concurrency=8):

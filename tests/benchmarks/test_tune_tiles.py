@@ -1,6 +1,6 @@
 import pytest
 
-tune_tiles = pytest.importorskip("benchmarks.tune_tiles", reason="needs Triton", exc_type=ImportError)
+tune_tiles = pytest.importorskip("benchmarks.gpu.tune_tiles", reason="needs Triton", exc_type=ImportError)
 
 
 def test_the_search_keeps_what_is_faster_and_passes_over_what_fails():

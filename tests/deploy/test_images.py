@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.helm import DEPLOY
+from testing.deploy.helm import DEPLOY
 from twinfang.cli import _parser
-from twinfang.flags import resolve
+from twinfang.flags.flag import resolve
 
 DOCKER = DEPLOY / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -27,7 +27,8 @@ IMPORT_ALL_OF_A_ROUTER = """
 import pkgutil, sys
 for name in sys.argv[1:]:
     sys.modules[name] = None
-import router, telemetry, wire, twinfang.router_processes, twinfang.drain, twinfang.api_key
+import router, telemetry, wire, twinfang.stack.router_processes
+import twinfang.commands.drain, twinfang.commands.api_key
 import twinfang.autoscale.command, twinfang.autoscale.scale_target
 for package in (router, telemetry, wire):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

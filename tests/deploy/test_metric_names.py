@@ -8,9 +8,9 @@ from pathlib import Path
 import promql_parser as promql
 import pytest
 
-from tests.deploy.exported import JOBS, TARGET_LABELS, Exports, exported_pages
-from tests.deploy.expressions import defined, parse, result_labels, selectors
-from tests.deploy.observability import ROOT, VARIABLES, dashboard, panels, queries, rules
+from testing.deploy.exported import JOBS, TARGET_LABELS, Exports, exported_pages
+from testing.deploy.expressions import defined, parse, result_labels, selectors
+from testing.deploy.observability import ROOT, VARIABLES, dashboard, panels, queries, rules
 
 HISTOGRAMS = {
     "ttft": "twinfang_time_to_first_token_seconds",

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from testing.conditions import TIMEOUT_S, wait_until
-from tests.deploy.expressions import defined, parse
-from tests.deploy.observability import VARIABLES, queries, rules
-from tests.deploy.prometheus import running_prometheus
-from tests.stack import running_stack
+from testing.deploy.expressions import defined, parse
+from testing.deploy.observability import VARIABLES, queries, rules
+from testing.deploy.prometheus import running_prometheus
+from testing.fleets.stack import running_stack
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from testing.checkpoints.random_checkpoint import MOE_WITH_MTP, make_checkpoint
 from testing.conditions import until
-from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
-from tests.deploy.helm import DEPLOY, Manifest, of_kind, render
-from tests.deploy.local_pods import Node, Pod
-from tests.end_to_end.clients import complete, greedy_body
-from tests.engine.speculating import Ask, make_engine, serve
-from tests.kubernetes_api import NAMESPACE, running_api
-from wire.sampling_params import SamplingParams
+from testing.deploy.helm import DEPLOY, Manifest, of_kind, render
+from testing.deploy.kubernetes_api import NAMESPACE, running_api
+from testing.deploy.local_pods import Node, Pod
+from testing.engines.speculating import Ask, make_engine, serve
+from testing.fleets.clients import complete, greedy_body
+from wire.messages.sampling_params import SamplingParams
 
 NUM_TOKENS = 60
 VALUES: Manifest = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.helm import DEPLOY, Manifest, of_kind, render
-from tests.deploy.local_pods import Node
-from tests.kubernetes_api import NAMESPACE, running_api
+from testing.deploy.helm import DEPLOY, Manifest, of_kind, render
+from testing.deploy.kubernetes_api import NAMESPACE, running_api
+from testing.deploy.local_pods import Node
 
 NUM_CLIENTS = 8
 VALUES: Manifest = {

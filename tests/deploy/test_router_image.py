@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.helm import DEPLOY
+from testing.deploy.helm import DEPLOY
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"

@@ -5,9 +5,9 @@ import re
 import pytest
 import yaml
 
-from tests.deploy.observability import ROOT, RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, panels, promtool
+from testing.deploy.observability import ROOT, RULE_TESTS, RULES_FILE, RUNBOOKS, alerts, panels, promtool
 
-FLAG_TABLES = [*(ROOT / "twinfang").rglob("flag_table.py"), ROOT / "twinfang/router_flags.py"]
+FLAG_TABLES = [*(ROOT / "twinfang/flags").glob("*.py"), ROOT / "twinfang/autoscale/flags.py"]
 FLAGS = {flag for table in FLAG_TABLES for flag in re.findall(r'"(--[a-z-]+)"', table.read_text("utf-8"))}
 SECTIONS = ["What it means", "What users notice", "How to look", "How to mend"]
 

@@ -1,5 +1,5 @@
 """What the end-to-end tests share: stacks of real processes, and clients."""
 
-from tests.stack import module_stacks, pytest_runtest_makereport, stacks
+from testing.fleets.stack import module_stacks, pytest_runtest_makereport, stacks
 
 __all__ = ["module_stacks", "pytest_runtest_makereport", "stacks"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
-from tests.engine.speculating import Engines
+from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
+from testing.engines.speculating import Engines
 
 
 @pytest.fixture(scope="module")

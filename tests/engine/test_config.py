@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.checkpoint.model_config import ModelConfig, MtpConfig
 from engine.config import EngineConfig
-from engine.model_config import ModelConfig, MtpConfig
 from engine.models import read_config
 from wire.errors import ConfigError
 

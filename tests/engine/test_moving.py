@@ -5,8 +5,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
-from tests.engine.sanitizing import SANITIZE
-from wire.sampling_params import SamplingParams
+from testing.engines.sanitizing import SANITIZE
+from wire.messages.sampling_params import SamplingParams
 
 PROMPT = [40 + i % 23 for i in range(37)]
 PARAMS = {

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.priority import lower_priority
-from kernels.cpu_threads import cpu_threads
+from kernels.cpu.threads import cpu_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="niceness of single threads")
 

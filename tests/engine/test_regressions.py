@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch_builder import BatchBuilder
-from engine.caches import Caches, CacheSpec
-from engine.capacity import Demand, blocks_for
 from engine.config import EngineConfig
+from engine.memory.caches import Caches, CacheSpec
 from engine.models import read_config
 from engine.request import Request
-from engine.row_state import RowState
-from engine.row_table import RowTable
 from engine.rows import PlannedRow
-from engine.sampling_table import SamplingNeeds
-from engine.step_buffers import StepBuffers, capture_sizes
-from tests.engine.test_engine import greedy, hand_over, make_engine, prompts, run
+from engine.sampling.sampling_table import SamplingNeeds
+from engine.schedule.capacity import Demand, blocks_for
+from engine.step.batch_builder import BatchBuilder
+from engine.step.buffers import StepBuffers, capture_sizes
+from engine.step.row_state import RowState
+from engine.step.row_table import RowTable
+from testing.engines.handing_over import greedy, hand_over, make_engine, prompts, run
 from wire.errors import CapacityError
-from wire.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 ROW_TABLES = ("tokens", "num_drafts", "num_computed", "state_slot", "active", "limit", "max_drafts")

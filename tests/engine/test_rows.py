@@ -4,7 +4,7 @@ import pytest
 
 from engine.request import Request, StateBoundary
 from engine.rows import PlannedRow, decode_slots, is_decode_row
-from wire.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import Template
 from tokenizers import Tokenizer
 
-from benchmarks.recall_task import (
+from testing.oracles.recall_task import (
     ANSWER_TOKENS,
     CHAT_AFTER,
     CHAT_BEFORE,

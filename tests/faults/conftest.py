@@ -9,10 +9,10 @@ import pytest
 
 from testing.conditions import wait_until
 from testing.faults.exact_requests import Requests
+from testing.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in
+from testing.faults.network import Network, NetworkUnavailableError, running_network
+from testing.faults.reliability_table import Table
 from testing.repository import DOCS
-from tests.faults.fleet import HOSTS, Fleet, running_fleet, running_fleet_in
-from tests.faults.network import Network, NetworkUnavailableError, running_network
-from tests.faults.reliability_table import Table
 
 DOCUMENT = DOCS / "reliability.md"
 

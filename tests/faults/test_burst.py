@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.fleet import ANSWER_DEADLINE_S, LEASE_TTL_S, Fleet
+from testing.faults.fleet import ANSWER_DEADLINE_S, LEASE_TTL_S, Fleet
 from wire.codec import encode
 from wire.errors import LeaseError, TransferError
-from wire.generation import PrefillReply, PrefillRequest, StepOutputs, Submit
+from wire.messages.generation import PrefillReply, PrefillRequest, StepOutputs, Submit
+from wire.messages.sampling_params import SamplingParams
 from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
-from wire.sampling_params import SamplingParams
 
 NUM_REQUESTS = 64
 MAX_TOKENS = 10

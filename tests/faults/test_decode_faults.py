@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from testing.conditions import PROMPT_S, wait_until
-from tests.faults.fleet import LEASE_TTL_S
+from testing.faults.fleet import LEASE_TTL_S
 
 LEASE_TTL = "`--lease-ttl`"
 EXACT = "the exact answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from testing.conditions import wait_until
-from tests.faults.fleet import ANSWER_DEADLINE_S, Fleet
+from testing.faults.fleet import ANSWER_DEADLINE_S, Fleet
 
 NUM_VICTIMS = 3
 NUM_REFILL = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testing.conditions import PROMPT_S, wait_until
-from tests.faults.asked import EXACT, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
+from testing.faults.asked import EXACT, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
 
 ATTEMPTS = "3 attempts of `--transfer-deadline`"
 DECODE = ("decode", "decode-local")

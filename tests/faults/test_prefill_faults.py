@@ -7,8 +7,8 @@ import time
 import pytest
 
 from testing.conditions import PROMPT_S, wait_until
-from tests.faults.asked import EXACT, RETRIES, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
-from tests.faults.fleet import TRANSFER_DEADLINE_S
+from testing.faults.asked import EXACT, RETRIES, ROUTERS, SERVERS, Asked, ask_all, thaw_decode, until_all_read
+from testing.faults.fleet import TRANSFER_DEADLINE_S
 
 
 @pytest.fixture

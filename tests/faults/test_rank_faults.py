@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from tests.checkpoints import MOE_WITH_MTP, make_checkpoint
-from tests.end_to_end.clients import Answer, complete, greedy_body, http_client, stream
-from tests.engine.speculating import Ask, make_engine, serve
-from tests.stack import running_stack
-from wire.sampling_params import SamplingParams
+from testing.checkpoints.random_checkpoint import MOE_WITH_MTP, make_checkpoint
+from testing.engines.speculating import Ask, make_engine, serve
+from testing.fleets.clients import Answer, complete, greedy_body, http_client, stream
+from testing.fleets.stack import running_stack
+from wire.messages.sampling_params import SamplingParams
 
 NUM_TOKENS = 400
 DEADLINE_S = 30.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.stack import running_stack
+from testing.fleets.stack import running_stack
 
 NUM_CLIENTS = 6
 NUM_BODIES = 12

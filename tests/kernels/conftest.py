@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.kernels.target import Target
+from testing.kernels.target import Target
 
 
 @pytest.fixture(params=["cpu", "triton"])

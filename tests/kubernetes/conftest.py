@@ -12,14 +12,14 @@ import yaml
 
 from testing.autoscale.metrics_pages import pages
 from testing.conditions import TIMEOUT_S, wait_until
+from testing.deploy.leader_worker_sets import CRD
+from testing.kubernetes.api import Api, Manifest
 from testing.kubernetes.cloud import CPU_DEMO, VALUES, Cloud
-from tests.deploy.leader_worker_sets import CRD
-from tests.kubernetes.api import Api, Manifest
-from tests.kubernetes.control_plane import ControlPlane, running_control_plane
-from tests.kubernetes.node import Node
-from tests.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
-from tests.kubernetes.release import Release
-from tests.kubernetes.schemas import Schemas
+from testing.kubernetes.control_plane import ControlPlane, running_control_plane
+from testing.kubernetes.node import Node
+from testing.kubernetes.process import PROGRAMS, ProgramMissingError, find_program
+from testing.kubernetes.release import Release
+from testing.kubernetes.schemas import Schemas
 
 __all__ = ["pages"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from testing.kubernetes.api import RefusedError
 from testing.kubernetes.cloud import CPU_DEMO, VALUES
-from tests.kubernetes.api import RefusedError
 
 PODS = "/api/v1/namespaces/{own}/pods"
 REFUSED = [

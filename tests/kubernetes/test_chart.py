@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from testing.deploy.helm import CHART, EXAMPLES
+from testing.deploy.leader_worker_sets import pods_of
+from testing.kubernetes.api import Manifest
 from testing.kubernetes.cloud import CPU_DEMO, VALUES
-from tests.deploy.helm import CHART, EXAMPLES
-from tests.deploy.leader_worker_sets import pods_of
-from tests.kubernetes.api import Manifest
-from tests.kubernetes.release import OLDEST_VERSION, CommandFailedError, Release
+from testing.kubernetes.release import OLDEST_VERSION, CommandFailedError, Release
 
 SCALED = {
     "prefillPools": {"default": {"autoscaling": {"enabled": True}}},

@@ -11,8 +11,8 @@ import pytest
 from router.kubernetes.cluster import PAGE_SIZE
 from testing.conditions import until
 from testing.kubernetes.cloud import CPU_DEMO, VALUES
-from tests.kubernetes.node import Node
-from tests.kubernetes.release import Release
+from testing.kubernetes.node import Node
+from testing.kubernetes.release import Release
 
 FOLLOWS_S = 1.0
 

@@ -9,10 +9,10 @@ import pytest
 
 from router.config import PodDiscovery
 from router.kubernetes.cluster import Deadlines
-from router.kubernetes.figures import DiscoveryMetrics
+from router.kubernetes.metrics import DiscoveryMetrics
 from router.kubernetes.reflector import Reflector
 from testing.conditions import until
-from tests.kubernetes.node import Node
+from testing.kubernetes.node import Node
 
 RETURNS_S = 10.0
 """Docs say that a router notices an API server's return within 7 s."""

@@ -9,10 +9,10 @@ import pytest
 from router.kubernetes.cluster_error import ClusterError
 from testing.autoscale.metrics_pages import FakeRouter, FakeServer
 from testing.conditions import until
+from testing.kubernetes.api import RefusedError
 from testing.kubernetes.cloud import CPU_DEMO, VALUES
-from tests.kubernetes.api import RefusedError
-from tests.kubernetes.node import Node
-from tests.kubernetes.pod_process import PodProcess
+from testing.kubernetes.node import Node
+from testing.kubernetes.pod_process import PodProcess
 from twinfang.autoscale.scale_target import ScaleTarget
 
 FLAGS = {"interval": 0.2, "window": 1, "min-prefill": 3, "min-decode": 4}

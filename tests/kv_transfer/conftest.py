@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from kv_transfer.handshake import introduce
-from kv_transfer.sink import TransferSink
-from kv_transfer.transfer import TransferResult
-from tests.kv_transfer.pools import PoolShape, poison, transport_variables
-from tests.kv_transfer.source_process import ADDRESS, DEADLINE_S, SourceProcess
-from wire.handoff import Ticket
+from kv_transfer.reads.sink import TransferSink
+from kv_transfer.reads.transfer import TransferResult
+from testing.kv_transfer.pools import PoolShape, poison, transport_variables
+from testing.kv_transfer.source_process import ADDRESS, DEADLINE_S, SourceProcess
+from wire.messages.handoff import Ticket
 
 
 @pytest.fixture(scope="module")

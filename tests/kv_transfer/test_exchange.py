@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 import kv_transfer.exchange
-import kv_transfer.peers
-from engine.capacity import CapacityPlan
+import kv_transfer.reads.peers
 from engine.request import Request
+from engine.schedule.capacity import CapacityPlan
 from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.exchange import ExchangeListener, StateExchange
-from kv_transfer.source import EndedLease
-from kv_transfer.transfer import TransferCounts, TransferResult
-from telemetry.measures import Measures
-from tests.kv_transfer.pools import PoolShape
-from tests.router.scripted_servers import server_stats
+from kv_transfer.leases.source import EndedLease
+from kv_transfer.reads.transfer import TransferCounts, TransferResult
+from telemetry.engine_metrics import Measures
+from testing.kv_transfer.pools import PoolShape
+from testing.router.scripted_servers import server_stats
 from wire.errors import DeadlineError, HandshakeError, TransferError, UnavailableError
-from wire.handoff import EndLease, Ticket
+from wire.messages.handoff import EndLease, Ticket
 
 
 class ScriptedSink:
@@ -221,7 +221,7 @@ async def test_a_handshake_that_fails_for_a_ticket_is_counted(world, monkeypatch
     async def refuse(*_arguments, **_settings):
         raise error
 
-    monkeypatch.setattr(kv_transfer.peers, "call", refuse)
+    monkeypatch.setattr(kv_transfer.reads.peers, "call", refuse)
     world.sink.knows = lambda _incarnation: False
     with pytest.raises((type(error), TransferError)):  # a deadline of the handshake is none of the request's
         await world.exchange.peers.ensure(ticket_of("turn-1"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kv_transfer.handshake import check_regions, check_same_model
-from tests.kv_transfer.pools import SPEC, with_rank
+from testing.kv_transfer.pools import SPEC, with_rank
 from wire.errors import HandshakeError
-from wire.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region
+from wire.messages.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region
 
 
 def introduction(spec=SPEC, block_size=8, num_blocks=5, num_slots=3, **changes):

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.agent import TransferAgent, region_of
-from kv_transfer.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
-from kv_transfer.epoch_check import checked_lease
 from kv_transfer.handshake import check_regions, check_same_model, introduce
-from kv_transfer.part import Part, part_indices
-from kv_transfer.sink import TransferSink
-from kv_transfer.unit_cut import cut_unit
-from tests.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
+from kv_transfer.leases.epoch_check import checked_lease
+from kv_transfer.nixl.agent import TransferAgent, region_of
+from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
+from kv_transfer.nixl.unit_cut import cut_unit
+from kv_transfer.reads.part import Part, part_indices
+from kv_transfer.reads.sink import TransferSink
+from testing.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
 from wire.errors import HandshakeError, TransferError, WireError
-from wire.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region, Ticket
-from wire.layout import Axis, Layout, Segment
+from wire.messages.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region, Ticket
+from wire.messages.layout import Axis, Layout, Segment
 
 REFUSALS = (WireError, HandshakeError, TransferError)
 TIMEOUT_S = 60.0

@@ -10,10 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app
 from router.config import ModelSource, RouterConfig
-from tests.router.conftest import MODEL, TIMEOUT_S, until, why_not_ready
-from tests.router.scripted_servers import MAX_MODEL_LEN, ScriptedDecode, saying, server_info
-from tests.router.tokenizers_for_tests import write_model_dir
-from twinfang.ports import free_ports
+from testing.conditions import TIMEOUT_S, until
+from testing.router.scripted_router import MODEL, why_not_ready
+from testing.router.scripted_servers import MAX_MODEL_LEN, ScriptedDecode, saying, server_info
+from testing.router.tokenizers import write_model_dir
+from twinfang.stack.ports import free_ports
 from wire.errors import ConfigError, ModelLoadError
 
 RUN_ROUTER = """

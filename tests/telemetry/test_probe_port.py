@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from telemetry import server_telemetry
 from telemetry.probe_port import ProbePort
 from telemetry.server_telemetry import StatsReader
-from tests.router.scripted_servers import server_stats
+from testing.router.scripted_servers import server_stats
 from wire.errors import ConfigError
 
 

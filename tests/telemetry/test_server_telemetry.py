@@ -6,7 +6,7 @@ from typing import get_args
 import httpx
 
 from telemetry.server_telemetry import ServerTelemetry
-from twinfang.ports import free_ports
+from twinfang.stack.ports import free_ports
 from wire.health import ServerState
 from wire.server import GrpcServer
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from telemetry.tally import Tally
+from telemetry.histogram import Tally
 
 BOUNDS = (0.25, 1.0, 2.5, 16384.0)
 VALUES = st.sampled_from([0.0, 0.1, *BOUNDS, 3.0, 1e9])

@@ -9,7 +9,7 @@ import pytest
 from telemetry import otel
 from telemetry.span import Span
 from telemetry.tracing import start_tracing
-from tests.telemetry.collector import running_collector
+from testing.fleets.trace_collector import running_collector
 from wire.errors import ConfigError
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

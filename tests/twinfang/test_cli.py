@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from testing.conditions import wait_until
-from twinfang.commands import COMMANDS
-from twinfang.ports import free_ports
+from twinfang.commands.table import COMMANDS
+from twinfang.stack.ports import free_ports
 
 TIMEOUT_S = 60
 

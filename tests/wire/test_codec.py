@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
-from wire.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
-from wire.handoff import Ticket
+from wire.messages.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
+from wire.messages.handoff import Ticket
+from wire.messages.sampling_params import SamplingParams
 from wire.outbox import MAX_NUMBERS, Outbox
-from wire.sampling_params import SamplingParams
 
 token_ids = st.lists(st.integers(0, 2**31), max_size=20).map(tuple)
 params = st.builds(

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.prefixes import KEY_BYTES, block_keys
+from wire.messages.prefixes import KEY_BYTES, block_keys
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 

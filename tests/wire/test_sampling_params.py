@@ -3,7 +3,7 @@
 import pytest
 
 from wire.errors import InvalidRequestError
-from wire.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams
 
 LIMITS = {
     "temperature": (0.0, 1e4),

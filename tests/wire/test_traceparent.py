@@ -4,10 +4,10 @@ import pytest
 
 from wire.codec import encode
 from wire.errors import WireError
-from wire.generation import PrefillRequest, Submit
+from wire.messages.generation import PrefillRequest, Submit
+from wire.messages.sampling_params import SamplingParams
+from wire.messages.traceparent import is_sampled, traceparent_of, with_span
 from wire.rpc import decode_stream_request
-from wire.sampling_params import SamplingParams
-from wire.traceparent import is_sampled, traceparent_of, with_span
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"

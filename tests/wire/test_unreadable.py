@@ -6,7 +6,7 @@ import grpc.aio
 import pytest
 
 from wire.codec import decode
-from wire.generation import Describe, ErrorReply, ServerInfo
+from wire.messages.generation import Describe, ErrorReply, ServerInfo
 from wire.rpc import DESCRIBE, SERVER_SERVICE, lines, service, unary_handler
 
 

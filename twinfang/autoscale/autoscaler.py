@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.kubernetes.cluster_error import ClusterError
-from twinfang.autoscale.figures import AutoscaleFigures
+from twinfang.autoscale.metrics import AutoscaleFigures
 from twinfang.autoscale.metrics_page import Page, Unread, read_pages
 from twinfang.autoscale.needs import Need, decode_need, prefill_need
 from twinfang.autoscale.page_window import PageWindow

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinfang.autoscale.histogram import Histogram
-from wire.address import host_port
+from wire.http.address import host_port
 
 log = logging.getLogger(__name__)
 

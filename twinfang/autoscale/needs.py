@@ -1,7 +1,7 @@
 """How many servers a pool needs for what it has to do. Pure.
 
-The arithmetic is that of ``twinfang plan`` (engine/goodput.py), with what was measured in place of computed
-step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
+The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with what was measured in place of
+computed step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.goodput import late_probability, mean_below
+from engine.cost.goodput import late_probability, mean_below
 from twinfang.autoscale.histogram import Histogram
 from twinfang.autoscale.readings import DecodeReading, PrefillReading, RouterReading
 from twinfang.autoscale.step_line import StepLine, TpotPoint, step_line, tpot_rows

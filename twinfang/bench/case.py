@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.caches import Caches, CacheSpec
 from engine.config import EngineConfig
+from engine.memory.caches import Caches, CacheSpec
 
 CHUNK_TOKENS = EngineConfig.max_batch_tokens
 

@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.caches import Caches
-from kv_transfer.agent import Ranges, TransferAgent, region_of
+from engine.memory.caches import Caches
 from kv_transfer.handshake import introduce
-from kv_transfer.part import Part
-from kv_transfer.sink import TransferSink
-from kv_transfer.transfer import TransferListener, TransferResult
+from kv_transfer.nixl.agent import Ranges, TransferAgent, region_of
+from kv_transfer.reads.part import Part
+from kv_transfer.reads.sink import TransferSink
+from kv_transfer.reads.transfer import TransferListener, TransferResult
 from twinfang.bench.case import Case
 from twinfang.bench.machine import waited_s
 from twinfang.bench.prefill_side import RAW_POLL_S, Ask, Source, prefill_side
 from twinfang.bench.row import Round, Row
-from wire.handoff import Done, Region, Ticket
+from wire.messages.handoff import Done, Region, Ticket
 
 WARM_UP_ROUNDS = 3
 DEADLINE_S = 60.0

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from kv_transfer.agent import TransferAgent, region_of
 from kv_transfer.handshake import introduce
-from kv_transfer.source import SourceListener, TransferSource
+from kv_transfer.leases.source import SourceListener, TransferSource
+from kv_transfer.nixl.agent import TransferAgent, region_of
 from twinfang.bench.case import Case
-from wire.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
+from wire.messages.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
 
 RAW_POLL_S = 20e-6
 

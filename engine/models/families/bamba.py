@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig
-from engine.model_config import LayerType, ModelConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.mixer_config import AttentionConfig, MambaConfig, MlpConfig
+from engine.checkpoint.model_config import LayerType, ModelConfig
+from engine.checkpoint.rotary_config import RotaryConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
 from engine.models.family import Family
-from engine.rotary_config import RotaryConfig
 
 ROTATED = 0.5
 """Part of each head, whatever the checkpoint says: the family was trained and is published so."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, GateOrder, MambaConfig, MlpConfig
-from engine.model_config import LayerType, ModelConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.mixer_config import AttentionConfig, GateOrder, MambaConfig, MlpConfig
+from engine.checkpoint.model_config import LayerType, ModelConfig
+from engine.checkpoint.rotary_config import RotaryConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
 from engine.models.family import Family
-from engine.rotary_config import RotaryConfig
 
 MIXERS: tuple[LayerType, ...] = ("mamba", "attention", "mlp")
 """Of each layer."""

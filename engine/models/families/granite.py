@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.model_config import ModelConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.model_config import ModelConfig
 from engine.models.families import llama
 from engine.models.family import Family
 

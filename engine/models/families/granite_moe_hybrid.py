@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
-from engine.model_config import LayerType, ModelConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
+from engine.checkpoint.model_config import LayerType, ModelConfig
+from engine.checkpoint.rotary_config import RotaryConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
-from engine.models.expert_weights import ExpertNames
 from engine.models.family import Family
-from engine.models.mlp import MlpNames
-from engine.models.moe import MoeNames
-from engine.rotary_config import RotaryConfig
+from engine.models.layers.expert_weights import ExpertNames
+from engine.models.layers.mlp import MlpNames
+from engine.models.layers.moe import MoeNames
 
 MOE_NAMES = MoeNames(
     router="router.layer", experts=ExpertNames(stacked=("input_linear.weight", "output_linear.weight"))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.checkpoint_fields import DTYPES, CheckpointFields
-from engine.mixer_config import MambaConfig
-from engine.model_config import LayerType, ModelConfig
+from engine.checkpoint.checkpoint_fields import DTYPES, CheckpointFields
+from engine.checkpoint.mixer_config import MambaConfig
+from engine.checkpoint.model_config import LayerType, ModelConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
 from engine.models.family import Family

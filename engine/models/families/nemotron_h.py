@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
-from engine.model_config import LayerType, ModelConfig, MtpConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.mixer_config import AttentionConfig, MambaConfig, MlpConfig, MoeConfig
+from engine.checkpoint.model_config import LayerType, ModelConfig, MtpConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
 from engine.models.family import Family, MtpFamily

@@ -12,15 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.checkpoint_fields import CheckpointFields
-from engine.mixer_config import AttentionConfig, GatedDeltaNetConfig, HeadNormConfig, MlpConfig, MoeConfig
-from engine.model_config import LayerType, ModelConfig, MtpConfig
+from engine.checkpoint.checkpoint_fields import CheckpointFields
+from engine.checkpoint.mixer_config import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    HeadNormConfig,
+    MlpConfig,
+    MoeConfig,
+)
+from engine.checkpoint.model_config import LayerType, ModelConfig, MtpConfig
+from engine.checkpoint.rotary_config import RotaryConfig
 from engine.models.block import Block
 from engine.models.builder import Builder
-from engine.models.expert_weights import GATED_EXPERTS
 from engine.models.family import Family, MtpFamily
-from engine.models.moe import MoeNames
-from engine.rotary_config import RotaryConfig
+from engine.models.layers.expert_weights import GATED_EXPERTS
+from engine.models.layers.moe import MoeNames
 
 ATTENTION_INTERVAL = 4
 """Every fourth layer, where the checkpoint doesn't list them."""

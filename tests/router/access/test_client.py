@@ -4,8 +4,9 @@ import pytest
 
 from router.access.client import site_of
 from router.config import ModelSource, RouterConfig
-from tests.router.conftest import MODEL, raw_request, until
-from tests.router.scripted_servers import hanging
+from testing.conditions import until
+from testing.router.scripted_router import MODEL, raw_request
+from testing.router.scripted_servers import hanging
 from wire.errors import ConfigError
 
 BODY = f'{{"model": "{MODEL}", "prompt": "hello", "stream": true}}'.encode()

@@ -2,7 +2,7 @@
 
 import pytest
 
-TOKEN = "a-token-for-tests-0123456789"
+from testing.router.admin_calls import TOKEN
 
 
 @pytest.fixture
@@ -17,25 +17,3 @@ def make_admin_stack(make_stack, tmp_path):
         return stack
 
     return make
-
-
-async def get(stack, path):
-    response = await stack.client.get(f"/admin/v1{path}")
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def post(stack, path, status=200, **body):
-    response = await stack.client.post(f"/admin/v1{path}", json=body or None)
-    assert response.status_code == status, response.text
-    return response.json()
-
-
-async def patch(stack, status=200, **values):
-    response = await stack.client.patch("/admin/v1/config", json=values)
-    assert response.status_code == status, response.text
-    return response.json()
-
-
-async def ids(stack, role="decode"):
-    return [worker["id"] for worker in (await get(stack, "/workers"))["workers"] if worker["role"] == role]

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from router.admin.admin_token import AdminToken
-from tests.router.admin.conftest import TOKEN
+from testing.router.admin_calls import TOKEN
 from wire.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ import hashlib
 import httpx
 from fastapi.routing import APIRoute
 
-from tests.router.admin.conftest import TOKEN
-from tests.router.conftest import TIMEOUT_S
+from testing.conditions import TIMEOUT_S
+from testing.router.admin_calls import TOKEN
 
 WITH_BODY = {("POST", "/admin/v1/workers"), ("PATCH", "/admin/v1/config")}
 

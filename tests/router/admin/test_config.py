@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.router.admin.conftest import get, patch
-from tests.router.conftest import TIMEOUT_S, until
-from tests.router.scripted_servers import hanging, saying
+from testing.conditions import TIMEOUT_S, until
+from testing.router.admin_calls import get, patch
+from testing.router.scripted_servers import hanging, saying
 
 
 async def test_policies_and_limits_change_while_it_runs(make_admin_stack):

@@ -1,8 +1,8 @@
 import asyncio
 import json
 
-from tests.router.conftest import TIMEOUT_S, until
-from tests.router.scripted_servers import saying
+from testing.conditions import TIMEOUT_S, until
+from testing.router.scripted_servers import saying
 
 
 async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from router import link_local, server_pool
-from tests.router.admin.conftest import get, post
-from tests.router.conftest import TIMEOUT_S, until
-from tests.router.scripted_servers import ScriptedDecode, ScriptedPrefill, saying, server_info
-from twinfang.ports import free_ports
+from router.fleet import server_pool
+from router.fleet.links import link_local
+from testing.conditions import TIMEOUT_S, until
+from testing.router.admin_calls import get, post
+from testing.router.scripted_servers import ScriptedDecode, ScriptedPrefill, saying, server_info
+from twinfang.stack.ports import free_ports
 
 
 @asynccontextmanager

@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
-from tests.router.admin.conftest import get, ids, post
-from tests.router.conftest import MODEL, events_of, until
-from tests.router.scripted_servers import failing, hanging, saying
+from testing.conditions import until
+from testing.router.admin_calls import get, ids, post
+from testing.router.scripted_router import MODEL, events_of
+from testing.router.scripted_servers import failing, hanging, saying
 from wire import errors
 from wire.errors import CapacityError, InvalidRequestError, TransferError, TwinfangError
 
@@ -136,7 +137,7 @@ async def test_an_aborted_request_is_not_told_of_the_admin_api(make_admin_stack)
 async def test_operators_are_told_what_failed(make_admin_stack, monkeypatch):
     stack = await make_admin_stack()
     stack.decode[0].script = saying([300])
-    monkeypatch.setattr("router.server_drain.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("router.fleet.links.server_drain.TIMEOUT_S", 0.05)
     stack.decode[0].may_drain.clear()
     (worker,) = await ids(stack)
     error = (await post(stack, f"/workers/{worker}/drain", 503))["error"]

@@ -3,9 +3,10 @@
 import asyncio
 import json
 
-from tests.router.admin.conftest import get, patch, post
-from tests.router.conftest import MODEL, TIMEOUT_S, until
-from tests.router.scripted_servers import hanging, saying
+from testing.conditions import TIMEOUT_S, until
+from testing.router.admin_calls import get, patch, post
+from testing.router.scripted_router import MODEL
+from testing.router.scripted_servers import hanging, saying
 
 
 async def test_a_request_is_shown_from_its_arrival_with_a_timeline(make_admin_stack):

@@ -1,6 +1,5 @@
 """What the admin API changed, kept for the router's next start."""
 
-import asyncio
 import resource
 import sqlite3
 from contextlib import closing, contextmanager
@@ -9,8 +8,8 @@ import pytest
 
 from router.admin import state_file
 from router.admin.state_file import StateFile
-from tests.router.admin.conftest import get, ids, patch, post
-from tests.router.conftest import TIMEOUT_S, until
+from testing.conditions import until
+from testing.router.admin_calls import get, ids, patch, post
 from wire.errors import ConfigError
 
 
@@ -110,7 +109,7 @@ async def test_a_change_that_can_not_be_saved_holds_with_a_warning_and_is_saved_
     async def is_saved():
         return not (await get(stack, "/config"))["warning"]
 
-    await until_async(is_saved)
+    await until(is_saved)
     saved = StateFile(path).load()
     assert dict(saved.settings) == {"max_choices": 3, "max_queue": 5}
     assert [one.state for one in saved.workers] == ["draining"]
@@ -154,9 +153,3 @@ def num_saved_workers(path) -> int:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return 0
         return connection.execute("SELECT count(*) FROM workers").fetchone()[0]
-
-
-async def until_async(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():
-            await asyncio.sleep(0.01)

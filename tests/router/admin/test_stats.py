@@ -1,7 +1,7 @@
 import pytest
 
-from tests.router.admin.conftest import get
-from tests.router.scripted_servers import saying
+from testing.router.admin_calls import get
+from testing.router.scripted_servers import saying
 
 
 async def test_stats_are_of_the_last_minute(make_admin_stack):

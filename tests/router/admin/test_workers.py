@@ -5,9 +5,10 @@ import dataclasses
 
 import pytest
 
-from tests.router.admin.conftest import get, ids, post
-from tests.router.conftest import MODEL, TIMEOUT_S, until
-from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
+from testing.conditions import TIMEOUT_S, until
+from testing.router.admin_calls import get, ids, post
+from testing.router.scripted_router import MODEL
+from testing.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
 
 
 async def test_workers_and_pools_show_what_servers_and_the_router_know(make_admin_stack):

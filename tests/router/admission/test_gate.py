@@ -8,8 +8,8 @@ import pytest
 
 from router.admission.fair_queue import QueuedRequest
 from router.admission.gate import Gate, GateLimits
-from router.admission.room import Capacity, Resource
-from tests.router.conftest import until
+from router.fleet.links.capacity import Capacity, Resource
+from testing.conditions import until
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
 

@@ -9,9 +9,10 @@ import socket
 import pytest
 
 from router.http import half_close
-from tests.router.conftest import MODEL, TIMEOUT_S, raw_request, until
-from tests.router.scripted_servers import hanging, saying, silent
-from wire.generation import RequestOutput
+from testing.conditions import TIMEOUT_S, until
+from testing.router.scripted_router import MODEL, raw_request
+from testing.router.scripted_servers import hanging, saying, silent
+from wire.messages.generation import RequestOutput
 
 
 def body(**fields) -> bytes:

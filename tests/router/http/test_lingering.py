@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from router import json_body
 from router.access.api_keys import ApiKey, digest_of
 from router.access.key_file import key_line
 from router.http import lingering
-from tests.router.conftest import TIMEOUT_S, raw_request, until
-from tests.router.scripted_servers import saying
+from router.http.bodies import json_body
+from testing.conditions import TIMEOUT_S, until
+from testing.router.scripted_router import raw_request
+from testing.router.scripted_servers import saying
 
 EARLY = {
     "too slow": (400, {"head": "Authorization: Bearer key\r\n"}),

@@ -9,8 +9,8 @@ import pytest
 from router.config import PodDiscovery
 from router.kubernetes import reflector
 from router.kubernetes.cluster import Deadlines
-from tests.kubernetes_api import NAMESPACE, running_api
-from tests.router.scripted_servers import saying
+from testing.deploy.kubernetes_api import NAMESPACE, running_api
+from testing.router.scripted_servers import saying
 
 
 @pytest.fixture

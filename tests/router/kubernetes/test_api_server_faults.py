@@ -7,8 +7,9 @@ import time
 import pytest
 
 from router.kubernetes.reflector import FIRST_PAUSE_S, JITTER
+from testing.conditions import until
 from testing.repository import DOCS
-from tests.router.conftest import until, why_not_ready
+from testing.router.scripted_router import why_not_ready
 
 DOCUMENT = DOCS / "metrics.md"
 

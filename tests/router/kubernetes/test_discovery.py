@@ -12,13 +12,13 @@ import pytest
 
 from router.config import PodDiscovery
 from testing.command_lines import BY_NAME, parsed
-from tests.kubernetes_api import NAMESPACE
-from tests.router.conftest import TIMEOUT_S, until
-from tests.router.scripted_servers import ScriptedDecode, hanging, saying, server_info
-from tests.router.tokenizers_for_tests import write_model_dir
-from twinfang.ports import free_ports
+from testing.conditions import TIMEOUT_S, until
+from testing.deploy.kubernetes_api import NAMESPACE
+from testing.router.scripted_servers import ScriptedDecode, hanging, saying, server_info
+from testing.router.tokenizers import write_model_dir
+from twinfang.stack.ports import free_ports
 from wire.errors import ConfigError
-from wire.generation import RequestOutput
+from wire.messages.generation import RequestOutput
 
 FOLLOWS_S = 1.0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.config import PodDiscovery, check_address
 from router.kubernetes.cluster_error import ClusterError
 from router.kubernetes.pod import NoServer, PodServer, claimants, label_value, offer_of
-from tests.kubernetes_api import KubernetesApi
+from testing.deploy.kubernetes_api import KubernetesApi
 from wire.errors import ConfigError
 
 ANY_JSON = st.recursive(

@@ -7,10 +7,10 @@ from statistics import quantiles
 
 import pytest
 
-from benchmarks.policy_simulation import SimulatedServer, Simulation
 from router.policies.least_loaded import LeastLoaded, weight
 from router.policies.policy import Candidate, Decision, Demand, Load
 from router.policies.round_robin import RoundRobin
+from testing.simulation.policies import SimulatedServer, Simulation
 
 
 class LeastOfAll:

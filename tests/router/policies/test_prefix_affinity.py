@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.policy_simulation import SimulatedServer, Simulation
 from router.policies.least_loaded import LeastLoaded
 from router.policies.policy import Candidate, Demand, Load
 from router.policies.prefix_affinity import PrefixAffinity
 from router.policies.round_robin import RoundRobin
+from testing.simulation.policies import SimulatedServer, Simulation
 
 NUM_PREFIXES = 24
 PREFIX = {i: tuple(random.Random(i).randrange(1000) for _ in range(1024)) for i in range(NUM_PREFIXES)}

@@ -10,12 +10,12 @@ import pytest
 
 from testing.autoscale.metrics_pages import FakeRouter, FakeServer
 from testing.command_lines import BY_NAME, parsed
-from tests.kubernetes_api import NAMESPACE, running_api
+from testing.deploy.kubernetes_api import NAMESPACE, running_api
 from twinfang.autoscale.autoscaler import Autoscaler
 from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
-from twinfang.ports import free_ports
+from twinfang.stack.ports import free_ports
 from wire.errors import ConfigError
 
 LOOK_S = 15.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.goodput import late_probability
+from engine.cost.goodput import late_probability
 from twinfang.autoscale.histogram import Histogram
 from twinfang.autoscale.needs import (
     MAX_BUSY,

@@ -1,0 +1,1 @@
+"""What cached blocks and states save, and what their number formats cost in accuracy."""

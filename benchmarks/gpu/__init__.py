@@ -1,0 +1,1 @@
+"""What `make gpu` runs: stages of tests and benchmarks, and tiles of kernels."""

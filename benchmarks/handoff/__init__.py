@@ -1,0 +1,1 @@
+"""From prefill to decode: raw reads, and time to the first token."""

@@ -1,0 +1,1 @@
+"""One case a kernel: its operands, its work, its peers."""

@@ -1,0 +1,1 @@
+"""The router alone: requests a second, streams, policies."""

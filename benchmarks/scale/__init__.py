@@ -1,0 +1,1 @@
+"""How figures grow with requests, contexts and servers."""

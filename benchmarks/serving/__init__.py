@@ -1,0 +1,1 @@
+"""A whole stack under load: closed, open and beyond its capacity."""

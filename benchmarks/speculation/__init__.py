@@ -1,0 +1,1 @@
+"""Drafts: how many are right, and what replaying states costs."""

@@ -1,0 +1,144 @@
+"""Decode and prefill steps of the real engine beside what the machine's bytes and FLOP a second allow.
+
+    python -m benchmarks.steps.limit [--models 8b] [--batches 1 8 64] [--drafts 0 3] [--contexts 1024 8192]
+                                    [--prompts 8192] [--chunks 2048 8192] [--json FILE] [--publish]
+    python -m benchmarks.steps.limit --from FILE --publish        # the table once more
+
+It needs no checkpoint: models have random weights (``--load-format dummy``). ``--publish`` writes
+``results/step-gpu.json``, on a CPU ``step-cpu.json``, and the table in docs/performance.md.
+
+| figure | is |
+|---|---|
+| limit | the step's bytes (:mod:`engine.cost.step_size`) over the bytes a second that a copy reaches here |
+| device | a decode step's captured graph on the GPU, from event to event |
+| step | one of many calls of ``Engine.step``: schedule, upload, launch, read back, unless hidden |
+| prompt | one alone, to its first token; its limit is its FLOP over the rate of a large product |
+
+On a CPU a step is no graph. One thread is timed in CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.steps.limit_report import publish, table
+from benchmarks.steps.measured_steps import MeasuredSteps
+from benchmarks.steps.model_shape import TITLES, write_configuration
+from engine.config import EngineConfig
+from twinfang.bench.machine import machine
+
+ON_GPU = {"models": ["8b"], "contexts": [1024, 8192], "prompts": [8192], "chunks": [2048, 8192]}
+ON_CPU = {"models": ["120m", "2m"], "contexts": [256, 1024], "prompts": [1024], "chunks": [256, 2048]}
+CPU_CACHE_BYTES = 3 << 30
+ANSWER_ROOM = 4096
+"""Tokens that the first rows decode at most until the last prompt of a batch has run, and then some."""
+
+
+def measure(name: str, directory: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Prompts in one engine for each size of chunks, decode steps in those of the largest: after each
+    figure all there are so far, so that a run that is cut short has shown something."""
+    found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "start_up": []}
+    for k, chunk in _engines(options):
+        steps = MeasuredSteps(TITLES[name], _config(directory, options, k, chunk))
+        found["start_up"].append({"num_drafts": k, "chunk": chunk, **steps.engine.start_up.figures()})
+        if k == 0:
+            for num_tokens in options.prompts:
+                found["prefill"].append(asdict(steps.prefill(num_tokens)))
+                print(_seen(found["prefill"][-1]), flush=True)
+                yield found
+        if chunk == max(options.chunks):
+            for context, batch in itertools.product(options.contexts, options.batches):
+                found["decode"].append(asdict(steps.decode(batch, context)))
+                print(_seen(found["decode"][-1]), flush=True)
+                yield found
+        del steps  # its memory is the next one's
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _engines(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """Drafts and largest chunk of each."""
+    for k in options.drafts:
+        yield k, max(options.chunks)
+    for chunk in options.chunks:
+        if chunk != max(options.chunks) or 0 not in options.drafts:
+            yield 0, chunk
+
+
+def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) -> EngineConfig:
+    return EngineConfig(
+        directory,
+        "both",
+        load_format="dummy",
+        device=options.device,
+        max_num_seqs=max(options.batches),
+        max_batch_tokens=chunk,
+        cache_mode="none",
+        cache_memory_bytes=None if options.device == "cuda" else CPU_CACHE_BYTES,
+        num_speculative=k,
+        drafter="ngram" if k else None,
+        num_threads=options.threads,
+    )
+
+
+def _seen(row: dict[str, Any]) -> str:
+    """One line while it runs."""
+    return " ".join(
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in row.items()
+        if name not in ("kernels", "bytes")
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"])
+    parser.add_argument("--models", nargs="+", choices=list(TITLES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
+    for flag in ("--contexts", "--prompts", "--chunks"):
+        parser.add_argument(flag, nargs="+", type=int)
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    parser.add_argument("--json", type=Path, help="machine and figures, written anew after each")
+    parser.add_argument("--from", type=Path, dest="source", help="shows the figures of a --json")
+    parser.add_argument("--publish", action="store_true", help="into results/ and docs/performance.md")
+    options = parser.parse_args()
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for name, value in (ON_GPU if options.device == "cuda" else ON_CPU).items():
+        setattr(options, name, getattr(options, name) or value)
+    return options
+
+
+def main() -> None:
+    options = _options()
+    if options.source is not None:
+        report = json.loads(options.source.read_text(encoding="utf-8"))
+    else:
+        torch.set_num_threads(options.threads)
+        report = {"machine": machine(), "device": options.device, "threads": options.threads, "models": {}}
+        max_model_len = max(*options.contexts, *options.prompts) + ANSWER_ROOM
+        with tempfile.TemporaryDirectory(prefix="twinfang-step-limit-") as folder:
+            for name in options.models:
+                directory = write_configuration(name, Path(folder), max_model_len=max_model_len)
+                for found in measure(name, directory, options):
+                    report["models"][name] = found
+                    if options.json is not None:
+                        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(table(report))
+    if options.publish:
+        publish(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Steps of one engine, timed: decode at a batch size and a context, prompts one by one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+
+from benchmarks.steps.device_kernels import Kernel, device_kernels
+from benchmarks.steps.machine_rates import cpu_clock, measured_bytes_per_s, measured_flops_per_s
+from benchmarks.steps.replay_clock import ReplayClock
+from engine.config import EngineConfig
+from engine.cost.step_cost import pairs_of
+from engine.cost.step_size import StepSize
+from engine.engine import Engine
+from engine.request import Request
+from wire.messages.sampling_params import SamplingParams
+
+STEPS = 48
+WARM_UP_STEPS = 8
+STRETCHES = 3
+PROMPT_RUNS = 5
+FIRST_TOKEN_ID, NUM_TOKEN_IDS = 5, 500
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Steps at one batch size and context."""
+
+    model: str
+    num_drafts: int
+    batch: int
+    context: int
+    """Tokens before each row, on average over the steps."""
+    bytes: dict[str, float]
+    bytes_per_s: float
+    """That a copy reached just before."""
+    limit_ms: float
+    device_ms: float | None
+    """Median of the graphs' own time; None where none ran."""
+    step_ms: float
+    """Of the fastest of some stretches of steps."""
+    kernels: list[Kernel]
+    """Of one step, the longest first; none off GPU."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Prompts one by one, in chunks."""
+
+    model: str
+    tokens: int
+    chunk: int
+    flops: float
+    flops_per_s: float
+    """That a large product reached just before."""
+    limit_ms: float
+    prompt_ms: float
+    """Median."""
+    kernels: list[Kernel]
+
+
+class MeasuredSteps:
+    """One engine under measurement; it has room for prompts of the longest context and all their answers."""
+
+    def __init__(self, model: str, config: EngineConfig) -> None:
+        self.engine = Engine(config)
+        self._model = model
+        self._config = self.engine.model.config
+        self._size = StepSize.of(self._config)
+        self._clock = cpu_clock() if self.engine.device.type == "cpu" else time.perf_counter
+        self._replays = ReplayClock(self.engine)
+
+    def decode(self, batch: int, context: int) -> Decode:
+        device, num_positions = self.engine.device, self.engine.config.num_positions
+        with self._decoding(batch, context):
+            self._run(WARM_UP_STEPS)
+            bytes_per_s = measured_bytes_per_s(device)
+            self._replays.clear()
+            before = self._num_tokens()
+            step_s = min(self._run(STEPS // STRETCHES) for _ in range(STRETCHES))
+            num_context = (before + self._num_tokens()) // 2
+            device_s = self._replays.median_s()
+            kernels = device_kernels(lambda: self._run(1), device)
+        moved = self._size.decode_bytes(batch, num_context, num_positions)
+        return Decode(
+            self._model,
+            num_positions - 1,
+            batch,
+            num_context // batch,
+            {**asdict(moved), "total": moved.total},
+            bytes_per_s,
+            1e3 * moved.total / bytes_per_s,
+            None if device_s is None else 1e3 * device_s,
+            1e3 * step_s,
+            kernels,
+        )
+
+    def prefill(self, num_tokens: int) -> Prefill:
+        device = self.engine.device
+        self._prompt_s(num_tokens)
+        flops_per_s = measured_flops_per_s(device, self._config.dtype)
+        seconds = statistics.median(self._prompt_s(num_tokens) for _ in range(PROMPT_RUNS))
+        flops = self._size.prefill_flops(num_tokens, pairs_of(0, num_tokens), 1)
+        return Prefill(
+            self._model,
+            num_tokens,
+            self.engine.config.max_batch_tokens,
+            flops,
+            flops_per_s,
+            1e3 * flops / flops_per_s,
+            1e3 * seconds,
+            device_kernels(lambda: self._prompt_s(num_tokens), device),
+        )
+
+    @contextmanager
+    def _decoding(self, batch: int, context: int) -> Iterator[None]:
+        """All rows decode inside; behind it the engine is empty."""
+        for i in range(batch):
+            self._add(str(i), context, max_tokens=self.engine.capacity.max_model_len - context)
+        begun: set[str] = set()
+        while len(begun) < batch:
+            begun |= {output.request_id for output in self.engine.step().outputs}
+        yield
+        for i in range(batch):
+            self.engine.cancel(str(i))
+        self.engine.step()
+
+    def _add(self, request_id: str, length: int, *, max_tokens: int) -> None:
+        """The prompt has no order that n-grams would find again."""
+        generator = torch.Generator().manual_seed(sum(request_id.encode()) + length)
+        tokens = torch.randint(NUM_TOKEN_IDS, (length,), generator=generator) + FIRST_TOKEN_ID
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        self.engine.add(Request(request_id, tokens.tolist(), params))
+
+    def _run(self, num_steps: int) -> float:
+        """Seconds of a step."""
+        self._wait()
+        began = self._clock()
+        for _ in range(num_steps):
+            self.engine.step()
+        self._wait()
+        return (self._clock() - began) / num_steps
+
+    def _prompt_s(self, num_tokens: int) -> float:
+        self._wait()
+        began = self._clock()
+        self._add("prompt", num_tokens, max_tokens=1)
+        while not self.engine.step().outputs:
+            pass
+        return self._clock() - began
+
+    def _num_tokens(self) -> int:
+        return sum(len(request.tokens) for request in self.engine.scheduler.running.values())
+
+    def _wait(self) -> None:
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.device)

@@ -1,0 +1,97 @@
+"""Operators of an engine's step under clocks: seconds and calls of each, on the host.
+
+A clock sits on every function of ``kernels/`` that the engine calls, on linear layers by their shape, on the
+calls of a recorded decode pass by kernel and number of items, and on the methods below. An operator's time is
+without that of the operators which it calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.causal_lm import CausalLM
+from engine.models.layers.linear import Linear
+from engine.sampling.sampler import Sampler
+from engine.step.program import StepProgram
+from engine.step.runner import StepRunner
+from kernels.cpu.graph import CpuGraph
+from kernels.sampling.accept_drafts import AcceptDrafts
+from kernels.sampling.prepare_rows import PrepareRows
+
+METHODS = {
+    (CausalLM, "forward"): "model: embedding, splits, copies",
+    (CausalLM, "logits"): "model: embedding, splits, copies",
+    (StepProgram, "run"): "step program",
+    (Sampler, "sample"): "sampling",
+    (AcceptDrafts, "__call__"): "accept",
+    (PrepareRows, "__call__"): "prepare",
+    (StepRunner, "launch"): "host: rows and batch",
+}
+"""What has a clock beside the functions of ``kernels/`` and the linear layers."""
+
+
+@dataclass
+class Item:
+    """One operator in one step."""
+
+    seconds: float = 0.0
+    calls: int = 0
+
+
+class StepClock:
+    """Seconds of operators without those of the operators that they call."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._inner = [0.0]
+        self.items: dict[str, Item] = defaultdict(Item)
+
+    def timed(self, fn: Callable[..., Any], name: str | Callable[..., str]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0.0)
+            start = self._now()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                seconds = self._now() - start
+                item = self.items[name if isinstance(name, str) else name(*args)]
+                item.seconds += seconds - self._inner.pop()
+                item.calls += 1
+                self._inner[-1] += seconds
+
+        return call
+
+
+@contextlib.contextmanager
+def clocks(clock: StepClock) -> Iterator[None]:
+    """Puts each operator that the engine calls under the clock."""
+    patched: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, label: str | Callable[..., str]) -> None:
+        fn = getattr(owner, name)
+        patched.append((owner, name, fn))
+        setattr(owner, name, clock.timed(fn, label))
+
+    for (owner, method), label in METHODS.items():
+        patch(owner, method, label)
+    patched.append((CpuGraph, "replay", CpuGraph.replay))
+    CpuGraph.replay = lambda graph: [clock.timed(run, name)() for name, run in graph.calls()]
+    patch(Linear, "__call__", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
+    patch(Linear, "relu_squared", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
+    for module in [module for name, module in sys.modules.items() if name.startswith("engine.")]:
+        for name, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value.__module__.startswith("kernels."):
+                patch(module, name, value.__name__)
+    try:
+        yield
+    finally:
+        for owner, name, fn in patched:
+            setattr(owner, name, fn)

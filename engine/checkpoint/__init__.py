@@ -1,0 +1,1 @@
+"""Checkpoints as published: config and weights read, checked, cut for a rank, or made up."""

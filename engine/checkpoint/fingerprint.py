@@ -1,0 +1,82 @@
+"""A short name for exactly these weights under exactly this configuration.
+
+Two servers that hand state over must compute with the same model; comparing fingerprints finds out
+without reading the weights: the digest covers the configuration, every safetensors header (names,
+dtypes, shapes, offsets) and a few sampled bytes of every tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.quantization import MODELOPT_FILE
+from engine.checkpoint.weights import LoadFormat, weight_paths
+from wire.errors import ModelLoadError
+
+SAMPLES = 4
+SAMPLE_BYTES = 64
+DUMMY_WEIGHTS = b"dummy weights 1"
+"""The number goes up when :mod:`engine.checkpoint.dummy_weights` makes other values."""
+_UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
+
+
+def fingerprint(
+    model_dir: str | Path,
+    dtype: torch.dtype | str,
+    load_format: LoadFormat = "auto",
+    *,
+    stochastic_rounding: bool = False,
+) -> str:
+    """64 hex digits. Equal for copies of a checkpoint loaded in one dtype, wherever they lie.
+
+    A retrained tensor shows unless all its sampled bytes stayed the same. Dummy weights follow from the
+    configuration alone, and are never taken for a checkpoint's.
+    """
+    directory = Path(model_dir)
+    digest = hashlib.sha256()
+    digest.update(_canonical(directory / "config.json"))
+    if (directory / MODELOPT_FILE).exists():
+        digest.update(_canonical(directory / MODELOPT_FILE))
+    digest.update(str(dtype).removeprefix("torch.").encode())
+    if stochastic_rounding:  # of states: no layout shows it, and yet the tokens depend on it
+        digest.update(b"stochastic rounding")
+    if load_format == "dummy":
+        digest.update(DUMMY_WEIGHTS)
+        return digest.hexdigest()
+    for path in weight_paths(directory):
+        _add_weights(digest, path)
+    return digest.hexdigest()
+
+
+def _canonical(path: Path) -> bytes:
+    """A JSON object whatever its layout."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}") from error
+    kept = {name: value for name, value in config.items() if name not in _UNRELATED_FIELDS}
+    return json.dumps(kept, sort_keys=True).encode()
+
+
+def _add_weights(digest: hashlib._Hash, path: Path) -> None:
+    """One file: an 8-byte header length, the JSON header, then the tensors' bytes."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            data_start = file.tell()
+            digest.update(header)
+            for name, entry in sorted(json.loads(header).items()):
+                if name == "__metadata__":
+                    continue
+                begin, end = entry["data_offsets"]
+                for sample in range(SAMPLES):
+                    last = max(begin, end - SAMPLE_BYTES)
+                    offset = begin + (last - begin) * sample // (SAMPLES - 1)
+                    file.seek(data_start + offset)
+                    digest.update(file.read(min(SAMPLE_BYTES, end - begin)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{path} is not a readable safetensors file: {error!r}") from error

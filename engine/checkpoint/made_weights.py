@@ -1,0 +1,89 @@
+"""Weights that are made as they are asked for, where there is no file to take them from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.weights import WHOLE, OneOf, Part
+from kernels.linear.quantized_weight import QuantizedWeight
+
+
+class Values(Protocol):
+    """What new tensors, whole ones, are filled with."""
+
+    def fill(self, tensor: Tensor, name: str) -> None: ...
+
+    def fill_quantized(self, weight: QuantizedWeight, name: str) -> None: ...
+
+
+class NoValues:
+    """Leaves tensors as they come: those of torch's meta device have nothing to fill."""
+
+    def fill(self, tensor: Tensor, name: str) -> None:
+        pass
+
+    def fill_quantized(self, weight: QuantizedWeight, name: str) -> None:
+        pass
+
+
+class MadeWeights:
+    """Makes whatever tensor the model takes; see :class:`engine.checkpoint.weights.Weights`."""
+
+    def __init__(
+        self, directory: str | Path, config: ModelConfig, device: torch.device | str, values: Values
+    ) -> None:
+        self.directory = Path(directory)
+        self.dtype = config.dtype
+        self.quantization = config.quantization
+        self.device = torch.device(device)
+        self.bytes_taken = 0
+        self._values = values
+
+    def __contains__(self, name: str) -> bool:
+        """A checkpoint as published has none of the tensors that one may have or lack."""
+        return False
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """A new tensor. Of a part the whole is made first: a rank may need memory for one tensor more."""
+        whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
+        self._values.fill(whole, name)
+        tensor = whole if part.is_all_of(shape) else part.of(whole)
+        self.bytes_taken += tensor.nbytes
+        return tensor
+
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
+    ) -> Tensor | QuantizedWeight:
+        """The same of a linear layer's weight."""
+        name = f"{layer}.weight" if of is None else f"{layer}.{of.index}.weight"
+        scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
+        if scheme is None:
+            return self.take(name, shape, part=part)
+        weight = scheme.empty_weight(shape, self.device)
+        self._values.fill_quantized(weight, name)
+        if not part.is_all_of(shape):
+            weight = part.of_quantized(weight)
+        self.bytes_taken += weight.nbytes
+        return weight
+
+    def is_quantized(self, layer: str) -> bool:
+        return self.quantization is not None and self.quantization.scheme_of(layer) is not None
+
+    def number(self, *names: str, default: float) -> float:
+        return default
+
+    def unused(self) -> list[str]:
+        return []

@@ -1,0 +1,283 @@
+"""A checkpoint's tensors, memory-mapped and handed out one by one.
+
+A tensor whose dtype on disk is the wanted one is, on CPU, a view of the mapped file: loading reads
+nothing, and two servers of one machine share the pages. Any other is converted on its own, so that
+the peak is the model plus one tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.checkpoint.quantization import Quantization
+from engine.checkpoint.quantized_tensors import UNUSED_SUFFIXES, OneOfStack, is_quantized, quantized_weight
+from kernels.linear.quantized_weight import QuantizedWeight
+from wire.errors import ModelLoadError
+from wire.messages.layout import Ranges
+
+logger = logging.getLogger(__name__)
+
+INDEX_NAME = "model.safetensors.index.json"
+
+LoadFormat = Literal["auto", "dummy"]
+"""``auto``: the checkpoint's safetensors; ``dummy``: random weights
+(:mod:`engine.checkpoint.dummy_weights`)."""
+
+
+def weight_paths(directory: str | Path) -> list[Path]:
+    """The checkpoint's safetensors: those of the index, else ``model.safetensors``, else all there are."""
+    directory = Path(directory)
+    index = directory / INDEX_NAME
+    if index.exists():
+        try:
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelLoadError(f"{index} is no safetensors index with a weight_map: {error!r}") from error
+        paths = [directory / name for name in files]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ModelLoadError(f"{index} names files that are not there: {', '.join(missing)}")
+        return paths
+    single = directory / "model.safetensors"
+    paths = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise ModelLoadError(f"{directory} holds no safetensors file; other weight formats are not supported")
+    return paths
+
+
+def stored_names(directory: str | Path) -> frozenset[str]:
+    """Names of a checkpoint's tensors; none where it has no weights yet. Reads files' heads alone.
+
+    Raises :class:`ModelLoadError` as :func:`weight_paths`, and for a file that is no safetensors.
+    """
+    directory = Path(directory)
+    if not any(directory.glob("*.safetensors")):
+        return frozenset()
+    return frozenset(name for path in weight_paths(directory) for name in _opened(path).keys())  # noqa: SIM118
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+@dataclass(frozen=True)
+class Part:
+    """Half-open ranges of one axis, side by side: what a tensor-parallel rank has of a weight."""
+
+    axis: int = 0
+    ranges: Ranges | None = None
+    """None: all."""
+
+    def is_all_of(self, shape: Sequence[int]) -> bool:
+        if self.ranges is None:
+            return True
+        ends = [0, *(stop for _, stop in self.ranges)]
+        return [start for start, _ in self.ranges] == ends[:-1] and ends[-1] == shape[self.axis]
+
+    def of(self, stored: Any) -> Tensor:
+        """``stored`` is a slice of safetensors, which reads what it is indexed with."""
+        assert self.ranges is not None
+        before = (slice(None),) * self.axis
+        return torch.cat([stored[(*before, slice(*one))] for one in self.ranges], dim=self.axis)
+
+    def of_quantized(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Of a linear layer's."""
+        assert self.ranges is not None
+        return weight.cut(self.axis, self.ranges)
+
+
+WHOLE = Part()
+
+
+def of_outputs(*ranges: tuple[int, int]) -> Part:
+    """A part of a weight's outputs, its rows."""
+    return Part(0, ranges)
+
+
+def of_inputs(*ranges: tuple[int, int]) -> Part:
+    """A part of a weight's inputs, its columns."""
+    return Part(1, ranges)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several layers whose weights are one tensor."""
+
+    index: int
+    size: int
+
+
+class Weights(Protocol):
+    """Where a model takes its tensors from, by their published names."""
+
+    directory: Path
+    dtype: torch.dtype
+    """The model's."""
+    device: torch.device
+    bytes_taken: int
+    """What all tensors taken so far hold, as they are stored."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given)."""
+        ...
+
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
+    ) -> Tensor | QuantizedWeight:
+        """The weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it: in the model's dtype, or
+        quantised where it is stored so. ``of``: the layer's tensors are those of several, all quantised.
+        """
+        ...
+
+    def is_quantized(self, layer: str) -> bool:
+        """Whether :meth:`take_weight` of it is."""
+        ...
+
+    def number(self, *names: str, default: float) -> float:
+        """Of the first of these tensors that is there, which holds but one."""
+        ...
+
+    def unused(self) -> list[str]:
+        """Names of tensors that nobody took, sorted."""
+        ...
+
+
+class WeightFiles:
+    """All tensors of a checkpoint by name."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        quantization: Quantization | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.quantization = quantization
+        self._is_warned = False
+        self.bytes_taken = 0
+        self._taken: set[str] = set()
+        self._files: dict[Path, Any] = {}  # safe_open is untyped
+        self._path_of: dict[str, Path] = {}
+        for path in weight_paths(directory):
+            self._files[path] = _opened(path)
+            self._path_of.update(dict.fromkeys(self._files[path].keys(), path))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._path_of
+
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        part: Part = WHOLE,
+    ) -> Tensor:
+        """See :meth:`Weights.take`.
+
+        On CPU the whole of a tensor may be a view of the mapped file: read it, never write it. Of a part only
+        its own bytes are read.
+        Raises :class:`ModelLoadError` where it is missing, misshapen or not of floating point.
+        """
+        if name not in self._path_of:
+            raise ModelLoadError(f"{self.directory} lacks tensor {name} of shape {list(shape)}")
+        path = self._path_of[name]
+        stored = self._files[path].get_slice(name)
+        if stored.get_shape() != list(shape):
+            raise ModelLoadError(
+                f"{path}: tensor {name} has shape {stored.get_shape()}; expected {list(shape)} by config.json"
+            )
+        if stored.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+            raise ModelLoadError(
+                f"{path}: tensor {name} is stored as {stored.get_dtype()}; expected F32, BF16 or F16 "
+                "(only the weights of linear layers may be quantised)"
+            )
+        self._taken.add(name)
+        tensor: Tensor = self._files[path].get_tensor(name) if part.is_all_of(shape) else part.of(stored)
+        self.bytes_taken += tensor.nbytes
+        return tensor.to(self.device, dtype or self.dtype)
+
+    def take_weight(
+        self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
+    ) -> Tensor | QuantizedWeight:
+        """See :meth:`Weights.take_weight`; raises :class:`ModelLoadError` as :meth:`take`."""
+        is_stored_so = self.is_quantized(layer)
+        self._warn_if_unexpected(layer, is_stored_so)
+        if not is_stored_so:
+            return self.take(f"{layer}.weight", shape, part=part)
+        source = self if of is None else OneOfStack(self, of.index, of.size)
+        weight = quantized_weight(source, layer, shape, self.quantization)
+        if not part.is_all_of(shape):
+            weight = part.of_quantized(weight)
+        self.bytes_taken += weight.nbytes
+        return weight.to(self.device)
+
+    def is_quantized(self, layer: str) -> bool:
+        """See :meth:`Weights.is_quantized`."""
+        return is_quantized(self, layer)
+
+    def _warn_if_unexpected(self, layer: str, is_stored_so: bool) -> None:
+        """Once: ``twinfang plan`` knows nothing but the configuration."""
+        if self.quantization is None or self._is_warned:
+            return
+        if is_stored_so != (self.quantization.scheme_of(layer) is not None):
+            self._is_warned = True
+            stored, said = ("quantised", "not") if is_stored_so else ("not quantised", "quantised")
+            logger.warning(
+                "%s: %s is stored %s, and %s by its configuration, as others may be: what is stored counts",
+                *(self.directory, layer, stored, said),
+            )
+
+    def number(self, *names: str, default: float) -> float:
+        """See :meth:`Weights.number`; raises :class:`ModelLoadError` where there are several, or none."""
+        name = next((name for name in names if name in self), None)
+        if name is None:
+            return default
+        found = self.stored(name)
+        if found.numel() != 1 or not found.isfinite().all():
+            raise ModelLoadError(f"{self._path_of[name]}: tensor {name} is not one finite number")
+        return float(found)
+
+    def stored_dtype(self, name: str) -> str | None:
+        """See :class:`engine.checkpoint.quantized_tensors.StoredTensors`, like the next two."""
+        path = self._path_of.get(name)
+        return None if path is None else str(self._files[path].get_slice(name).get_dtype())
+
+    def stored(self, name: str) -> Tensor:
+        self._taken.add(name)
+        tensor: Tensor = self._files[self._path_of[name]].get_tensor(name)
+        return tensor
+
+    def path_of(self, name: str) -> Path:
+        return self._path_of[name]
+
+    def unused(self) -> list[str]:
+        left = self._path_of.keys() - self._taken
+        if self.quantization is not None:
+            left = {name for name in left if not name.endswith(UNUSED_SUFFIXES)}
+        return sorted(left)

@@ -1,0 +1,63 @@
+"""Step costs of a model on a GPU of given rates, by ``config.json``: a model of the machine, no measurement.
+
+Each step takes as long as its bytes or its FLOP take at the rates given, whichever is more. Rates should be
+what kernels reach, not the data sheet's peaks. Not counted: activations, sampling, messages between
+tensor-parallel ranks, drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.checkpoint.model_config import RECURRENT, ModelConfig
+from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost
+from engine.cost.step_size import StepSize
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
+
+HANDOFF_LATENCY_S = 0.005
+"""Assumed: messages between router and servers and their waits, which benchmarks/handoff/ttft.py finds to be
+about that on two cores. It depends on hosts and network, not on the GPU."""
+
+
+@dataclass(frozen=True)
+class GpuSpeed:
+    """What one GPU reaches."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    """Of its memory."""
+    link_bytes_per_s: float
+    """From another server's memory to its own."""
+    step_s: float = 0.0
+    """Launching a step and all else that neither bytes nor FLOP explain."""
+
+
+def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) -> StepCosts:
+    """Costs of one server, of as many such GPUs as there are ranks."""
+    size = StepSize.of(config, tp)
+
+    def reading(num_bytes: int) -> WeightCost:
+        return WeightCost(num_bytes / gpu.bytes_per_s, size.experts / gpu.bytes_per_s, size.expert_share)
+
+    return StepCosts(
+        PrefillCost(
+            step_s=gpu.step_s,
+            token_s=size.token_flops / gpu.flops_per_s,
+            pair_s=size.pair_flops / gpu.flops_per_s,
+            weights=reading(size.body),
+        ),
+        DecodeCost(
+            step_s=gpu.step_s,
+            row_s=size.row_state_bytes(1) / gpu.bytes_per_s,
+            context_s=size.token_bytes / gpu.bytes_per_s,
+            token_s=(2 * size.used / size.itemsize + size.head_flops) / gpu.flops_per_s,
+            weights=reading(size.body + size.head),
+        ),
+        HandoffCost(HANDOFF_LATENCY_S, size.slot_bytes, size.token_bytes, gpu.link_bytes_per_s),
+    )
+
+
+def with_attention_alone(config: ModelConfig) -> ModelConfig:
+    """The same model with an attention layer in place of each recurrent layer, to compare with."""
+    layer_types = tuple("attention" if layer in RECURRENT else layer for layer in config.layer_types)
+    return replace(config, layer_types=layer_types)

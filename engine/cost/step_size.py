@@ -1,0 +1,164 @@
+"""What one step of a model must move and compute, by ``config.json``: the least, whatever the kernels.
+
+| bytes of a decode step | |
+|---|---|
+| weights | all layers and the output head once; of experts those that tokens are sent to |
+| states | of each row one slot read and ``1 + k`` written, convolution and SSM |
+| KV | each row's context read once for all its positions, their own written |
+| logits | written and read once, in the model's dtype |
+
+Not counted: activations, block tables, embedding rows, messages between ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.checkpoint.mixer_config import GatedDeltaNetConfig, MambaConfig
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.model_shard import shard_config, shard_spec
+from engine.cost.step_cost import share_used
+from engine.cost.weight_size import weight_bytes
+from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
+from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
+
+
+@dataclass(frozen=True)
+class DecodeBytes:
+    """Of one decode step."""
+
+    weights: float
+    states: int
+    kv: int
+    logits: int
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.states + self.kv + self.logits
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Of one rank. Weights in bytes, by when they are read."""
+
+    itemsize: int
+    body: int
+    """In all layers, without routed experts."""
+    experts: int
+    head: int
+    used: int
+    """What one token uses of body and experts."""
+    expert_share: float
+    """Of the routed experts, how many a token uses."""
+    logit_bytes: int
+    """Of one position, all ranks' together."""
+    slot_bytes: int
+    token_bytes: int
+    """KV of one token."""
+    scan_flops: float
+    """Of one token in all Mamba layers."""
+    pair_flops: int
+    """Of one token and one that it attends to, in all attention layers."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, tp: TensorParallel = ALONE) -> StepSize:
+        """Without MTP layers. Experts that servers share are read for the tokens of all of them."""
+        num_servers = max(1, tp.experts.size // tp.size)
+        tp = replace(tp, experts=NO_EXPERT_PARALLEL)
+        itemsize, hidden = config.dtype.itemsize, config.hidden_size
+        head = -(-config.vocab_size // tp.size) * hidden * itemsize
+        table = config.vocab_size * hidden * itemsize  # looked up, hardly read
+        outside = table if config.tie_word_embeddings else table + head
+        layers = weight_bytes(config, tp) - outside
+        experts, used = _experts(config, tp, layers, outside)
+        spec = shard_spec(config, tp, mtp=False)
+        share = config.moe.experts_per_token / config.moe.num_experts if config.moe and experts else 0.0
+        return cls(
+            itemsize=itemsize,
+            body=layers - experts,
+            experts=experts // num_servers,
+            head=head,
+            used=used,
+            expert_share=share_used(share, num_servers),
+            logit_bytes=config.vocab_size * itemsize,
+            slot_bytes=spec.slot_bytes,
+            token_bytes=spec.block_bytes(1),
+            scan_flops=_scan_flops(config, tp),
+            pair_flops=_pair_flops(config, tp),
+        )
+
+    @property
+    def token_flops(self) -> float:
+        """Of one token in all layers, without attention's pairs and the output head."""
+        return 2 * self.used / self.itemsize + self.scan_flops
+
+    @property
+    def head_flops(self) -> float:
+        """Of one position's logits."""
+        return 2 * self.head / self.itemsize
+
+    def row_state_bytes(self, num_positions: int) -> int:
+        """Of one decode row: the state read, and one written behind each position."""
+        return (1 + num_positions) * self.slot_bytes
+
+    def decode_bytes(self, num_rows: int, num_context: int, num_positions: int = 1) -> DecodeBytes:
+        """Of rows with ``num_context`` tokens before them in all; ``num_positions`` is 1 + k."""
+        num_tokens = num_rows * num_positions
+        return DecodeBytes(
+            weights=self.body + self.head + self.experts * share_used(self.expert_share, num_tokens),
+            states=num_rows * self.row_state_bytes(num_positions),
+            kv=(num_context + num_tokens) * self.token_bytes,
+            logits=2 * num_tokens * self.logit_bytes,
+        )
+
+    def prefill_flops(self, num_tokens: int, num_pairs: float, num_sampled: int = 0) -> float:
+        """Of prompts' tokens with ``num_pairs`` (:func:`engine.cost.step_cost.pairs_of`); behind
+        ``num_sampled`` of them a token is sampled."""
+        computing = num_tokens * self.token_flops + num_pairs * self.pair_flops
+        return computing + num_sampled * self.head_flops
+
+
+def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int) -> tuple[int, int]:
+    """Bytes of all routed experts, and of what one token uses of ``layers``."""
+    if config.moe is None:
+        return 0, layers
+    used_alone = replace(config.moe, num_experts=config.moe.experts_per_token)
+    used = weight_bytes(replace(config, moe=used_alone), tp) - outside
+    num_unused = config.moe.num_experts - config.moe.experts_per_token
+    if num_unused == 0:
+        return 0, layers
+    return (layers - used) * config.moe.num_experts // num_unused, used
+
+
+def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
+    """Of one token and one that it attends to, in all attention layers."""
+    if config.attention is None:
+        return 0
+    heads = len(tp.share(config.attention.num_heads))
+    return 4 * heads * config.attention.head_dim * config.layer_types.count("attention")
+
+
+def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
+    """Of one token in all recurrent layers."""
+    share = shard_config(config, tp)
+    flops = 0
+    if share.mamba is not None:
+        flops += _mamba_flops(share.mamba) * config.layer_types.count("mamba")
+    if share.gated_delta is not None:
+        flops += _gated_delta_flops(share.gated_delta) * config.layer_types.count("gated_delta")
+    return float(flops)
+
+
+def _mamba_flops(mamba: MambaConfig) -> int:
+    """Of a token within its chunk C B^T and its product with x, then states made and read (Dao and Gu,
+    "Transformers are SSMs", 2024, section 6)."""
+    within = 2 * mamba.chunk_size * (mamba.num_groups * mamba.state_size + mamba.d_inner)
+    return within + 4 * mamba.d_inner * mamba.state_size
+
+
+def _gated_delta_flops(delta: GatedDeltaNetConfig) -> int:
+    """Of a token within its chunk K K^T, Q K^T and their products with values, then states made and read
+    twice, by keys and by queries (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, section 3)."""
+    within = 4 * CHUNK_TOKENS * (delta.num_value_heads * delta.key_head_dim + delta.value_size)
+    return within + 6 * delta.value_size * delta.key_head_dim

@@ -1,0 +1,223 @@
+"""How the processes of a group connect: whoever knows the group's secret says which rank it is.
+
+A message is four bytes of length and the encoded message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from wire.codec import decode, encode
+from wire.errors import ConfigError, DeadlineError, WireError
+from wire.http.address import host_port
+from wire.messages.group import Hello, Refusal
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+GREETING_TIMEOUT_S = 10.0
+"""What who calls has to say who it is."""
+MAX_MESSAGE_BYTES = 1 << 16
+LENGTH_BYTES = 4
+
+
+def connect_all(
+    rank: int,
+    listening: socket.socket,
+    addresses: Callable[[int], tuple[str, int]],
+    hello: Hello,
+    *,
+    names: Sequence[str],
+    deadline_s: float,
+) -> dict[int, socket.socket]:
+    """A connection to each other process: those of lower rank are called, those of higher rank call.
+
+    ``addresses`` says where a rank listens and may wait for that. ``deadline_s`` is on the monotonic clock.
+    Raises :class:`ConfigError` that names what differs between two ranks, :class:`DeadlineError` for ranks
+    that did not come.
+    """
+    connections = {other: call(addresses(other), hello) for other in range(rank)}
+    missing = dict(enumerate(names[rank + 1 :], rank + 1))
+    if not missing:
+        return connections
+    with Reception(listening, hello) as reception:
+        while missing:
+            caller, connection = reception.next(missing, deadline_s=deadline_s)
+            connections[caller] = connection
+            del missing[caller]
+    return connections
+
+
+def call(address: tuple[str, int], hello: Hello) -> socket.socket:
+    """A connection to who listens at ``address``.
+
+    Raises :class:`OSError`, :class:`EOFError` or :class:`WireError` where no process of the group does,
+    :class:`ConfigError` for terms that differ, and where this rank is not waited for.
+    """
+    connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
+    try:
+        _send(connection, hello)
+        reply = _reply(connection)
+        if isinstance(reply, Refusal):
+            raise ConfigError(reply.reason)
+        _compare(hello, reply)
+    except BaseException:
+        connection.close()
+        raise
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+class Reception:
+    """Answers calls: whoever knows the secret and is missing is let in.
+
+    Callers are heard side by side, so that one who says nothing keeps nobody waiting.
+    """
+
+    def __init__(self, listening: socket.socket, hello: Hello) -> None:
+        """``listening`` is closed by who made it."""
+        self._listening = listening
+        self._hello = hello
+        self._callers: list[_Caller] = []
+        self._selector = selectors.DefaultSelector()
+        listening.setblocking(False)
+        self._selector.register(listening, selectors.EVENT_READ)
+
+    def __enter__(self) -> Reception:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for caller in self._callers:
+            caller.connection.close()
+        self._selector.close()
+
+    def next(self, missing: dict[int, str], *, deadline_s: float) -> tuple[int, socket.socket]:
+        """One of the ``missing`` ranks, whose names these are, and the connection to it.
+
+        ``deadline_s`` is on the monotonic clock. Raises :class:`DeadlineError`, and :class:`ConfigError`
+        for a rank whose terms differ.
+        """
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in self._selector.select(min(left_s, 1.0)):
+                if key.data is None:
+                    self._pick_up()
+                elif (theirs := self._greeting(key.data)) and self._admits(key.data, theirs, missing):
+                    return theirs.rank, key.data.connection
+            for caller in [one for one in self._callers if time.monotonic() > one.deadline_s]:
+                self._dismiss(caller, f"has not said who it is within {GREETING_TIMEOUT_S:g} s")
+        raise DeadlineError(f"{', '.join(missing.values())} did not come; start all ranks of a group")
+
+    def _pick_up(self) -> None:
+        with contextlib.suppress(OSError):  # who called has thought better of it
+            connection, address = self._listening.accept()
+            connection.setblocking(False)
+            caller = _Caller(connection, host_port(*address[:2]))
+            self._callers.append(caller)
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+
+    def _greeting(self, caller: _Caller) -> Hello | None:
+        """Of a caller who has said all of it and knows the secret."""
+        try:
+            theirs = caller.listen()
+        except (OSError, EOFError, WireError) as error:
+            self._dismiss(caller, f"is no rank: {error}")
+            return None
+        if theirs is not None and theirs.secret != self._hello.secret:
+            self._dismiss(caller, "is no rank of this group")
+            return None
+        return theirs
+
+    def _admits(self, caller: _Caller, theirs: Hello, missing: Collection[int]) -> bool:
+        caller.connection.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            if theirs.terms == self._hello.terms and theirs.rank not in missing:
+                reason = (
+                    f"{theirs.name} is not missing: it was started twice, or two were given the same number"
+                )
+                _send(caller.connection, Refusal(reason))
+                self._dismiss(caller, f"is refused: {reason}")
+                return False
+            _send(caller.connection, self._hello)
+            caller.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            self._dismiss(caller, f"is gone: {error}")
+            return False
+        _compare(self._hello, theirs)
+        self._forget(caller)
+        return True
+
+    def _dismiss(self, caller: _Caller, why: str) -> None:
+        log.warning("%s called and %s", caller.address, why)
+        self._forget(caller)
+        caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        self._callers.remove(caller)
+
+
+class _Caller:
+    """Somebody who has called and not said yet who it is."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.deadline_s = time.monotonic() + GREETING_TIMEOUT_S
+        self._buffer = b""
+
+    def listen(self) -> Hello | None:
+        """None as long as there is more to come. Raises :class:`EOFError`, :class:`WireError`."""
+        part = self.connection.recv(MAX_MESSAGE_BYTES)
+        if not part:
+            raise EOFError("the connection was closed")
+        self._buffer += part
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        end = LENGTH_BYTES + length_of(self._buffer)
+        return decode(self._buffer[LENGTH_BYTES:end], Hello) if len(self._buffer) >= end else None
+
+
+def _compare(ours: Hello, theirs: Hello) -> None:
+    for term in sorted(ours.terms | theirs.terms):
+        here, there = ours.terms.get(term), theirs.terms.get(term)
+        if here != there:
+            raise ConfigError(
+                f"{term} is {there} on {theirs.name} and {here} on {ours.name}: "
+                "it must be the same on all ranks"
+            )
+
+
+def _send(connection: socket.socket, message: object) -> None:
+    data = encode(message)
+    connection.sendall(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+
+
+def _reply(connection: socket.socket) -> Hello | Refusal:
+    length = length_of(_read_exactly(connection, LENGTH_BYTES))
+    reply: Any = decode(_read_exactly(connection, length), Hello, Refusal)
+    assert isinstance(reply, Hello | Refusal)
+    return reply
+
+
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError("the connection was closed")
+        data += part
+    return data
+
+
+def length_of(data: bytes | bytearray) -> int:
+    """Of the message that these bytes begin. Raises :class:`WireError` for more than may be sent."""
+    length = int.from_bytes(data[:LENGTH_BYTES], "big")
+    if length > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {length} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
+    return length

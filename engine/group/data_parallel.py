@@ -1,0 +1,68 @@
+"""A data-parallel rank's place among the others, and how the ranks of a lockstep group become one.
+
+They are ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each: process ``d * T + t`` of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from engine.group.meeting import meet
+from engine.group.mesh import GroupMesh
+from engine.group.store import NO_STORE, GroupStore
+from engine.parallel.expert_parallel import ExpertParallel
+from engine.parallel.tensor_parallel import TensorParallel
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """One rank among those that serve side by side; each is a server with a port of its own."""
+
+    rank: int = 0
+    size: int = 1
+    store: GroupStore = NO_STORE
+    local_rank: int = 0
+    """Which of this host's ranks: it has this one's GPUs."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(
+                f"`data_parallel.rank` {self.rank} is none of `data_parallel.size` {self.size} ranks: "
+                f"they go from 0 to {self.size - 1}"
+            )
+
+
+ONLY_RANK = DataParallel()
+
+
+def join_group(
+    place: DataParallel,
+    tp_rank: int,
+    tp_size: int,
+    device: torch.device,
+    *,
+    terms: dict[str, str],
+) -> tuple[TensorParallel, GroupMesh]:
+    """Meets all processes of the group, and waits until they are there.
+
+    ``terms`` have to be the same on all. Raises what :func:`engine.group.meeting.meet` raises.
+    """
+    rank, size = place.rank * tp_size + tp_rank, place.size * tp_size
+    names = [_name(one, tp_size) for one in range(size)]
+    mesh = meet(place.store, rank, device, names=names, each=tp_size, terms=terms)
+    groups = [
+        dist.new_group(list(range(first, first + tp_size))) if tp_size > 1 else None
+        for first in range(0, size, tp_size)
+    ]
+    experts = ExpertParallel(rank, size, tp_rank=tp_rank, tp_size=tp_size)
+    return TensorParallel(tp_rank, tp_size, device, groups[place.rank], experts), mesh
+
+
+def _name(process: int, tp_size: int) -> str:
+    rank, tp_rank = divmod(process, tp_size)
+    name = f"data-parallel rank {rank}"
+    return name if tp_size == 1 else f"{name}, tensor-parallel rank {tp_rank}"

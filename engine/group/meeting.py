@@ -1,0 +1,58 @@
+"""How the processes of a group find one another: by a store, then over connections of their own."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from engine.group.connections import connect_all
+from engine.group.mesh import GroupMesh
+from engine.group.store import GroupStore, first_line, publish, published
+from engine.parallel.tensor_parallel import START_TIMEOUT_S, make_process_group
+from wire.errors import DeadlineError, WireError
+from wire.messages.group import Hello
+
+
+def meet(
+    place: GroupStore,
+    rank: int,
+    device: torch.device,
+    *,
+    names: Sequence[str],
+    each: int,
+    terms: dict[str, str],
+    timeout_s: float = START_TIMEOUT_S,
+) -> GroupMesh:
+    """Waits until all processes are there; afterwards they are connected and torch's default process group.
+
+    ``names`` of all processes, for messages; ``each`` of them in a row are one server. Raises
+    :class:`ConfigError` for ``terms`` that differ between two processes, and for an address that is none;
+    :class:`DeadlineError` for processes that do not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    store = place.open(is_first=rank == 0, timeout_s=timeout_s)
+    try:
+        if rank == 0:
+            store.set("secret", secrets.token_hex(16))
+        hello = Hello(store.get("secret").decode(), rank, terms, names[rank])
+        with place.listen(len(names)) as listening:
+            publish(store, f"address/{rank}", listening)
+            connections = connect_all(
+                rank,
+                listening,
+                lambda other: published(store, f"address/{other}"),
+                hello,
+                names=names,
+                deadline_s=deadline_s,
+            )
+        make_process_group(PrefixStore("torch", store), rank, len(names), device)
+    except (dist.DistError, OSError, EOFError, WireError) as error:
+        raise DeadlineError(
+            f"the ranks of the group at {place.address} did not meet: {first_line(error)}"
+        ) from error
+    return GroupMesh(rank, connections, names=names, each=each)

@@ -1,0 +1,74 @@
+"""The hosts that a server's tensor-parallel ranks are spread over.
+
+Host 0 has rank 0, and with it all that others see of the server. Each host has equally many ranks, in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.group.meeting import meet
+from engine.group.mesh import GroupMesh
+from engine.group.store import NO_STORE, GroupStore
+from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
+from engine.parallel.tensor_parallel import TensorParallel
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many there are, and which of them this is."""
+
+    rank: int = 0
+    size: int = 1
+    store: GroupStore = NO_STORE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(
+                f"`nodes.rank` {self.rank} is none of `nodes.size` {self.size} hosts: they go from 0 to "
+                f"{self.size - 1}"
+            )
+
+    def ranks(self, tp_size: int) -> range:
+        """Those of this host."""
+        each = tp_size // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def host_of(self, tp_rank: int, tp_size: int) -> int:
+        """Which host has a rank."""
+        return tp_rank * self.size // tp_size
+
+
+ONE_NODE = Nodes()
+MEETING_TIMEOUT_S = 1800.0
+"""How long hosts wait for one another: on some of them an image may have to be pulled first."""
+
+
+def rank_names(nodes: Nodes, tp_size: int) -> list[str]:
+    """Of all ranks, for messages."""
+    return [f"tensor-parallel rank {rank} on host {nodes.host_of(rank, tp_size)}" for rank in range(tp_size)]
+
+
+def join_ranks(
+    nodes: Nodes,
+    tp_rank: int,
+    tp_size: int,
+    device: torch.device,
+    *,
+    shares_experts: bool,
+    terms: dict[str, str],
+) -> tuple[TensorParallel, GroupMesh]:
+    """Meets the server's other ranks, on whichever host they are; rank 0 has opened the store by then.
+
+    ``terms`` have to be the same on all. Raises what :func:`engine.group.meeting.meet` raises.
+    """
+    names = rank_names(nodes, tp_size)
+    store = replace(nodes.store, is_own=False)  # it is open
+    mesh = meet(store, tp_rank, device, names=names, each=1, terms=terms, timeout_s=MEETING_TIMEOUT_S)
+    experts = NO_EXPERT_PARALLEL
+    if shares_experts:
+        experts = ExpertParallel(tp_rank, tp_size, tp_rank=tp_rank, tp_size=tp_size)
+    return TensorParallel(tp_rank, tp_size, device, experts=experts), mesh

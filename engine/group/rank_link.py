@@ -1,0 +1,61 @@
+"""The line between rank 0 and another rank: whole messages both ways, from any thread.
+
+To a rank on the same host it is a pipe, to one on another host a TCP connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from wire.codec import decode, encode
+from wire.messages.ranks import RankLog
+
+T = TypeVar("T")
+
+
+class RankLink:
+    """One end. Sending and receiving raise :class:`EOFError` or :class:`OSError` when the other is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.takers: dict[type, Callable[[object], None]] = {}
+        """Of messages that the other end's further threads may send between any two others."""
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def over(cls, connection: socket.socket) -> RankLink:
+        """Takes a connected socket."""
+        connection.setblocking(True)
+        return cls(Connection(connection.detach()))
+
+    def send(self, message: object) -> None:
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(data)
+
+    def receive(self, *expected: type[T]) -> T:
+        """Waits for the next message."""
+        return decode(self._connection.recv_bytes(), *expected)
+
+
+class RankLogHandler(logging.Handler):
+    """Sends what a rank logs to the process that started it, which has the place and the form for it."""
+
+    def __init__(self, link: RankLink) -> None:
+        super().__init__()
+        self._link = link
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._link.send(RankLog(record.levelno, record.name, self.format(record)))
+        except OSError:  # it is gone, and this process about to go
+            print(self.format(record), file=sys.stderr, flush=True)

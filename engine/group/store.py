@@ -1,0 +1,112 @@
+"""The store at an address that all processes of a group are told: there they learn the rest."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from wire.errors import ConfigError
+from wire.http.address import is_loopback
+
+log = logging.getLogger(__name__)
+
+OWN_NAME_TIMEOUT_S = 60.0
+"""How long a host waits until the name it listens at is known; in a cluster that follows its start."""
+NAME_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """Where it is, and who opens it."""
+
+    address: str = ""
+    """``host:port``"""
+    setting: str = "data_parallel.store"
+    """Which one the address is, for messages."""
+    is_own: bool = True
+    """Whether the group's first process opens it; False: it is there, a launcher's."""
+    life: str = ""
+    """What tells this start of the group from earlier ones in a store that outlives them."""
+
+    def open(self, *, is_first: bool, timeout_s: float) -> Store:
+        """``timeout_s`` is how long it is waited for, and then for each of its entries.
+
+        Raises :class:`ConfigError` for an address that is none, where nobody can listen, or nobody answers.
+        """
+        host, _, port = self.address.rpartition(":")
+        opens, timeout = is_first and self.is_own, timedelta(seconds=timeout_s)
+        self._await_name(min(timeout_s, OWN_NAME_TIMEOUT_S) if opens else timeout_s)
+        try:
+            store = TCPStore(
+                host.strip("[]"), int(port), is_master=opens, timeout=timeout, wait_for_workers=False
+            )
+        except (dist.DistError, RuntimeError) as error:
+            what = "can't be listened on" if opens else "is not answered"
+            raise ConfigError(
+                f"`{self.setting}` {self.address} {what}: {first_line(error)}; rank 0 listens there, on "
+                "a port that is free and that all ranks reach"
+            ) from error
+        return PrefixStore(f"twinfang/{self.life}", store)
+
+    def _await_name(self, timeout_s: float) -> None:
+        host, _, port = self.address.rpartition(":")
+        deadline_s, has_told = time.monotonic() + timeout_s, False
+        while True:
+            try:
+                socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                return
+            except OSError as error:
+                what = f"`{self.setting}` {self.address} can't be resolved: {error.strerror}"
+                if time.monotonic() > deadline_s:
+                    raise ConfigError(f"{what}; give the address of the group's first host") from error
+                if not has_told:
+                    log.warning("%s; trying again for %g s", what, timeout_s)
+                    has_told = True
+            time.sleep(NAME_POLL_S)
+
+    def listen(self, backlog: int) -> socket.socket:
+        """A socket on a port that is free, at the address by which this host reaches the store's.
+
+        So it is one that is reached from there.
+        """
+        host, _, port = self.address.rpartition(":")
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # sends nothing
+            own = str(probe.getsockname()[0])
+        if ipaddress.ip_address(own).is_loopback and not is_loopback(host):
+            log.warning(
+                "`%s` %s is a loopback address on this host, which others can't reach; give its address in "
+                "the network if there are hosts but this one",
+                *(self.setting, self.address),
+            )
+        family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        return socket.create_server((own, 0), family=family, backlog=backlog)
+
+
+NO_STORE = GroupStore()
+"""Of a process that is alone."""
+
+
+def publish(store: Store, key: str, listening: socket.socket) -> None:
+    """Tells where this process listens."""
+    host, port = listening.getsockname()[:2]
+    store.set(key, f"{host} {port}")
+
+
+def published(store: Store, key: str) -> tuple[str, int]:
+    """Where another does; waits until it has told."""
+    host, port = store.get(key).decode().split(" ")
+    return host, int(port)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch's store says without its stack."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

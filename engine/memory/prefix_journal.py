@@ -1,0 +1,53 @@
+"""Which cached prefixes a server can serve, and what of that has changed since somebody last asked."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from wire.messages.prefixes import PrefixNews
+
+MAX_CHANGES = 4096
+"""Kept to tell; who has missed more is told everything."""
+MAX_KEYS = 65_536
+"""Told at most, 1 MiB: the ones that were added last."""
+
+
+class PrefixJournal:
+    """Keys in a set with versions. Versions start at random, so another process's never passes for ours."""
+
+    def __init__(self) -> None:
+        self._version = random.getrandbits(62)
+        self._keys: dict[bytes, None] = {}
+        self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
+        """Keys that were added or removed, the one that made the present version last."""
+
+    @property
+    def version(self) -> int:
+        """Moves with every change."""
+        return self._version
+
+    def add(self, key: bytes) -> None:
+        self._keys[key] = None
+        self._changed(key)
+
+    def remove(self, key: bytes) -> None:
+        del self._keys[key]
+        self._changed(key)
+
+    def _changed(self, key: bytes) -> None:
+        self._version += 1
+        self._changes.append(key)
+
+    def news(self, since: int | None) -> PrefixNews:
+        """What somebody needs who has version ``since``."""
+        num_missed = MAX_CHANGES + 1 if since is None else self._version - since
+        if not 0 <= num_missed <= len(self._changes):
+            return PrefixNews(self._version, True, tuple(self._keys)[-MAX_KEYS:])
+        changed = dict.fromkeys(list(self._changes)[len(self._changes) - num_missed :])
+        return PrefixNews(
+            self._version,
+            False,
+            added=tuple(key for key in changed if key in self._keys),
+            removed=tuple(key for key in changed if key not in self._keys),
+        )

@@ -1,0 +1,1 @@
+"""Mixers and MLPs that blocks are built of."""

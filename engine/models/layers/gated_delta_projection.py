@@ -1,0 +1,85 @@
+"""Where checkpoints keep what a Gated DeltaNet projects its input to.
+
+| `interleaved` | tensors, outputs in their order |
+|---|---|
+| yes (Qwen3-Next) | `in_proj_qkvz`: q, k, v, z of the first key head, then of the second, …; `in_proj_ba` |
+| no (Qwen3.5) | `in_proj_qkv`: q, k, v of all heads; `in_proj_z`; `in_proj_b`; `in_proj_a` |
+
+Of v, z, b and a a key head has its value heads' rows, one behind the other. Here outputs are (v, q, k, z) of
+all heads, and (b, a): what passes the convolution together, as its channels do, and next to it what does not.
+They stay two products, since quantised checkpoints leave b and a alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.checkpoint.mixer_config import GatedDeltaNetConfig
+from engine.checkpoint.model_shard import GatedDeltaShard
+from engine.checkpoint.weights import Weights, of_outputs
+from engine.models.layers.linear import Linear
+from wire.messages.layout import Ranges
+
+
+def take_projections(
+    shard: GatedDeltaShard, hidden_size: int, weights: Weights, prefix: str
+) -> tuple[Linear, Linear]:
+    """The rank's rows of ``(v, q, k, z)`` and of ``(b, a)``, both of ``hidden_size`` inputs."""
+    config = shard.config
+    qkv_size, heads = config.conv_channels, config.num_value_heads
+    if config.interleaved:
+        values_and_keys = [
+            (f"{prefix}in_proj_qkvz", qkv_size + config.value_size, of_outputs(*_interleaved_qkvz(shard)))
+        ]
+        gates = [(f"{prefix}in_proj_ba", 2 * heads, of_outputs(*_interleaved_ba(shard)))]
+    else:
+        values_and_keys = [
+            (f"{prefix}in_proj_qkv", qkv_size, of_outputs(*published_conv_rows(shard))),
+            (f"{prefix}in_proj_z", config.value_size, of_outputs(*shard.value_rows)),
+        ]
+        part = of_outputs(*shard.head_rows)
+        gates = [(f"{prefix}in_proj_b", heads, part), (f"{prefix}in_proj_a", heads, part)]
+    return (
+        Linear.take_joined(weights, values_and_keys, hidden_size),
+        Linear.take_joined(weights, gates, hidden_size),
+    )
+
+
+def published_conv_rows(shard: GatedDeltaShard) -> Ranges:
+    """The rank's v, q and k where the checkpoint's order is q, k, v: of ``in_proj_qkv`` and ``conv1d``."""
+    config = shard.config
+    start, stop = (edge * config.key_head_dim for edge in (shard.key_heads.start, shard.key_heads.stop))
+    first_k, first_v = config.key_size, 2 * config.key_size
+    ((first, last),) = shard.value_rows
+    return (first_v + first, first_v + last), (start, stop), (first_k + start, first_k + stop)
+
+
+def _interleaved_qkvz(shard: GatedDeltaShard) -> Ranges:
+    config = shard.config
+    key_dim, value_dim, ratio = config.key_head_dim, config.value_head_dim, config.heads_per_key_head
+    of_key_head = 2 * key_dim + 2 * ratio * value_dim
+    first_v, first_z = 2 * key_dim, 2 * key_dim + ratio * value_dim
+    return (
+        *_of_value_heads(shard.heads, config, of_key_head, first_v, value_dim),
+        *((g * of_key_head, g * of_key_head + key_dim) for g in shard.key_heads),
+        *((g * of_key_head + key_dim, g * of_key_head + 2 * key_dim) for g in shard.key_heads),
+        *_of_value_heads(shard.heads, config, of_key_head, first_z, value_dim),
+    )
+
+
+def _interleaved_ba(shard: GatedDeltaShard) -> Ranges:
+    config = shard.config
+    ratio = config.heads_per_key_head
+    return (
+        *_of_value_heads(shard.heads, config, 2 * ratio, 0, 1),
+        *_of_value_heads(shard.heads, config, 2 * ratio, ratio, 1),
+    )
+
+
+def _of_value_heads(
+    heads: Iterable[int], config: GatedDeltaNetConfig, of_key_head: int, first: int, size: int
+) -> Ranges:
+    """``size`` rows of each value head, from row ``first`` of the ``of_key_head`` of its key head on."""
+    ratio = config.heads_per_key_head
+    starts = [h // ratio * of_key_head + first + h % ratio * size for h in heads]
+    return tuple((start, start + size) for start in starts)

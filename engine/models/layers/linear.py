@@ -1,0 +1,151 @@
+"""A linear layer, optionally with the activation of a feed-forward layer behind it.
+
+On CPU in float32 its weight is packed for :mod:`kernels.linear.packed_linear` and kept in that layout alone;
+everywhere else it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
+(:mod:`kernels.linear.quantized_linear`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint.mixer_config import Activation
+from engine.checkpoint.weights import WHOLE, Part, Weights
+from kernels.linear.packed_linear import PackedLinear
+from kernels.linear.quantized_linear import QuantizedLinear
+from kernels.linear.quantized_weight import QuantizedWeight, join
+from kernels.norms.relu_squared import relu_squared
+from kernels.norms.silu_gate import silu_gate
+
+logger = logging.getLogger(__name__)
+
+StoredWeights = Sequence[Tensor | QuantizedWeight]
+"""``[out, in]`` each."""
+
+
+class Linear:
+    """``scale * (x W^T + bias)``; ``scale`` is one number, or one an output.
+
+    Where weights are packed it is folded into them, where they are quantised into their scales; elsewhere it
+    is applied to what comes out.
+    """
+
+    __slots__ = ("bias", "in_features", "out_features", "packed", "scale", "weight")
+
+    def __init__(
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.packed: PackedLinear | QuantizedLinear | None = None
+        self.weight: Tensor | None = None
+        self.bias = bias
+        self.scale = None if isinstance(scale, float) and scale == 1.0 else scale
+        if isinstance(weight, Tensor) and (weight.device.type != "cpu" or weight.dtype != torch.float32):
+            self.weight = weight
+            return
+        if self.scale is not None:
+            weight, bias = _scaled(weight, self.scale), None if bias is None else bias * self.scale
+        if isinstance(weight, Tensor):
+            self.packed = PackedLinear.pack(weight, bias)
+        else:
+            self.packed = QuantizedLinear(weight, bias)
+
+    @classmethod
+    def take(
+        cls,
+        weights: Weights,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool = False,
+        part: Part = WHOLE,
+        scale: float | Tensor = 1.0,
+    ) -> Linear:
+        """Loads ``name.weight`` ``[out, in]`` and, where the layer has one, ``name.bias`` ``[out]``.
+
+        Of a part of the inputs the bias must be added once among the ranks: pass ``bias`` on one of them.
+        """
+        weight = weights.take_weight(name, (out_features, in_features), part=part)
+        if not bias:
+            return cls(weight, scale=scale)
+        return cls(
+            weight,
+            weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE),
+            scale=scale,
+        )
+
+    @classmethod
+    def take_joined(
+        cls,
+        weights: Weights,
+        layers: Sequence[tuple[str, int, Part]],
+        in_features: int,
+        *,
+        bias: bool = False,
+        scale: float | Tensor = 1.0,
+    ) -> Linear:
+        """Layers ``(name, out, part)`` of the same input as one, their outputs one behind the other."""
+        taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
+        weight = joined(taken, weights.dtype)
+        if not bias:
+            return cls(weight, scale=scale)
+        biases = [weights.take(f"{name}.bias", (out,), part=part) for name, out, part in layers]
+        return cls(weight, torch.cat(biases), scale=scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[n, in]`` to ``[n, out]``"""
+        return self._multiply(x) if self.packed is None else self.packed(x)
+
+    def activated(self, x: Tensor, activation: Activation) -> Tensor:
+        """``[n, in]`` to ``[n, out]`` behind a squared ReLU; to ``[n, out / 2]`` of gates before ups."""
+        return silu_gated(self(x)) if activation == "silu_gated" else self.relu_squared(x)
+
+    def relu_squared(self, x: Tensor) -> Tensor:
+        """``max(x W^T + bias, 0)^2`` (Primer, arXiv:2109.08668)"""
+        if self.packed is not None:
+            return self.packed(x, relu_squared=True)
+        return relu_squared(self._multiply(x))
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.scale is None else (y * self.scale).to(y.dtype)
+
+
+def silu_gated(x: Tensor) -> Tensor:
+    """Gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
+    gate, up = x.chunk(2, dim=1)
+    return silu_gate(up, gate)
+
+
+def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
+    """The weights themselves if all are quantised to one dtype, or none; else all of them in ``dtype``."""
+    kinds = {w.values.dtype if isinstance(w, QuantizedWeight) else None for w in weights}
+    if len(kinds) == 1:
+        return weights
+    logger.info("%d weights that belong together are quantised differently: kept in %s", len(weights), dtype)
+    return [w if isinstance(w, Tensor) else w.dequantized(dtype) for w in weights]
+
+
+def joined(weights: StoredWeights, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+    """``[out, in]`` of the same inputs, their outputs one behind the other."""
+    weights = stored_alike(weights, dtype)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    return join(quantized) if quantized else torch.cat([w for w in weights if isinstance(w, Tensor)])
+
+
+def _scaled(weight: Tensor | QuantizedWeight, scale: float | Tensor) -> Tensor | QuantizedWeight:
+    """Rows of ``[out, in]`` times a number, or each its own."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.scaled(scale)
+    return weight * (scale[:, None] if isinstance(scale, Tensor) else scale)

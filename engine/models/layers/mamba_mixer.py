@@ -1,0 +1,198 @@
+"""The Mamba-2 mixer (arXiv:2405.21060, section 7).
+
+    z, xBC, dt = in_proj(u)
+    x, B, C    = silu(causal_conv(xBC))
+    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log), dt through softplus
+    y_t        = h_t C_t + D x_t
+    out        = out_proj(group_rms_norm(y * silu(z)))
+
+Decode rows step the recurrence, prefill rows scan it in chunks. Both start from and leave the states
+in the caches.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.mixer_config import MambaConfig
+from engine.checkpoint.model_shard import MambaShard
+from engine.checkpoint.weights import Weights, of_inputs, of_outputs
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch, DecodeRows, PrefillRows
+from engine.models.layers.gated_norm import GatedNorm
+from engine.models.layers.linear import Linear
+from engine.parallel.tensor_parallel import TensorParallel
+from kernels.formats.stochastic_round import NEAREST, StateRounding
+from kernels.ssm.causal_conv1d import causal_conv1d, causal_conv1d_update
+from kernels.ssm.selective_state_update import selective_state_update
+from kernels.ssm.ssd_chunk_scan import ssd_chunk_scan
+from wire.messages.layout import Ranges
+
+
+class MambaMixer:
+    """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads.
+
+    ``index``: which of the states is this layer's.
+    """
+
+    def __init__(
+        self,
+        config: MambaConfig,
+        hidden_size: int,
+        norm_eps: float,
+        weights: Weights,
+        prefix: str,
+        tp: TensorParallel,
+        index: int,
+    ) -> None:
+        shard = MambaShard.of(config, tp)
+        self.index = index
+        self.by_chance = StateRounding.stochastic(index, first_head=shard.heads.start)
+        self.config = shard.local
+        self.norm = GatedNorm(config, norm_eps, weights, f"{prefix}norm", tp)
+        self.proj_split = [self.config.d_inner, self.config.conv_channels, self.config.num_heads]
+        bc_size = self.config.num_groups * config.state_size
+        self.conv_split = [self.config.d_inner, bc_size, bc_size]
+
+        def take(
+            name: str, shape: tuple[int, ...], ranges: Ranges, dtype: torch.dtype | None = None
+        ) -> Tensor:
+            return weights.take(prefix + name, shape, dtype=dtype, part=of_outputs(*ranges))
+
+        self.in_proj = Linear.take(
+            weights,
+            f"{prefix}in_proj",
+            config.proj_size,
+            hidden_size,
+            bias=config.proj_bias,
+            part=of_outputs(*shard.proj_rows),
+            scale=_proj_scale(self.config, weights.device),
+        )
+        self.out_proj = Linear.take(
+            weights,
+            f"{prefix}out_proj",
+            hidden_size,
+            config.d_inner,
+            bias=config.proj_bias and tp.rank == 0,
+            part=of_inputs(*shard.inner_rows),
+            scale=config.out_scale,
+        )
+        conv_shape = (config.conv_channels, 1, config.conv_width)
+        self.conv_weight = take("conv1d.weight", conv_shape, shard.conv_rows).squeeze(1)
+        self.conv_bias = None
+        if config.conv_bias:
+            self.conv_bias = take("conv1d.bias", (config.conv_channels,), shard.conv_rows)
+        # The recurrence runs in float32 whatever the model's dtype.
+        heads = (config.num_heads,)
+        self.A = -torch.exp(take("A_log", heads, shard.head_rows, torch.float32))
+        self.D = take("D", heads, shard.head_rows, torch.float32)
+        self.dt_bias = take("dt_bias", heads, shard.head_rows, torch.float32)
+
+    def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
+        states = caches.conv[self.index], caches.ssm[self.index]
+        rounding = self.by_chance if caches.stochastic_rounding else NEAREST
+        z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
+        split = batch.num_decode_tokens
+        outputs = []
+        if batch.decode is not None:
+            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, rounding))
+        if batch.prefill is not None:
+            outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, *states, rounding))
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self.out_proj(self.norm(y, z))
+
+    def _decode(
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        rows: DecodeRows,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        rounding: StateRounding,
+    ) -> Tensor:
+        """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, d_inner]``."""
+        config = self.config
+        shape = (rows.num_rows, rows.num_positions)
+        xbc = causal_conv1d_update(
+            xbc.view(*shape, -1),
+            self.conv_weight,
+            self.conv_bias,
+            conv_state,
+            rows.read_slots,
+            rows.write_slots,
+        )
+        x, B, C = torch.split(xbc, self.conv_split, dim=-1)
+        y = selective_state_update(
+            x.view(*shape, config.num_heads, config.head_dim),
+            dt.view(*shape, -1),
+            self.A,
+            B.view(*shape, config.num_groups, config.state_size),
+            C.view(*shape, config.num_groups, config.state_size),
+            self.D,
+            self.dt_bias,
+            ssm_state,
+            rows.read_slots,
+            rows.write_slots,
+            dt_limit=config.dt_limit,
+            seq_lens=rows.seq_lens,
+            rounding=rounding,
+        )
+        return y.view(-1, config.d_inner)
+
+    def _prefill(
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        rows: PrefillRows,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        rounding: StateRounding,
+    ) -> Tensor:
+        """Ragged stretches, the state kept after each row's last token and at boundaries.
+
+        Returns ``[num_tokens, d_inner]``.
+        """
+        config = self.config
+        xbc = causal_conv1d(
+            xbc,
+            self.conv_weight,
+            self.conv_bias,
+            conv_state,
+            rows.cu_seqlens,
+            rows.read_slots,
+            rows.write_slots,
+            rows.has_initial,
+            max_seq_len=rows.max_query_len,
+            boundaries=rows.boundaries,
+        )
+        x, B, C = torch.split(xbc, self.conv_split, dim=-1)
+        y = ssd_chunk_scan(
+            x.view(-1, config.num_heads, config.head_dim),
+            dt,
+            self.A,
+            B.view(-1, config.num_groups, config.state_size),
+            C.view(-1, config.num_groups, config.state_size),
+            self.D,
+            self.dt_bias,
+            ssm_state,
+            rows.cu_seqlens,
+            rows.read_slots,
+            rows.write_slots,
+            rows.has_initial,
+            chunk_size=config.chunk_size,
+            dt_limit=config.dt_limit,
+            max_seq_len=rows.max_query_len,
+            boundaries=rows.boundaries,
+            num_before=rows.num_before,
+            rounding=rounding,
+        )
+        return y.view(-1, config.d_inner)
+
+
+def _proj_scale(config: MambaConfig, device: torch.device) -> float | Tensor:
+    """Of what comes out of ``in_proj``: a number, or one a channel ``[proj_size]``."""
+    if len(set(config.in_scales)) == 1:
+        return config.in_scales[0]
+    return torch.tensor(config.in_scales).repeat_interleave(torch.tensor(config.proj_sizes)).to(device)

@@ -1,0 +1,216 @@
+"""Mixture of experts, each a small MLP.
+
+    top-k, w = route(router(x))                              kernels/moe/moe_route.py
+    y        = fc2(sum_e w_e expert_e(fc1(x))) + sigmoid(gate(x)) shared(x)
+
+fc1 and fc2 are latent projections. They, the shared expert and its gate are not in every checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint.mixer_config import Activation, MlpConfig, MoeConfig
+from engine.checkpoint.weights import Weights
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
+from engine.models.layers.expert_weights import NEMOTRON_EXPERTS, ExpertNames, load_experts
+from engine.models.layers.linear import Linear, StoredWeights, silu_gated
+from engine.models.layers.mlp import Mlp
+from engine.parallel.tensor_parallel import TensorParallel
+from kernels.linear.quantized_weight import QuantizedWeight
+from kernels.moe.moe_combine import moe_combine
+from kernels.moe.moe_route import Routing, moe_route
+from kernels.moe.moe_sort import moe_sort
+from kernels.moe.quantized_experts import QuantizedExperts, quantized_experts
+from kernels.norms.relu_squared import relu_squared
+from kernels.norms.sigmoid_gate import add_sigmoid_gated
+
+
+@dataclass(frozen=True)
+class MoeNames:
+    """What a family calls the parts of a layer, behind its prefix."""
+
+    router: str = "gate"
+    shared: str = "shared_experts."
+    shared_gate: str = "shared_expert_gate"
+    experts: ExpertNames = NEMOTRON_EXPERTS
+
+
+class Moe:
+    """Router, routed experts, shared expert. A token's output depends on that token alone.
+
+    A rank has a share of every expert's intermediate channels, or with expert parallelism some experts whole.
+    """
+
+    def __init__(
+        self,
+        config: MoeConfig,
+        hidden_size: int,
+        weights: Weights,
+        prefix: str,
+        tp: TensorParallel,
+        names: MoeNames,
+    ) -> None:
+        self.routing = Routing(
+            config.experts_per_token,
+            config.expert_groups,
+            config.groups_per_token,
+            config.normalize_weights,
+            config.scaling_factor,
+            config.scoring,
+        )
+        router = f"{prefix}{names.router}"
+        router_shape = (config.num_experts, hidden_size)
+        self.router = weights.take(f"{router}.weight", router_shape, dtype=torch.float32)
+        self.correction = None
+        if config.scoring == "sigmoid":
+            self.correction = weights.take(
+                f"{router}.e_score_correction_bias", (config.num_experts,), dtype=torch.float32
+            )
+        self.shared = self.shared_gate = None
+        if config.shared_intermediate_size > 0:
+            shared = MlpConfig(config.shared_intermediate_size, config.bias, config.activation)
+            self.shared = Mlp(shared, hidden_size, weights, f"{prefix}{names.shared}", tp)
+        if config.shared_gate:
+            self.shared_gate = Linear.take(weights, f"{prefix}{names.shared_gate}", 1, hidden_size)
+        size = config.latent_size or hidden_size
+        self.enter_latent = self.leave_latent = None
+        if config.latent_size is not None:
+            self.enter_latent = Linear.take(
+                weights, f"{prefix}fc1_latent_proj", size, hidden_size, bias=config.bias
+            )
+            self.leave_latent = Linear.take(
+                weights,
+                f"{prefix}fc2_latent_proj",
+                hidden_size,
+                size,
+                bias=config.bias and tp.rank == 0,  # it is applied to each rank's summand
+            )
+        self.sharing = tp.experts
+        self.num_experts = config.num_experts
+        experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
+        up, down = load_experts(config, size, weights, prefix, tp, names.experts)
+        self.experts = experts(up, down, config.activation)
+
+    def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """See :class:`engine.models.block.Mixer`."""
+        expert_ids, expert_weights = self.route(x)
+        entered = x if self.enter_latent is None else self.enter_latent(x)
+        if self.sharing.size == 1:
+            routed = self.experts.forward(entered, expert_ids, expert_weights)
+        else:
+            routed = self.sharing.run(entered, expert_ids, expert_weights, self.experts, self.num_experts)
+        if self.leave_latent is not None:
+            routed = self.leave_latent(routed)
+        if self.shared is None:
+            return routed
+        if self.shared_gate is None:
+            return self.shared(x).add_(routed)
+        return add_sigmoid_gated(routed, self.shared(x), self.shared_gate(x))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
+        return moe_route(F.linear(x.to(torch.float32), self.router), self.correction, self.routing)
+
+
+class LoopedExperts:
+    """A loop over the experts that have tokens. For CPU."""
+
+    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
+        self.activation = activation
+        self.up = [Linear(weight) for weight in up]
+        self.down = [Linear(weight) for weight in down]
+
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
+        num_tokens, k = expert_ids.shape
+        if num_tokens == 1:  # batch 1: nothing to sort or gather
+            outputs = torch.cat([self._expert(expert, x) for expert in expert_ids[0].tolist()])
+        else:
+            outputs = self._rows(x, torch.arange(num_tokens * k) // k, expert_ids.flatten())
+        return _weighted_sum(outputs.view(num_tokens, k, -1), expert_weights)
+
+    def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        """See :class:`engine.parallel.expert_parallel.Experts`."""
+        outputs = x.new_empty(len(x), num_slots, x.shape[1])
+        tokens, columns = (slots < num_slots).nonzero(as_tuple=True)
+        if len(tokens) > 0:
+            results = self._rows(x, tokens, expert_ids[tokens, columns])
+            outputs[tokens, slots[tokens, columns]] = results
+        return outputs
+
+    def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
+        """As :func:`moe_combine`, with the bits of :meth:`forward`."""
+        return _weighted_sum(results[places], expert_weights)
+
+    def _rows(self, x: Tensor, tokens: Tensor, expert_ids: Tensor) -> Tensor:
+        """Row i is expert ``expert_ids[i]`` of ``x[tokens[i]]``."""
+        order = expert_ids.argsort()
+        counts = expert_ids.bincount(minlength=len(self.up)).tolist()
+        by_expert = torch.split(x[tokens[order]], counts)
+        results = [self._expert(expert, rows) for expert, rows in enumerate(by_expert) if counts[expert]]
+        outputs = x.new_empty(len(expert_ids), x.shape[1])
+        outputs[order] = torch.cat(results)
+        return outputs
+
+    def _expert(self, index: int, x: Tensor) -> Tensor:
+        return self.down[index](self.up[index].activated(x, self.activation))
+
+
+class StackedExperts:
+    """All experts in two tensors for grouped GEMMs. Shapes depend on none of the data and the host waits
+    for nothing, so that a step can be captured as a graph.
+    """
+
+    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
+        self.activate = silu_gated if activation == "silu_gated" else relu_squared
+        self.up, self.down = _stacked(up), _stacked(down)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """As :meth:`LoopedExperts.forward`."""
+        tokens, places, ends = moe_sort(expert_ids, len(self.up))
+        return moe_combine(self._rows(x[tokens], ends), places, expert_weights)
+
+    def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        """See :class:`engine.parallel.expert_parallel.Experts`."""
+        num_experts = len(self.up)
+        # Pairs of other ranks stand behind all experts, where no product is computed.
+        expert_ids = torch.where(slots < num_slots, expert_ids, num_experts)
+        tokens, places, ends = moe_sort(expert_ids, num_experts + 1)
+        results = self._rows(x[tokens], ends[:num_experts])
+        found = places.new_zeros(len(x), num_slots + 1).scatter_(1, slots, places)
+        return results[found[:, :num_slots]]
+
+    def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
+        """See :func:`moe_combine`."""
+        return moe_combine(results, places, expert_weights)
+
+    def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Rows ``ends[e - 1]`` to ``ends[e]`` through expert e; behind the last they come out as anything."""
+        return _grouped(self.activate(_grouped(rows, self.up, ends)), self.down, ends)
+
+
+def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
+    """``[experts, out, in]``"""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if quantized:
+        return QuantizedExperts.stack(quantized)
+    return torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
+
+
+def _grouped(rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+    """Rows ``ends[e - 1]`` to ``ends[e]`` times the weight of expert e."""
+    if isinstance(weights, QuantizedExperts):
+        return quantized_experts(rows, weights, ends)
+    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+
+
+def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:
+    """``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, summed in float32."""
+    summed = torch.bmm(expert_weights.unsqueeze(1), outputs.to(torch.float32))
+    return summed.squeeze(1).to(outputs.dtype)

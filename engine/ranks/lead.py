@@ -1,0 +1,88 @@
+"""Rank 0 of several: whatever is asked of its engine, the other ranks' engines are asked as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.engine import Engine
+from engine.request import Request
+from engine.step_result import StepResult
+from wire.errors import TwinfangError
+from wire.messages.generation import ErrorReply, RequestOutput
+from wire.messages.handoff import Digests, Ticket
+from wire.messages.ranks import (
+    AddRequest,
+    CancelRequest,
+    EndTransfer,
+    MoveRequests,
+    ReleaseRequest,
+    RunStep,
+    SumDigests,
+)
+
+
+class LeadEngine:
+    """What a server knows of its engine. Tells of each call before it is carried out; the others carry it out
+    beside this one.
+
+    They meet within a step, where each needs what the others compute. Until then they may be ahead of
+    this one, but memory that an event gave back is written in a later step, of which they are told after
+    the event: by then its lease's epoch has moved.
+    """
+
+    def __init__(self, own: Engine, tell: Callable[[object], None]) -> None:
+        """Wraps rank 0's ``own`` engine; what is handed on as it is concerns no other rank."""
+        self.own = own
+        self._tell = tell
+        self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint
+        self.capacity, self.caches, self.grammars = own.capacity, own.caches, own.grammars
+        self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
+
+    def add(self, request: Request) -> None:
+        self.own.open_grammar(request)  # how long that takes is for this rank alone to judge
+        self._tell(
+            AddRequest(
+                request_id=request.request_id,
+                tokens=tuple(request.tokens),
+                params=request.params,
+                ticket=request.ticket,
+                prompt_logprobs_wanted=request.prompt_logprobs_wanted,
+                stop_token_ids=tuple(sorted(request.stop_token_ids)),
+                seed=request.seed,
+                keeps_state=request.keeps_state,
+                cache_salt=request.cache_salt,
+                client=request.client,
+                num_answered=request.num_answered,
+            )
+        )
+        self.own.add(request)
+
+    def cancel(self, request_id: str) -> Request | None:
+        self._tell(CancelRequest(request_id))
+        return self.own.cancel(request_id)
+
+    def release(self, request_id: str) -> None:
+        self._tell(ReleaseRequest(request_id))
+        self.own.release(request_id)
+
+    def move_all(self) -> None:
+        self._tell(MoveRequests())
+        self.own.move_all()
+
+    def transferred(
+        self, request: Request, *, error: TwinfangError | None, settled: bool
+    ) -> list[RequestOutput]:
+        reply = None if error is None else ErrorReply(error.code, error.message)
+        ticket = request.ticket if isinstance(request.ticket, Ticket) else None
+        self._tell(EndTransfer(request.request_id, ticket, reply, settled))
+        return self.own.transferred(request, error=error, settled=settled)
+
+    def digests(self, request_id: str) -> Digests | None:
+        if self.config.sanitize:
+            self._tell(SumDigests(request_id))
+        return self.own.digests(request_id)
+
+    def step(self) -> StepResult:
+        news = self.own.grammar_news()  # the same
+        self._tell(RunStep(news))
+        return self.own.step_with(news)

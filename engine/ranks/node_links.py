@@ -1,0 +1,84 @@
+"""How ranks on other hosts get a line to rank 0: its address is in the server's store, and they call it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from engine.group.connections import Reception, call
+from engine.group.nodes import MEETING_TIMEOUT_S, Nodes, rank_names
+from engine.group.rank_link import RankLink
+from engine.group.store import first_line, publish, published
+from wire.errors import ConfigError, DeadlineError, WireError
+from wire.messages.group import Hello
+
+log = logging.getLogger(__name__)
+
+_SECRET = "line/secret"
+_ADDRESS = "line/address"
+
+
+class NodeLinks:
+    """Rank 0's side. Opens the store."""
+
+    def __init__(self, nodes: Nodes, tp_size: int) -> None:
+        """Raises :class:`ConfigError` where nobody can listen at the store's address, and where another
+        host 0 has."""
+        self._nodes = nodes
+        self._names = rank_names(nodes, tp_size)
+        self._store = nodes.store.open(is_first=True, timeout_s=MEETING_TIMEOUT_S)
+        self._hello = _hello(secrets.token_hex(16), nodes, 0, tp_size)
+        secret = self._store.compare_set(_SECRET, "", self._hello.secret).decode()
+        if secret != self._hello.secret:
+            raise ConfigError(
+                f"another host 0 is at `{nodes.store.setting}` {nodes.store.address}: give this one another "
+                "`nodes.rank`, or another address if it belongs to another server"
+            )
+        self._listening = nodes.store.listen(tp_size)
+        publish(self._store, _ADDRESS, self._listening)
+
+    def accept(self) -> Iterator[tuple[int, RankLink]]:
+        """Each rank of another host and a line to it, as they call.
+
+        Raises :class:`DeadlineError` for ranks that have not after :data:`MEETING_TIMEOUT_S`, and
+        :class:`ConfigError` for one that was told another number of ranks or hosts.
+        """
+        tp_size = len(self._names)
+        missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
+        deadline_s = time.monotonic() + MEETING_TIMEOUT_S
+        log.info("host 0 of %d waits for the others at %s", self._nodes.size, self._nodes.store.address)
+        with self._listening, Reception(self._listening, self._hello) as reception:
+            while missing:
+                caller, connection = reception.next(missing, deadline_s=deadline_s)
+                del missing[caller]
+                yield caller, RankLink.over(connection)
+                host = self._nodes.host_of(caller, tp_size)
+                if not any(self._nodes.host_of(rank, tp_size) == host for rank in missing):
+                    log.info("all ranks of host %d are there", host)
+
+
+def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
+    """Waits for rank 0 and calls it.
+
+    Raises :class:`DeadlineError` if it does not come, or ends; :class:`ConfigError` where it refuses this
+    rank.
+    """
+    store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
+    try:
+        hello = _hello(store.get(_SECRET).decode(), nodes, rank, tp_size)
+        connection = call(published(store, _ADDRESS), hello)
+    except (dist.DistError, OSError, EOFError, WireError) as error:
+        raise DeadlineError(
+            f"host 0 was met at `{nodes.store.setting}` {nodes.store.address} and then not reached: "
+            f"{first_line(error)}; it has ended, or its hosts are complete, this `nodes.rank` among them"
+        ) from error
+    return RankLink.over(connection)
+
+
+def _hello(secret: str, nodes: Nodes, rank: int, tp_size: int) -> Hello:
+    terms = {"`tensor_parallel`": str(tp_size), "`nodes.size`": str(nodes.size)}
+    return Hello(secret, rank, terms, rank_names(nodes, tp_size)[rank])

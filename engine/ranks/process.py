@@ -1,0 +1,191 @@
+"""One tensor-parallel rank's process, seen from inside and from the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.group.lockstep import FollowingLockstep
+from engine.group.mesh import Listener
+from engine.group.rank_link import RankLink, RankLogHandler
+from engine.priority import lower_priority
+from engine.ranks.membership import Membership
+from engine.ranks.node_links import call_rank_0
+from engine.ranks.worker import RankWorker
+from telemetry.process_end import end_process
+from wire.errors import TwinfangError, WireError
+from wire.messages.ranks import LeaveServer, RankLeaves, RankLog, RankMet
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What a rank's process is told when it is made."""
+
+    config: EngineConfig
+    rank: int
+    log_level: int
+    meeting_point: Path = Path()
+    """Where the ranks of one host find one another; see :func:`engine.parallel.tensor_parallel.join`."""
+
+    def enter(self) -> Membership:
+        """Meets the other ranks."""
+        return Membership.enter(self.config, self.rank, self.meeting_point)
+
+
+RankMain = Callable[[Engine, RankLink], None]
+"""What a rank does with its engine until rank 0 says stop; named in a module, since it is imported there."""
+
+
+def work(engine: Engine, link: RankLink) -> None:
+    """A rank of a server that hands nothing over."""
+    RankWorker(engine, link).run()
+
+
+class RankProcess:
+    """Started when made. It ends when this process does, however this does.
+
+    On a thread of its own ``on_report`` is told of messages of the types ``reports``, and at last ``on_end``
+    that the process has ended. What the rank logs is logged here.
+    """
+
+    def __init__(
+        self,
+        place: RankPlace,
+        main: RankMain,
+        *,
+        reports: tuple[type, ...] = (),
+        on_report: Callable[[int, Any], None] = lambda rank, report: None,
+        on_end: Callable[[RankProcess], None],
+    ) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks as they stand
+        ours, theirs = context.Pipe()
+        name = f"rank-{place.rank}"
+        self.rank = place.rank
+        self.link = RankLink(ours)
+        self._reports = reports
+        self._on_report = on_report
+        self._on_end = on_end
+        self._process = context.Process(target=_run, args=(main, place, theirs), name=name, daemon=True)
+        self._process.start()
+        theirs.close()  # so that ours ends with the process
+        threading.Thread(target=self._listen, name=name, daemon=True).start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: the signal that ended it; None: it runs."""
+        return self._process.exitcode
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether it has ended by then."""
+        self._process.join(timeout_s)
+        return not self._process.is_alive()
+
+    def end(self) -> None:
+        """Waits for a process that was told to stop, and ends one that does not."""
+        if not self.join(STOP_TIMEOUT_S):
+            log.error("rank %d did not stop within %s s; ending it", self.rank, STOP_TIMEOUT_S)
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                report = self.link.receive(RankLog, *self._reports)
+                if isinstance(report, RankLog):
+                    logger = logging.getLogger(report.logger)
+                    logger.log(report.level, "rank %d: %s", self.rank, report.text)
+                else:
+                    self._on_report(self.rank, report)
+        except (EOFError, OSError):
+            self._on_end(self)
+        except WireError as error:
+            log.error("rank %d said what can't be read: %s", self.rank, error)
+            self.kill()
+            self._on_end(self)
+
+
+# --- inside ----------------------------------------------------------------------------------------
+
+
+def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
+    home = RankLink(connection)
+    try:
+        lower_priority(place.config.niceness)  # threads made from here on inherit it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+        logging.basicConfig(level=place.log_level, handlers=[RankLogHandler(home)], force=True)
+        is_elsewhere = place.config.nodes.rank > 0  # than rank 0, which then is not who started this
+        grace_s = 0.0 if is_elsewhere else STOP_TIMEOUT_S
+        threading.Thread(target=_outlive_nobody, args=(grace_s,), name="parent", daemon=True).start()
+        link = home
+        if is_elsewhere:
+            link = call_rank_0(place.config.nodes, place.rank, place.config.tensor_parallel)
+            threading.Thread(target=_pass_on, args=(home, link), name="home", daemon=True).start()
+        membership = place.enter()
+        if is_elsewhere:
+            home.send(RankMet())
+        main(_make_engine(place.config, membership, link), link)
+        membership.end()
+        end_process(0)
+    except EOFError:
+        log.warning("rank 0 is gone; ending")
+        os._exit(1)  # threads of the transfer layer may be about
+    except TwinfangError as error:
+        log.error("%s", error.message)
+        os._exit(1)
+    except BaseException:
+        log.exception("ended by a fault")
+        os._exit(1)
+
+
+def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -> Engine:
+    mesh = membership.mesh
+    if mesh is None:
+        return Engine(config, membership.tp)
+    mesh.start(Listener())  # the group lost, rank 0 ends, and so does this one
+    if membership.is_lockstep:
+        return Engine(config, membership.tp, lockstep=FollowingLockstep(mesh, link))
+    engine = Engine(config, membership.tp)
+    mesh.watch_closely()
+    return engine
+
+
+def _outlive_nobody(grace_s: float) -> None:
+    """Ends this process after who started it, also where its main thread waits in a collective.
+
+    Within ``grace_s`` the main thread may learn of it by its link, if it listens.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    time.sleep(grace_s)
+    os._exit(1)
+
+
+def _pass_on(home: RankLink, link: RankLink) -> None:
+    """Tells rank 0, on another host, that this host's processes are to stop."""
+    with contextlib.suppress(EOFError, OSError):
+        home.receive(LeaveServer)
+        link.send(RankLeaves())

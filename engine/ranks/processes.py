@@ -1,0 +1,163 @@
+"""A server's other ranks, as rank 0 sees them: processes of this host, and lines to those of others."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.group.rank_link import RankLink
+from engine.parallel.tensor_parallel import leave
+from engine.ranks.membership import Membership
+from engine.ranks.node_links import NodeLinks
+from engine.ranks.process import RankMain, RankPlace, RankProcess
+from wire.codec import encode
+from wire.errors import TwinfangError, WireError
+from wire.messages.ranks import RankLeaves, Stop
+
+log = logging.getLogger(__name__)
+
+FAILURE_GRACE_S = 1.0
+"""How long a rank that ended before all had met gives rank 0 to say better what was wrong."""
+
+
+class RankProcesses:
+    """Ranks 1 and up. They end when this process does, however it does.
+
+    ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank
+    has ended; ``on_leaving``, on another thread, which rank's host wants the server to stop.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        main: RankMain,
+        *,
+        reports: tuple[type, ...] = (),
+        on_fatal: Callable[[BaseException], None],
+        on_leaving: Callable[[int], None] = lambda rank: None,
+    ) -> None:
+        self._reports = reports
+        self._reports_wait = queue.SimpleQueue[tuple[int, Any]]()
+        self._on_report: Callable[[int, Any], None] = lambda *report: self._reports_wait.put(report)
+        self._on_fatal = on_fatal
+        self._on_leaving = on_leaving
+        self._has_joined = self._is_stopping = False
+        self._has_failed = threading.Event()
+        self._lock = threading.Lock()
+        self._report_lock = threading.Lock()
+        self._config = config
+        nodes, self.size = config.nodes, config.tensor_parallel
+        self._others = NodeLinks(nodes, self.size) if nodes.size > 1 else None
+        self._folder = tempfile.TemporaryDirectory(prefix="twinfang-ranks-")
+        self._processes = [
+            RankProcess(
+                self._place(rank),
+                main,
+                reports=reports,
+                on_report=self._take,
+                on_end=lambda one: self._give_up(one.rank, one),
+            )
+            for rank in nodes.ranks(self.size)[1:]
+        ]
+        self._links = {process.rank: process.link for process in self._processes}
+
+    def join(self) -> Membership:
+        """This process's own place, rank 0, once all are there."""
+        try:
+            if self._others is not None:
+                for rank, link in self._others.accept():
+                    self._links[rank] = link
+                    name = f"rank-{rank}"
+                    threading.Thread(target=self._listen, args=(rank, link), name=name, daemon=True).start()
+            membership = self._place(0).enter()
+        except TwinfangError:
+            self._has_failed.set()
+            raise
+        self._has_joined = True
+        return membership
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes on this host, but for this one."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def listen(self, on_report: Callable[[int, Any], None]) -> None:
+        """``on_report`` is told of each report and of who sent it, on a thread of that rank; of what came
+        before at once."""
+        with self._report_lock:
+            self._on_report = on_report
+            while not self._reports_wait.empty():
+                on_report(*self._reports_wait.get())
+
+    def tell(self, message: object) -> None:
+        """Sends a message to every other rank. From any thread; order is kept."""
+        data = encode(message)
+        with self._lock:
+            for link in self._links.values():
+                link.send_encoded(data)
+
+    def stop(self) -> None:
+        """Ends the processes after what they were told before."""
+        self._is_stopping = True
+        try:
+            self.tell(Stop())
+        except OSError as error:
+            log.warning("a rank was gone before it was told to stop: %s", error)
+        leave()
+        for process in self._processes:
+            process.end()
+        self._folder.cleanup()
+
+    def _place(self, rank: int) -> RankPlace:
+        level, folder = logging.getLogger().level, Path(self._folder.name)
+        return RankPlace(self._config, rank, level, meeting_point=folder / "meeting-point")
+
+    def _listen(self, rank: int, link: RankLink) -> None:
+        """To a rank of another host; what it logs is logged there."""
+        try:
+            while True:
+                report = link.receive(RankLeaves, *self._reports)
+                if isinstance(report, RankLeaves):
+                    self._on_leaving(rank)
+                else:
+                    self._take(rank, report)
+        except (EOFError, OSError):
+            self._give_up(rank, None)
+        except WireError as error:
+            log.error("rank %d said what can't be read: %s", rank, error)
+            self._give_up(rank, None)
+
+    def _take(self, rank: int, report: Any) -> None:
+        try:
+            with self._report_lock:
+                self._on_report(rank, report)
+        except BaseException as error:
+            log.exception("a report of rank %d could not be taken", rank)
+            self._on_fatal(error)
+
+    def _give_up(self, rank: int, process: RankProcess | None) -> None:
+        """One rank has ended, so all must: none can compute a step without it."""
+        if self._is_stopping:
+            return
+        if process is None:
+            host = self._config.nodes.host_of(rank, self.size)
+            message = f"rank {rank} has ended; the log of host {host} says why"
+        else:
+            process.end()
+            message = f"rank {rank} has ended with exit code {process.exit_code}"
+        if self._has_joined:
+            log.error("%s", message)
+            self._on_fatal(RuntimeError(message))
+        elif not self._has_failed.wait(FAILURE_GRACE_S):
+            log.error("%s", message)
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(1)  # the main thread waits for that rank inside the store and can't be reached

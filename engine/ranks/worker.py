@@ -1,0 +1,90 @@
+"""A rank other than 0: its engine does what rank 0's does, call by call."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from engine.engine import Engine
+from engine.group.rank_link import RankLink
+from engine.request import Request
+from wire.errors import TwinfangError, error_from_code
+from wire.messages.ranks import (
+    AddRequest,
+    CancelRequest,
+    EndTransfer,
+    MoveRequests,
+    ReleaseRequest,
+    RunStep,
+    Stop,
+    SumDigests,
+)
+
+CALLS: tuple[type[Any], ...] = (
+    AddRequest,
+    CancelRequest,
+    ReleaseRequest,
+    MoveRequests,
+    EndTransfer,
+    RunStep,
+    Stop,
+    SumDigests,
+)
+
+
+class RankWorker:
+    """Carries out rank 0's calls until it says stop or is gone; its further messages are for the link's
+    takers."""
+
+    def __init__(self, engine: Engine, link: RankLink) -> None:
+        self._engine = engine
+        self._link = link
+
+    def run(self) -> None:
+        """Returns after :class:`Stop`. Raises :class:`EOFError` when rank 0 is gone."""
+        while True:
+            call: Any = self._link.receive(*CALLS, *self._link.takers)
+            if isinstance(call, Stop):
+                return
+            taker = self._link.takers.get(type(call))
+            if taker is not None:
+                taker(call)
+            else:
+                self._carry_out(call)
+
+    def _carry_out(self, call: object) -> None:
+        engine = self._engine
+        if isinstance(call, RunStep):
+            engine.step_with(call.news)
+        elif isinstance(call, AddRequest):
+            with contextlib.suppress(TwinfangError):  # rank 0 refuses it too, and tells whoever sent it
+                engine.add(_request(call))
+        elif isinstance(call, EndTransfer):
+            request = engine.reading(call.request_id)
+            request.ticket = call.ticket or request.ticket
+            error = None if call.error is None else error_from_code(call.error.code, call.error.message)
+            engine.transferred(request, error=error, settled=call.settled)
+        elif isinstance(call, SumDigests):
+            engine.digests(call.request_id)
+        elif isinstance(call, CancelRequest):
+            engine.cancel(call.request_id)
+        elif isinstance(call, ReleaseRequest):
+            engine.release(call.request_id)
+        else:
+            engine.move_all()
+
+
+def _request(call: AddRequest) -> Request:
+    return Request(
+        call.request_id,
+        list(call.tokens),
+        params=call.params,
+        ticket=call.ticket,
+        prompt_logprobs_wanted=call.prompt_logprobs_wanted,
+        stop_token_ids=frozenset(call.stop_token_ids),
+        seed=call.seed,
+        keeps_state=call.keeps_state,
+        cache_salt=call.cache_salt,
+        client=call.client,
+        num_answered=call.num_answered,
+    )

@@ -1,0 +1,91 @@
+"""Log-probabilities of tokens as they are reported to clients: of answers, and of a prompt's own tokens.
+
+A step computes them on the device; the host reads them when it reads the step's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.memory.async_copy import Download, upload
+from wire.messages.generation import TokenLogprobs
+
+TOKENS_AT_ONCE = 128
+"""Of a prompt. Bounds the logits held at a time to this many rows of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class LogprobTensors:
+    """Log-probabilities of ``m`` tokens, on the device.
+
+    The distribution is the model's own: before penalties, temperature and filters.
+    """
+
+    numbers: torch.Tensor
+    """``[m, 1 + num_top]`` float32: the token's log-probability, then those of the best alternatives."""
+    integers: torch.Tensor
+    """``[m, 2 + num_top]`` int64: the token, its rank, then the best alternatives."""
+
+    @classmethod
+    def compute(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+        """Of ``token_ids`` ``[m]`` int64 under ``logits`` ``[m, V]``; ``num_top`` best tokens with each."""
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        chosen = logprobs.gather(1, token_ids[:, None])
+        ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
+        top_values, top_ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
+        return cls(
+            torch.cat((chosen, top_values), dim=1), torch.cat((token_ids[:, None], ranks, top_ids), dim=1)
+        )
+
+    def start_copy(self) -> LogprobCopy:
+        """Queues the copy to the host behind what is launched so far."""
+        return LogprobCopy(Download(self.numbers), Download(self.integers))
+
+
+@dataclass(frozen=True)
+class LogprobCopy:
+    """Log-probabilities on their way to the host."""
+
+    numbers: Download
+    integers: Download
+
+    def read(self) -> list[TokenLogprobs]:
+        """One entry a token. Waits for the copy alone, not for steps launched since."""
+        # By way of numpy: torch's own tolist takes ten times as long.
+        numbers, integers = (part.wait().numpy().tolist() for part in (self.numbers, self.integers))
+        return [
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
+            for (logprob, *top_values), (token_id, rank, *top_ids) in zip(numbers, integers, strict=True)
+        ]
+
+
+class ComputesLogits(Protocol):
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Those of a chunk of the prompt on their way to the host, for ``echo`` with ``logprobs``."""
+
+    parts: tuple[LogprobCopy, ...]
+
+    def read(self) -> list[TokenLogprobs]:
+        """One entry a target, in order."""
+        return [one for part in self.parts for one in part.read()]
+
+
+def prompt_logprobs(
+    model: ComputesLogits, hidden: torch.Tensor, targets: list[int], num_top: int
+) -> PromptLogprobs:
+    """How likely each target was: ``hidden`` ``[n, H]`` of the tokens before them, in order."""
+    token_ids = upload(np.array(targets, dtype=np.int64), hidden.device)
+    parts = []
+    for start in range(0, len(targets), TOKENS_AT_ONCE):
+        part = token_ids[start : start + TOKENS_AT_ONCE]
+        logits = model.logits(hidden[start : start + len(part)])
+        parts.append(LogprobTensors.compute(logits, part, num_top).start_copy())
+    return PromptLogprobs(tuple(parts))

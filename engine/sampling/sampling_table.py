@@ -1,0 +1,233 @@
+"""Persistent per-row tables of sampling parameters: what a step's sampling reads, on the device.
+
+A row is filled when its request is admitted and cleared when it leaves; steps gather rows by index. Row N
+is the null row, which padding entries name. On a CPU host and device tables are the same bytes; elsewhere
+the host's are a mirror, written first and copied row by row.
+
+| table | shape | in a cleared row and the null row |
+|---|---|---|
+| numbers: temperature, top-p, min-p, three penalties | ``[N+1, 6]`` float32 | 0, 1, 0, 1, 0, 0 |
+| integers: top-k, seed, least length | ``[N+1, 3]`` int64 | 0 |
+| stop ids | ``[N+1, S]`` int64 | -1 |
+| counts, in prompt, bias: allocated when the first request needs them | ``[N+1, V]`` | 0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.memory.async_copy import upload
+from engine.request import Request
+from wire.messages.sampling_params import SamplingParams
+
+_NEUTRAL_NUMBERS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+_NEUTRAL_INTEGERS = (0, 0, 0)
+_NO_STOP_ID = -1
+
+
+@dataclass(frozen=True)
+class SamplingNeeds:
+    """Which parts of sampling some row of a step needs; the others are left out of it.
+
+    A row's tokens are the same whatever parts its company adds.
+    """
+
+    random: bool = False
+    """Some temperature is above 0."""
+    filtered: bool = False
+    """Some random row has a top-k or top-p."""
+    processed: bool = False
+    """Some row has a bias, a penalty or forbidden stop tokens."""
+    constrained: bool = False
+    """Some row has a grammar."""
+
+    def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
+        return SamplingNeeds(
+            self.random or other.random,
+            self.filtered or other.filtered,
+            self.processed or other.processed,
+            self.constrained or other.constrained,
+        )
+
+
+_GREEDY = SamplingNeeds()
+
+
+@dataclass(frozen=True)
+class SamplingColumns:
+    """The parameters of a step's rows, each ``[R]``; float32 but for top-k, seed and least length."""
+
+    temperature: torch.Tensor
+    """0 is greedy."""
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
+    top_k: torch.Tensor
+    """0 keeps all."""
+    seed: torch.Tensor
+    least_length: torch.Tensor
+    """No stop token is sampled at an index below this."""
+
+
+@dataclass(frozen=True)
+class TokenTables:
+    """What penalties and biases know of each token of the vocabulary, ``[N+1, V]`` each."""
+
+    counts: torch.Tensor
+    """How often the answer has the token, int32."""
+    in_prompt: torch.Tensor
+    bias: torch.Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, vocab_size: int, device: torch.device) -> TokenTables:
+        def table(dtype: torch.dtype) -> torch.Tensor:
+            # A tensor made in inference mode could not be changed outside of it later on.
+            with torch.inference_mode(False):
+                return torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
+
+        return cls(table(torch.int32), table(torch.bool), table(torch.float32))
+
+    def clear(self, row: int) -> None:
+        for table in (self.counts, self.in_prompt, self.bias):
+            table[row] = 0
+
+    def fill(self, request: Request, params: SamplingParams) -> None:
+        """Fills a cleared row. A request that was preempted has part of its answer already."""
+        device, row = self.counts.device, request.row
+        tokens = upload(np.array(request.tokens, dtype=np.int64), device)
+        prompt, answer = tokens[: request.num_prompt], tokens[request.num_prompt :]
+        self.in_prompt[row].index_fill_(0, prompt, True)
+        self.counts[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
+        if params.logit_bias:
+            token_ids, biases = zip(*params.logit_bias, strict=True)
+            index = upload(np.array(token_ids, dtype=np.int64), device)
+            self.bias[row].index_add_(0, index, upload(np.array(biases, dtype=np.float32), device))
+
+
+class SamplingTable:
+    """Sampling parameters of up to ``num_rows`` requests, and the null row behind them."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, max_stop_ids: int) -> None:
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self._device = device
+        self._numbers = _RowTensor(num_rows + 1, _NEUTRAL_NUMBERS, torch.float32, device)
+        self._integers = _RowTensor(num_rows + 1, _NEUTRAL_INTEGERS, torch.int64, device)
+        self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
+        self._needs = [_GREEDY] * (num_rows + 1)
+        self._asked: tuple[list[int], SamplingNeeds] = ([], _GREEDY)
+        """Rows that :meth:`needs` was last asked for, and its answer: mostly the next step has the same."""
+        self._tokens: TokenTables | None = None
+
+    @property
+    def stop_ids(self) -> torch.Tensor:
+        """``[N+1, S]`` int64, padded at the end with -1; its address never changes."""
+        return self._stop_ids.device
+
+    @property
+    def tokens(self) -> TokenTables:
+        """Tables of penalties and biases; their addresses stay from the first use on."""
+        if self._tokens is None:
+            self._tokens = TokenTables.allocate(self.num_rows + 1, self.vocab_size, self._device)
+        return self._tokens
+
+    def fill(self, request: Request) -> None:
+        """Writes an admitted request's parameters, and what it has of its answer, into its row."""
+        params, row = request.params, request.row
+        if params is None:
+            self.clear(row)
+            return
+        self._asked = [], _GREEDY
+        stop_ids = self._padded_stop_ids(request)
+        least_length = request.num_prompt + params.min_tokens
+        self._numbers.write(row, _numbers_of(params))
+        self._integers.write(row, (params.top_k, request.seed, least_length))
+        self._stop_ids.write(row, stop_ids)
+        self._clear_tokens(row)
+        self._needs[row] = _needs_of(params, bool(request.stop_token_ids))
+        if self._needs[row].processed:
+            self.tokens.fill(request, params)
+
+    def clear(self, row: int) -> None:
+        """Neutral parameters: no trace of the request that was here."""
+        self._asked = [], _GREEDY
+        self._numbers.write(row, _NEUTRAL_NUMBERS)
+        self._integers.write(row, _NEUTRAL_INTEGERS)
+        self._stop_ids.write(row, (_NO_STOP_ID,) * self.stop_ids.shape[1])
+        self._clear_tokens(row)
+        self._needs[row] = _GREEDY
+
+    def needs(self, requests: Iterable[Request]) -> SamplingNeeds:
+        """What a step of these filled requests needs; the same as long as their rows stay as they are."""
+        rows = [request.row for request in requests]
+        if rows != self._asked[0]:
+            needs = _GREEDY
+            for kind in {self._needs[row] for row in rows}:
+                needs = needs | kind
+            self._asked = rows, needs
+        return self._asked[1]
+
+    def gather(self, rows: torch.Tensor) -> SamplingColumns:
+        """The parameters of ``rows`` ``[R]`` int64."""
+        return SamplingColumns(
+            *self._numbers.device[rows].unbind(dim=1), *self._integers.device[rows].unbind(dim=1)
+        )
+
+    def _clear_tokens(self, row: int) -> None:
+        # Whether or not this row has penalties: steps count the tokens of a penalised row's company too.
+        if self._tokens is not None:
+            self._tokens.clear(row)
+
+    def _padded_stop_ids(self, request: Request) -> list[int]:
+        # An id outside the vocabulary is never sampled; as an index it would reach past a row's logits.
+        known = sorted(token_id for token_id in request.stop_token_ids if 0 <= token_id < self.vocab_size)
+        width = self.stop_ids.shape[1]
+        if len(known) > width:
+            raise ValueError(f"{len(known)} stop token ids, the table has {width} columns")
+        return known + [_NO_STOP_ID] * (width - len(known))
+
+
+class _RowTensor:
+    """A device table and its host mirror, one small vector a row."""
+
+    def __init__(
+        self, num_rows: int, neutral: Sequence[float], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        host = torch.tensor(neutral, dtype=dtype).repeat(num_rows, 1)
+        self.host: NDArray[Any] = host.numpy()
+        self.device = host.to(device)
+
+    def write(self, row: int, values: Sequence[float]) -> None:
+        self.host[row] = values
+        if self.device.device.type != "cpu":
+            self.device[row].copy_(upload(self.host[row], self.device.device), non_blocking=True)
+
+
+def _numbers_of(params: SamplingParams) -> tuple[float, ...]:
+    return (
+        0.0 if params.greedy else params.temperature,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    )
+
+
+def _needs_of(params: SamplingParams, has_stop_ids: bool) -> SamplingNeeds:
+    random = not params.greedy
+    forbids_stop = params.min_tokens > 0 and has_stop_ids
+    return SamplingNeeds(
+        random=random,
+        filtered=random and (params.top_k > 0 or params.top_p < 1.0),
+        processed=bool(params.logit_bias) or params.has_penalties or forbids_stop,
+        constrained=params.grammar is not None,
+    )

@@ -1,0 +1,1 @@
+"""Checks that every step reads the blocks and states it should."""

@@ -1,0 +1,1 @@
+"""Who computes next, with which rows, blocks and slots. Pure: no tensors."""

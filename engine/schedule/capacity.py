@@ -1,0 +1,310 @@
+"""From a memory budget to numbers of blocks and slots, or a refusal that shows the arithmetic.
+
+Nothing is capped in silence: a batch, a context or a pool that does not fit is the operator's
+decision, so the error names what is missing and which settings, and which values of them, would fit.
+
+| slots | are |
+|---|---|
+| null | index 0, what padding points at |
+| running | ``1 + k`` of every sequence; k drafts a step keep a state each |
+| leased | of a prefill server: one more a sequence, waiting to be read by a decode server |
+| cached | states that only the prefix cache holds |
+| read | so many that, together with the cached ones, every running sequence may hold one to read |
+
+A running sequence may start its next step from a cached state, which then can't be evicted. Were there no
+slot for that beside the running ones, a request that finds its prefix cached would wait for another to end.
+
+What a model does not keep takes no memory and limits nothing: without recurrent layers there are no slots but
+the null one, without attention layers no blocks but the null one, and a sequence of any length has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.memory.caches import CacheSpec
+from engine.schedule.cache_modes import CacheModeName
+from wire.errors import CapacityError
+from wire.messages.handoff import Role
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """Sizes of both pools, null entries included."""
+
+    num_blocks: int
+    num_slots: int
+    block_size: int
+    block_bytes: int
+    slot_bytes: int
+    max_model_len: int
+    num_speculative: int = 0
+    """k, drafts a step."""
+
+    @property
+    def has_kv(self) -> bool:
+        return self.block_bytes > 0
+
+    @property
+    def has_state(self) -> bool:
+        return self.slot_bytes > 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens of a sequence; none where the model keeps no KV."""
+        return blocks_for(num_tokens, self.block_size) if self.has_kv else 0
+
+    @property
+    def blocks_per_seq(self) -> int:
+        """Blocks of one sequence of ``max_model_len`` tokens."""
+        return self.blocks_for(self.max_model_len)
+
+    @property
+    def table_columns(self) -> int:
+        """Columns of a block table: a row's ``1 + k`` positions may reach k tokens past ``max_model_len``.
+
+        Without KV one, which stays null.
+        """
+        return max(1, self.blocks_for(self.max_model_len + self.num_speculative))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
+
+    @property
+    def max_held(self) -> int:
+        """Requests whose memory can be leased at once. Equal ones share blocks and states, so that memory
+        alone does not bound them."""
+        return (self.num_slots if self.has_state else self.num_blocks) - 1
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens whose KV fits into all blocks but the null one; None: any number."""
+        return (self.num_blocks - 1) * self.block_size if self.has_kv else None
+
+    @property
+    def num_full_seqs(self) -> int | None:
+        """Sequences of ``max_model_len`` tokens whose KV fits at once; None: any number."""
+        return (self.num_blocks - 1) // self.blocks_per_seq if self.has_kv else None
+
+
+@dataclass(frozen=True)
+class SlotCount:
+    """What the slots of a server are for."""
+
+    running: int
+    leased: int
+    cached: int
+    read: int
+    null: int = 1
+
+    @classmethod
+    def none(cls) -> SlotCount:
+        """Of a model without recurrent layers: the null slot, of zero bytes."""
+        return cls(running=0, leased=0, cached=0, read=0)
+
+    @property
+    def total(self) -> int:
+        return self.null + self.running + self.leased + self.cached + self.read
+
+
+def count_slots(
+    *,
+    role: Role,
+    max_num_seqs: int,
+    num_speculative: int,
+    cache_mode: CacheModeName,
+    num_cached_states: int | None,
+) -> SlotCount:
+    """Slots with which ``max_num_seqs`` sequences always run at once.
+
+    ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has none. In mode ``all`` the states at
+    past boundaries are the prefix cache's and can be evicted, so the length of a sequence does not matter.
+    """
+    cached = read = 0
+    if cache_mode != "none":
+        cached = 2 * max_num_seqs if num_cached_states is None else num_cached_states
+        read = max(0, max_num_seqs - cached)
+    return SlotCount(
+        running=max_num_seqs * (1 + num_speculative),
+        leased=max_num_seqs if role == "prefill" else 0,
+        cached=cached,
+        read=read,
+    )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a server is asked to hold; :meth:`within` a budget it becomes pool sizes."""
+
+    spec: CacheSpec
+    role: Role
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    cache_mode: CacheModeName = "none"
+    num_cached_states: int | None = None
+    num_speculative: int = 0
+    """k, drafts a step."""
+
+    @property
+    def slots(self) -> SlotCount:
+        if not self.spec.has_state:
+            return SlotCount.none()
+        return count_slots(
+            role=self.role,
+            max_num_seqs=self.max_num_seqs,
+            num_speculative=self.num_speculative,
+            cache_mode=self.cache_mode,
+            num_cached_states=self.num_cached_states,
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.spec.slot_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.spec.block_bytes(self.block_size)
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return self.spec.block_bytes(1)
+
+    @property
+    def slots_bytes(self) -> int:
+        return self.slots.total * self.slot_bytes
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.block_size) if self.spec.has_kv else 0
+
+    @property
+    def blocks_per_seq(self) -> int:
+        return self._blocks_for(self.max_model_len)
+
+    @property
+    def growth_blocks(self) -> int:
+        """Blocks that admission keeps free for each running sequence to grow into.
+
+        A step writes the KV of up to ``1 + k`` tokens, and drafting that of k more behind them.
+        """
+        return self._blocks_for(1 + 2 * self.num_speculative)
+
+    @property
+    def min_blocks_per_seq(self) -> int:
+        """With one block, ``max_num_seqs`` sequences would not run at once: each has to have room to grow,
+        and a prefill server's leased sequence keeps its own."""
+        return 1 + self.growth_blocks if self.spec.has_kv else 0
+
+    @property
+    def min_blocks(self) -> int:
+        """The null block, and either one sequence of full length or the least for each sequence."""
+        return 1 + max(self.blocks_per_seq, self.min_blocks_per_seq * self.max_num_seqs)
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that all sequences at full length can use; more are not allocated."""
+        more = max(self.growth_blocks, self.blocks_per_seq if self.role == "prefill" else 0)
+        return 1 + (self.blocks_per_seq + more) * self.max_num_seqs
+
+    @property
+    def min_bytes(self) -> int:
+        """The smallest budget that :meth:`within` accepts."""
+        return self.slots_bytes + self.min_blocks * self.block_bytes
+
+    def within(
+        self, budget_bytes: int, budget_setting: Callable[[int], str] = "`cache_memory_bytes` {}".format
+    ) -> CapacityPlan:
+        """Divides a budget between slots, which are counted first, and blocks, which get the rest.
+
+        ``budget_setting`` says which setting, and which value, gives a budget of so many bytes.
+
+        Raises :class:`CapacityError` if the budget is below :attr:`min_bytes`.
+        """
+        if budget_bytes < self.min_bytes:
+            raise CapacityError(self._refusal(budget_bytes, budget_setting))
+        num_blocks = self.max_blocks
+        if self.block_bytes:
+            num_blocks = min(num_blocks, (budget_bytes - self.slots_bytes) // self.block_bytes)
+        return CapacityPlan(
+            num_blocks,
+            self.slots.total,
+            self.block_size,
+            self.block_bytes,
+            self.slot_bytes,
+            self.max_model_len,
+            self.num_speculative,
+        )
+
+    def _refusal(self, budget_bytes: int, budget_setting: Callable[[int], str]) -> str:
+        needs = [self._slots_text()] if self.spec.has_state else []
+        needs += [self._blocks_text()] if self.spec.has_kv else []
+        fitting = [budget_setting(self.min_bytes), *self._fitting_settings(budget_bytes)]
+        remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
+        return (
+            f"the cache budget of {size_text(budget_bytes)} is too small, {size_text(self.min_bytes)} "
+            f"are needed: {', and '.join(needs)}{remedy}{', '.join(fitting)}"
+        )
+
+    def _slots_text(self) -> str:
+        slots = self.slots
+        parts = ["1 null", f"{self.max_num_seqs} sequences x (1 + {self.num_speculative}) running"]
+        parts += [
+            f"{number} {name}"
+            for number, name in (
+                (slots.leased, "leased"),
+                (slots.cached, "cached"),
+                (slots.read, "for a cached state that each may be reading"),
+            )
+            if number
+        ]
+        size = f"{size_text(self.slot_bytes)} = {size_text(self.slots_bytes)}"
+        return f"{slots.total} state slots ({' + '.join(parts)}) x {size}"
+
+    def _blocks_text(self) -> str:
+        if self.blocks_per_seq >= self.min_blocks_per_seq * self.max_num_seqs:
+            parts = f"one sequence of {self.max_model_len} tokens at {self.block_size} a block"
+        else:
+            parts = f"{self.min_blocks_per_seq} for each of {self.max_num_seqs} sequences"
+        size = f"{size_text(self.block_bytes)} = {size_text(self.min_blocks * self.block_bytes)}"
+        return f"{self.min_blocks} KV blocks (1 null + {parts}) x {size}"
+
+    def _fitting_settings(self, budget_bytes: int) -> list[str]:
+        """Settings that would suffice when lowered alone, with the largest value that does."""
+
+        def largest(low: int, end: int, lowered: Callable[[int], Demand]) -> int | None:
+            return _largest(low, end, lambda value: lowered(value).min_bytes <= budget_bytes)
+
+        largest_values = (
+            ("max_num_seqs", largest(1, self.max_num_seqs, lambda n: replace(self, max_num_seqs=n))),
+            ("cached_states", largest(0, self.slots.cached, lambda n: replace(self, num_cached_states=n))),
+            ("max_model_len", largest(1, self.max_model_len, lambda n: replace(self, max_model_len=n))),
+            ("num_speculative", largest(0, self.num_speculative, lambda n: replace(self, num_speculative=n))),
+        )
+        return [f"`{name}` {value}" for name, value in largest_values if value is not None]
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold ``num_tokens`` tokens."""
+    return -(-num_tokens // block_size)
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes for a reader, in the largest unit of which there is one."""
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes} B"
+
+
+def _largest(low: int, end: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest of ``low … end - 1`` that fits, or None. All values below one that fits have to fit."""
+    if end <= low or not fits(low):
+        return None
+    while end - low > 1:
+        middle = (low + end) // 2
+        low, end = (middle, end) if fits(middle) else (low, middle)
+    return low

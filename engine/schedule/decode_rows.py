@@ -1,0 +1,95 @@
+"""What the next row of a decoding request needs: blocks, a slot for a state that is kept, or nothing new.
+
+How far the steps in flight bring a request is known only within bounds: by one token each, or by ``1 + k``.
+Memory is given for the most that it can be.
+"""
+
+from __future__ import annotations
+
+from engine.request import Request
+from engine.rows import PlannedRow, is_decode_row
+from engine.schedule.cache_modes import CacheMode
+from engine.schedule.capacity import CapacityPlan
+from engine.schedule.ownership import Ownership
+
+
+class DecodeRows:
+    """Plans decode rows one by one, and gives their requests what they need for it."""
+
+    def __init__(self, owned: Ownership, plan: CapacityPlan, mode: CacheMode, num_positions: int) -> None:
+        self._owned = owned
+        self._plan = plan
+        self._mode = mode
+        self._num_positions = num_positions
+
+    def is_next(self, request: Request) -> bool:
+        """Whether its next row is a decode row: N-1 tokens are computed or in flight, and it goes on.
+
+        Not as long as the masks of its grammar have not come.
+        """
+        if request.awaits_masks:
+            return False
+        if request.is_prompt_planned and not request.prefill_only:
+            return request.num_planned < request.max_total_tokens
+        num_new, num_before = request.target - request.num_planned, request.num_planned
+        return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
+
+    def is_calm(self, request: Request) -> bool:
+        """Whether its next row is a decode row that needs nothing which it does not have."""
+        most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
+        return most <= request.calm_until and not request.awaits_masks
+
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks that the request lacks for its next row."""
+        return self._owned.num_missing_blocks(request, self._reach(request, self._most_computed(request) + 1))
+
+    def plan(self, request: Request) -> PlannedRow:
+        """The next row. The caller has made room for the blocks that it lacks."""
+        most = self._most_computed(request)
+        self._owned.grow(request, self._reach(request, most + 1))
+        row = self.plan_as_is(request, most)
+        request.calm_until = self._calm_until(request, most)
+        return row
+
+    def plan_admitted(self, request: Request) -> PlannedRow:
+        """The first row, of a request that has just been given the blocks of its tokens."""
+        most = self._most_computed(request)
+        self.grow_if_room(request, most + 1)
+        return self.plan_as_is(request, most)
+
+    def plan_as_is(self, request: Request, most_computed: int) -> PlannedRow:
+        """A row with the blocks that its request has; ``most_computed`` tokens at most stand before it."""
+        # Within the prompt it computes one token; the chunk that may follow would not pass its boundary.
+        num_new = self._num_positions if request.is_prompt_planned else 1
+        boundary = self._owned.decode_boundary(request, most_computed, num_new)
+        return PlannedRow(request, request.num_planned, 1, boundary)
+
+    def grow_if_room(self, request: Request, num_tokens: int) -> None:
+        """Gives blocks for a step that surely computes up to ``num_tokens``. Without them drafts are poorer,
+        but no request has to make way for that."""
+        reach = self._reach(request, num_tokens)
+        if self._owned.num_missing_blocks(request, reach) <= self._owned.cache.num_available_blocks:
+            self._owned.grow(request, reach)
+
+    def _most_computed(self, request: Request) -> int:
+        """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
+        num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_given))
+        return request.num_planned + num_uncertain * (self._num_positions - 1)
+
+    def _reach(self, request: Request, num_tokens: int) -> int:
+        """Tokens whose KV a step may write that surely computes up to ``num_tokens``.
+
+        All drafts may be right, and drafting goes on as far again behind them.
+        """
+        return min(num_tokens + 2 * (self._num_positions - 1), request.max_total_tokens)
+
+    def _calm_until(self, request: Request, most_computed: int) -> int:
+        """See :attr:`Request.calm_until`."""
+        if request.memory.boundary is not None or not request.is_prompt_planned or request.prefill_only:
+            return -1
+        until = request.max_total_tokens - 1
+        num_held = len(request.memory.block_ids)
+        if num_held < self._plan.blocks_for(request.max_total_tokens):
+            until = min(until, num_held * self._plan.block_size - 1 - 2 * (self._num_positions - 1))
+        next_kept = self._mode.next_kept(request, most_computed)
+        return until if next_kept is None else min(until, next_kept - self._num_positions - 1)

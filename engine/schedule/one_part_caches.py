@@ -1,0 +1,72 @@
+"""Prefix caches of models that keep only one of the two parts: blocks without states, or the reverse.
+
+| model | a prefix counts as a hit up to | what is evicted |
+|---|---|---|
+| hybrid (:mod:`engine.memory.prefix_cache`) | a block with a state | both, separately |
+| no recurrent layers | every full block | leaves, least recently used first |
+| no attention layers | a cached state | states, least recently used first |
+
+Without attention the tree's nodes hold no memory of a pool and are there for their keys alone: what leads to
+no state goes at once, so there are never more of them than states and running requests need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.memory.index_pool import NULL_INDEX, IndexPool
+from engine.memory.prefix_cache import CachedBlock, PrefixCache
+from engine.schedule.capacity import CapacityPlan
+
+
+class BlockPrefixCache(PrefixCache):
+    """Of a model without recurrent layers: KV alone serves a prefix."""
+
+    def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
+        return len(nodes)
+
+    def _enter(self, node: CachedBlock) -> None:
+        self.journal.add(node.key)
+        super()._enter(node)
+
+    def _remove(self, node: CachedBlock) -> None:
+        self.journal.remove(node.key)
+        super()._remove(node)
+
+
+class StatePrefixCache(PrefixCache):
+    """Of a model without attention layers: a state alone serves a prefix. Its blocks are none."""
+
+    @property
+    def num_available_blocks(self) -> int:
+        return 0
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return 0
+
+    def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:
+        return []
+
+    def _block_at(self, block_ids: Sequence[int], index: int) -> int:
+        return NULL_INDEX
+
+    def _offer_block(self, node: CachedBlock) -> None:
+        while node.num_users == 0 and node.num_children == 0 and node.state is None:
+            self._remove(node)
+            if node.parent is None:
+                return
+            node = node.parent
+        super()._offer_block(node)
+
+
+def make_prefix_cache(
+    plan: CapacityPlan, blocks: IndexPool, slots: IndexPool, fingerprint: str
+) -> PrefixCache:
+    """The cache for what the plan's model keeps."""
+    kind = PrefixCache
+    if not plan.has_state:
+        kind = BlockPrefixCache
+    elif not plan.has_kv:
+        kind = StatePrefixCache
+    return kind(blocks, slots, block_size=plan.block_size, fingerprint=fingerprint)

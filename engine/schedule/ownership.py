@@ -1,0 +1,236 @@
+"""What requests own: rows, blocks, slots and their share of the prefix cache. Only this module moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.memory.index_pool import NULL_INDEX, IndexPool
+from engine.memory.prefix_cache import Match
+from engine.request import Memory, Request, StateBoundary
+from engine.rows import PlannedRow
+from engine.schedule.cache_modes import CacheMode
+from engine.schedule.capacity import CapacityPlan
+from engine.schedule.one_part_caches import make_prefix_cache
+
+
+class Ownership:
+    """Gives requests memory and takes it back; the pools and the prefix cache belong to it."""
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        mode: CacheMode,
+        *,
+        max_num_seqs: int,
+        num_positions: int = 1,
+        fingerprint: str = "",
+    ) -> None:
+        self.blocks = IndexPool(plan.num_blocks, "block")
+        self.slots = IndexPool(plan.num_slots, "slot")
+        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint)
+        self._mode = mode
+        self._plan = plan
+        self._num_slots = num_positions if plan.has_state else 0
+        """That each request owns: one a position."""
+        self._rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def free_rows(self) -> Sequence[int]:
+        """Rows that nobody owns."""
+        return self._rows
+
+    # --- taking ----------------------------------------------------------------------------------
+
+    def admit(self, request: Request, *, spare_blocks: int) -> bool:
+        """Gives a waiting request a row, slots, cached blocks and new ones for its prompt, or nothing.
+
+        ``spare_blocks`` have to remain available for those that run already.
+        """
+        match = self._match(request)
+        self._hold(match)
+        cached = self.cache.blocks_of(match.nodes)
+        num_new = self._plan.blocks_for(request.target) - len(cached)
+        if not self._has_room(num_new + spare_blocks):
+            self._let_go(match)
+            return False
+        self._give(request, num_new, cached)
+        request.memory.nodes = match.nodes
+        if match.state is not None:
+            request.memory.read_state, request.memory.read_slot = match.state, match.state.slot
+        if request.ticket is None:
+            self._start_behind(request, match)
+        return True
+
+    def _start_behind(self, request: Request, match: Match) -> None:
+        """What is cached need not be computed."""
+        block_size = self._plan.block_size
+        request.num_computed = request.measured.num_cached = len(match.nodes) * block_size
+        request.num_planned = request.num_computed
+        if match.num_matched_blocks > len(match.nodes):
+            request.branch = match.num_matched_blocks * block_size
+
+    def readmit(self, request: Request, *, spare_blocks: int) -> bool:
+        """Gives a preempted request a row, slots and the blocks of all its tokens so far, or nothing."""
+        num_blocks = self._plan.blocks_for(request.target)
+        if not self._has_room(num_blocks + spare_blocks):
+            return False
+        self._give(request, num_blocks)
+        return True
+
+    def _has_room(self, num_blocks: int) -> bool:
+        """Whether there are a row, slots and ``num_blocks`` blocks for one more request."""
+        has_slots = self.cache.num_available_slots >= self._num_slots
+        return bool(self._rows) and has_slots and self.cache.num_available_blocks >= num_blocks
+
+    def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:
+        """A row, slots, and blocks behind those that are ``cached``."""
+        blocks = [*cached, *self.cache.allocate_blocks(num_blocks)]
+        request.row = self._rows.pop()
+        request.memory = Memory(blocks, slots=[self.cache.allocate_slot() for _ in range(self._num_slots)])
+
+    def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks that a request lacks to hold ``num_tokens`` tokens."""
+        return max(0, self._plan.blocks_for(num_tokens) - len(request.memory.block_ids))
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Adds the blocks it lacks to hold ``num_tokens`` tokens; the caller has made room."""
+        request.memory.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
+
+    def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
+        """Slots for a chunk's states that are to be kept, its end's included, as far as there are any."""
+        lengths = self._mode.inner_boundaries(request, start, end)
+        if self._mode.keeps(request, end):
+            lengths.append(end)
+        fitting = lengths[: self.cache.num_available_slots]
+        return tuple(StateBoundary(length, self.cache.allocate_slot()) for length in fitting)
+
+    def decode_boundary(
+        self, request: Request, most_computed: int, num_new: int
+    ) -> tuple[StateBoundary, ...]:
+        """The boundary that a decode row may pass in this step, if there is one and a slot for it.
+
+        ``most_computed`` is the most that may be computed before the step, ``num_new`` the most in it. The
+        slot is written when the row passes the boundary, in this step or in a later one: a draft that is
+        rejected leaves there what the next try overwrites.
+        """
+        memory = request.memory
+        if memory.boundary is None:
+            length = self._mode.next_kept(request, most_computed)
+            within_reach = length is not None and length <= most_computed + num_new
+            if length is not None and within_reach and self.cache.num_available_slots:
+                memory.boundary = StateBoundary(length, self.cache.allocate_slot())
+        return () if memory.boundary is None else (memory.boundary,)
+
+    # --- after a step ----------------------------------------------------------------------------
+
+    def computed(self, row: PlannedRow, num_accepted: int) -> None:
+        """Takes note of a computed row: full blocks and wanted states enter the prefix cache.
+
+        ``num_accepted`` of a decode row's positions hold true tokens; a prefill row has computed all.
+        """
+        request, memory = row.request, row.request.memory
+        if memory.read_slot != NULL_INDEX:
+            self._release_read_state(memory)
+        is_decode = row.is_decode
+        request.num_computed += num_accepted if is_decode else row.num_new
+        memory.state_index = num_accepted - 1 if is_decode else 0
+        if not self._mode.caches:
+            return
+        if request.num_computed // self._plan.block_size > len(memory.nodes):
+            self.enter(request)
+        for boundary in row.boundaries:
+            # A decode row may have passed it in the step before, which this one was launched behind.
+            is_ahead = not is_decode or boundary is memory.boundary
+            if is_ahead and boundary.length <= request.num_computed:
+                self._put(request, boundary)
+
+    def enter(self, request: Request) -> None:
+        """Enters a request's full blocks into the prefix cache."""
+        if self._mode.caches:
+            nodes, block_ids = request.memory.nodes, request.memory.block_ids
+            self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
+
+    def give_up(self, row: PlannedRow) -> None:
+        """Takes back what a planned row was given for its boundaries: it will not be computed."""
+        if not row.is_decode:
+            self.slots.free([boundary.slot for boundary in row.boundaries])
+
+    def _put(self, request: Request, boundary: StateBoundary) -> None:
+        """A state that a step wrote: the cache's, if it has none there yet.
+
+        Where it is the newest one the next step reads it, whoever owns it.
+        """
+        memory = request.memory
+        if boundary is memory.boundary:
+            memory.boundary = None
+        node = memory.nodes[boundary.length // self._plan.block_size - 1]
+        state = self.cache.put_state(node, boundary.slot)
+        if boundary.length == request.num_computed:
+            memory.read_state, memory.read_slot = state, boundary.slot
+        elif state is None:
+            self.slots.free([boundary.slot])
+        else:
+            self.cache.release_state(state)
+
+    # --- giving back -----------------------------------------------------------------------------
+
+    def free_row(self, request: Request) -> None:
+        if request.row >= 0:
+            self._rows.append(request.row)
+            request.row = -1
+
+    def keep_state_alone(self, request: Request) -> None:
+        """For a request that computes no more: all its slots are free again but the one with its state."""
+        memory = request.memory
+        newest = memory.state_slot
+        kept = [] if newest == NULL_INDEX or memory.read_state is not None else [newest]
+        own = [*memory.slots, *([memory.read_slot] if memory.read_slot else [])]
+        if memory.boundary is not None:
+            own.append(memory.boundary.slot)
+            memory.boundary = None
+        cached = memory.read_state.slot if memory.read_state is not None else NULL_INDEX
+        self.slots.free([slot for slot in own if slot not in (*kept, cached)])
+        memory.slots, memory.state_index = kept, 0
+        if memory.read_state is None:
+            memory.read_slot = NULL_INDEX
+
+    def free_memory(self, request: Request) -> None:
+        """Blocks that are the cache's stay there; all others, and the slot, are free again."""
+        if request.lender is not None:
+            request.lender.revoke(request)
+        memory = request.memory
+        self._release_read_state(memory)
+        self.blocks.free(memory.own_blocks)
+        self.cache.release(reversed(memory.nodes))
+        self.slots.free(memory.slots)
+        if memory.boundary is not None:
+            self.slots.free([memory.boundary.slot])
+        request.memory = Memory()
+
+    def _match(self, request: Request) -> Match:
+        """What is cached of the tokens before the last; with a ticket the state comes from elsewhere."""
+        if not self._mode.caches or request.prompt_logprobs_wanted is not None:
+            return Match()
+        return self.cache.match(
+            request.tokens,
+            request.num_given - 1 if request.ticket is None else request.ticket.num_tokens,
+            request.cache_salt,
+            needs_state=request.ticket is None,
+        )
+
+    def _hold(self, match: Match) -> None:
+        self.cache.hold(match.nodes)
+        if match.state is not None:
+            self.cache.hold_state(match.state)
+
+    def _let_go(self, match: Match) -> None:
+        if match.state is not None:
+            self.cache.release_state(match.state)
+        self.cache.release(reversed(match.nodes))
+
+    def _release_read_state(self, memory: Memory) -> None:
+        if memory.read_state is not None:
+            self.cache.release_state(memory.read_state)
+        elif memory.read_slot != NULL_INDEX:
+            self.slots.free([memory.read_slot])
+        memory.read_state, memory.read_slot = None, NULL_INDEX

@@ -1,0 +1,398 @@
+"""Decides on the host who is admitted, preempted and resumed, and what each step computes.
+
+No tensors, no clocks, no I/O. Steps may be planned while the last one is still in flight: a prompt's progress
+is known when it is planned, a decoding request's only within bounds, and memory is given for the most that
+it can be. Requests are admitted first come, first served, with the blocks of their
+prompt; they grow block by block as they decode. When blocks run out the youngest running request is
+preempted: its blocks and state move to host memory and come back, exactly as they were, when there is
+room. The oldest is never preempted for another, so everything admitted runs to its end.
+
+Of several clients each gets a fair share (:mod:`engine.schedule.fair_share`): who has the least is admitted
+first, and who has the most is preempted first, for blocks or for another one's row.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import chain, islice
+
+from engine.memory.cache_formats import ExactCuts
+from engine.request import Request
+from engine.rows import PlannedRow, is_decode_row
+from engine.schedule.cache_modes import CacheMode
+from engine.schedule.capacity import CapacityPlan
+from engine.schedule.decode_rows import DecodeRows
+from engine.schedule.fair_share import PAUSE_STEPS, FairShares, have_several_clients
+from engine.schedule.ownership import Ownership
+from engine.schedule.step_plan import StepPlan, Swap
+from wire.errors import ContextLengthError, InvalidRequestError
+
+SHORT_PROMPT_STEPS = 16
+"""Between two steps that prompts of one token begin in. A step with a prompt runs outside of the graphs and
+takes three times as long, for all rows: who sends many such prompts must not have all steps be so."""
+FEW_ROWS = 4
+"""With no more rows there is nobody to be slowed down."""
+
+
+class Scheduler:
+    """Owns the queues. A request is in exactly one place:
+
+    ``waiting`` → [``transferring`` →] ``running`` ⇄ ``preempted`` → gone, or ``held`` (prefilled; its blocks
+    and state are leased) or ``quarantined`` (gone, but late bytes of its transfer may land) → gone.
+    """
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        mode: CacheMode,
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        num_positions: int = 1,
+        fingerprint: str = "",
+        cuts: ExactCuts | None = None,
+    ) -> None:
+        self.capacity = plan
+        self._cuts = cuts
+        self._num_positions = num_positions
+        self._mode = mode
+        self._max_batch_tokens = max_batch_tokens
+        self._max_num_seqs = max_num_seqs
+        self.owned = Ownership(
+            plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
+        )
+        self._decode = DecodeRows(self.owned, plan, mode, num_positions)
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.transferring: dict[str, Request] = {}
+        self.running: OrderedDict[str, Request] = OrderedDict()
+        self.preempted: OrderedDict[str, Request] = OrderedDict()
+        self._active = (self.running, self.transferring, self.preempted, self.waiting)
+        self.held: dict[str, Request] = {}
+        self.quarantined: dict[str, Request] = {}
+        self.num_preemptions = 0
+        """Because blocks ran out."""
+        self.num_given_rows = 0
+        """Requests that were preempted for another client's."""
+        self._left_rows: list[int] = []
+        self._unplaced: Request | None = None
+        """Whose turn it was in the last plan, for whom there was no room."""
+        self._step = 0
+        """Plans so far."""
+        self._last_short_prompt = -SHORT_PROMPT_STEPS
+        """Step that prompts of one token began in."""
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises :class:`InvalidRequestError` for one that can never be served."""
+        if self._find(request.request_id) is not None:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
+        limit = self.capacity.max_model_len
+        answer = 0 if request.params is None else request.params.max_tokens
+        if request.num_prompt + answer > limit:
+            raise ContextLengthError(
+                f"the prompt's {request.num_prompt} tokens and an answer of up to {answer} exceed the "
+                f"context of {limit} tokens; shorten the prompt or lower max_tokens"
+            )
+        if self._cuts is not None:
+            request.chunks_until = request.num_given - 1
+        self.waiting[request.request_id] = request
+
+    def transferred(self, request: Request, num_tokens: int) -> None:
+        """Handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
+        del self.transferring[request.request_id]
+        request.num_computed = request.num_planned = num_tokens
+        if request.prefill_only:
+            request.measured.num_cached = num_tokens
+        self.owned.enter(request)
+        self.running[request.request_id] = request
+
+    def launched(self, plan: StepPlan) -> None:
+        """The plan's rows are being computed; steps may be planned on top of them."""
+        for row in plan.rows:
+            request = row.request
+            request.num_planned += row.num_new
+            request.num_in_flight += 1
+            if request.num_planned < request.num_given:  # else no chunk asks for it any more
+                request.planned_slot = row.write_slot
+
+    def landed(self, row: PlannedRow, num_accepted: int) -> None:
+        """A launched row has been read back; ``num_accepted`` of a decode row's positions were right."""
+        row.request.num_in_flight -= 1
+        if row.is_decode:
+            row.request.num_planned += num_accepted - 1
+        self.owned.computed(row, num_accepted)
+
+    def discard(self, plan: StepPlan, requests: Collection[Request]) -> StepPlan:
+        """Requests leave before their planned rows are computed; the plan without those."""
+        for row in plan.rows:
+            if row.request in requests:
+                self.owned.give_up(row)
+        for request in requests:
+            self.finish(request)
+        decode_rows, prefill_rows = (
+            [row for row in part if row.request not in requests]
+            for part in (plan.decode_rows, plan.prefill_rows)
+        )
+        prefilled = [request for request in plan.prefilled if request not in requests]
+        return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows, prefilled=prefilled)
+
+    def hold(self, request: Request) -> None:
+        """The request has ended; its row is free, its blocks and state are leased until released."""
+        del self.running[request.request_id]
+        self._leave_row(request)
+        self.owned.keep_state_alone(request)
+        self.held[request.request_id] = request
+
+    def release(self, request_id: str) -> None:
+        """Frees what a held request's lease kept, or a quarantined one's destination."""
+        request = self.held.pop(request_id, None) or self.quarantined.pop(request_id, None)
+        if request is not None:
+            self.owned.free_memory(request)
+
+    def finish(self, request: Request) -> None:
+        """The request leaves, whatever queue it is in; everything it owns is free again."""
+        for queue in (*self._active, self.held):
+            if queue.pop(request.request_id, None) is not None:
+                break
+        self._leave_row(request)
+        self.owned.free_memory(request)
+
+    def quarantine(self, request: Request) -> None:
+        """The request leaves; its blocks and slot stay until :meth:`release`, since bytes may still land."""
+        del self.transferring[request.request_id]
+        self._leave_row(request)
+        self.quarantined[request.request_id] = request
+
+    def find_active(self, request_id: str) -> Request | None:
+        """A request that has neither finished nor been prefilled."""
+        return next((queue[request_id] for queue in self._active if request_id in queue), None)
+
+    @property
+    def active(self) -> list[Request]:
+        """All requests that have neither finished nor been prefilled, those that run first."""
+        return [request for queue in self._active for request in queue.values()]
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that were given and are not computed or read yet: what a new request's prompt waits for."""
+        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
+
+    def may_move(self, request: Request) -> bool:
+        """Whether another server can go on with what is here: all but the newest token is computed."""
+        is_decoding = request.request_id in self.running and not request.prefill_only
+        return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
+
+    def _find(self, request_id: str) -> Request | None:
+        return self.find_active(request_id) or self.held.get(request_id) or self.quarantined.get(request_id)
+
+    def _leave_row(self, request: Request) -> None:
+        if request.row >= 0:
+            self._left_rows.append(request.row)
+            self.owned.free_row(request)
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Makes room, admits what fits and plans the next step."""
+        decode_rows, swap_out = self._plan_decode_rows()
+        admitted, swap_in = ([], []) if swap_out else self._admit()
+        is_short_of_blocks = bool(swap_out)
+        if not swap_out and (giver := self._giver) is not None and giver.num_in_flight == 0:
+            swap_out.append(self._preempt(giver))
+            decode_rows = [row for row in decode_rows if row.request is not giver]
+            self.num_given_rows += 1
+        self._step += 1
+        left_rows, self._left_rows = self._left_rows, []
+        if len(decode_rows) == len(self.running):  # all decode: nobody has a prompt to compute
+            return StepPlan(
+                *(decode_rows, [], admitted, left_rows, swap_out, swap_in),
+                is_short_of_blocks=is_short_of_blocks,
+            )
+        prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
+        for request in prefilled:
+            self.hold(request)
+        for request in admitted:
+            if request.request_id in self.running and self._decode.is_next(request):
+                decode_rows.append(self._decode.plan_admitted(request))
+        budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
+        prefill_rows = self._plan_chunks(budget, decode_rows)
+        left_rows += self._left_rows  # of those that were prefilled
+        self._left_rows = []
+        return StepPlan(
+            *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled),
+            is_short_of_blocks=is_short_of_blocks,
+        )
+
+    @property
+    def must_preempt(self) -> bool:
+        """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
+        if self._giver is not None:
+            return True
+        missing = 0
+        for request in self.running.values():
+            if not self._decode.is_calm(request) and self._decode.is_next(request):
+                missing += self._decode.num_missing_blocks(request)
+        return missing > self.owned.cache.num_available_blocks
+
+    def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
+        """One row for each decoding request, oldest first, preempting others where blocks run out."""
+        rows: list[PlannedRow] = []
+        swap_out: list[Swap] = []
+        for request in list(self.running.values()):
+            if self._decode.is_calm(request):
+                rows.append(PlannedRow(request, request.num_planned, 1))
+            elif request.request_id in self.running and self._decode.is_next(request):
+                missing = self._decode.num_missing_blocks(request)
+                while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
+                    shares = self._shares(self.running.values())
+                    swap_out.append(self._preempt(shares.first_to_go(self.running.values())))
+                    self.num_preemptions += 1
+                if request.request_id in self.running:
+                    rows.append(self._decode.plan(request))
+        if swap_out:  # an older one of another client may have had its row planned
+            rows = [row for row in rows if row.request.request_id in self.running]
+        return rows, swap_out
+
+    @property
+    def _giver(self) -> Request | None:
+        """Whose row goes to the request that found no room, if it is time to give one.
+
+        What is kept for later turns goes before anybody's blocks do.
+        """
+        request = self._unplaced
+        if request is None or (self._step % PAUSE_STEPS and self._takes_steps(1)):
+            return None
+        if (self.owned.free_rows and self.held) or len(self.preempted) >= self._max_num_seqs:
+            return None
+        if request.request_id not in self.waiting and request.request_id not in self.preempted:
+            return None
+        if not have_several_clients(self.running, self.transferring, {request.request_id: request}):
+            return None
+        num_blocks = self.capacity.blocks_for(request.target)
+        decoding = [one for one in self.running.values() if not one.prefill_only]
+        return self._shares(self._owners).giver_for(request, num_blocks, decoding)
+
+    def _takes_steps(self, num_rows: int) -> bool:
+        """Whether so many rows go on. Where all wait for masks there may be no step to count for long."""
+        going_on = (one for one in self.running.values() if not one.awaits_masks)
+        return sum(1 for _ in islice(going_on, num_rows)) == num_rows
+
+    def _shares(self, owners: Iterable[Request]) -> FairShares:
+        return FairShares(owners, num_rows=self._max_num_seqs, num_blocks=self.capacity.num_blocks)
+
+    @property
+    def _owners(self) -> list[Request]:
+        """All that have rows."""
+        return [*self.running.values(), *self.transferring.values()]
+
+    def _preempt(self, request: Request) -> Swap:
+        """Takes row, blocks and slot from a request that runs."""
+        request_id = request.request_id
+        del self.running[request_id]
+        assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
+        request.calm_until = -1
+        self.preempted[request_id] = request
+        self.preempted.move_to_end(request_id, last=False)
+        swap = self._swap(request)
+        self._leave_row(request)
+        self.owned.free_memory(request)
+        return swap
+
+    def _swap(self, request: Request) -> Swap:
+        """What of a request is worth moving: the blocks that it has filled, and its state."""
+        num_used = self.capacity.blocks_for(request.num_computed)
+        return Swap(request.request_id, tuple(request.memory.block_ids[:num_used]), request.memory.state_slot)
+
+    def _admit(self) -> tuple[list[Request], list[Swap]]:
+        """Resumes preempted requests and admits waiting ones, as far as there is room."""
+        admitted: list[Request] = []
+        swap_in: list[Swap] = []
+        self._unplaced = None
+        several_wait = have_several_clients(self.preempted, self.waiting)
+        while (request := self._next_to_admit(is_fair=several_wait)) is not None:
+            if request.request_id in self.preempted:
+                # Alone it needs no spare block: with one, what fills the pool would never come back.
+                spare_blocks = 1 + len(self.running) if self.running else 0
+                if not self.owned.readmit(request, spare_blocks=spare_blocks):
+                    self._unplaced = request
+                    break
+                del self.preempted[request.request_id]
+                swap_in.append(self._swap(request))
+                self.running[request.request_id] = request
+            else:
+                if request.prefill_only and not self._may_hold_one_more():
+                    break
+                if not self.owned.admit(request, spare_blocks=self._spare_blocks()):
+                    self._unplaced = request
+                    break
+                del self.waiting[request.request_id]
+                place = self.running if request.ticket is None else self.transferring
+                place[request.request_id] = request
+            admitted.append(request)
+        if any(request.num_given == 1 for request in admitted):
+            self._last_short_prompt = self._step
+        return admitted, swap_in
+
+    def _next_to_admit(self, *, is_fair: bool) -> Request | None:
+        """The first one, or the first of the client with the smallest share. Preempted ones come before
+        others."""
+        waiting: Iterable[Request] = self.waiting.values()
+        is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
+        if is_soon and self._takes_steps(FEW_ROWS + 1):
+            waiting = [one for one in waiting if one.num_given > 1]
+        queues = chain(self.preempted.values(), waiting)
+        return self._shares(self._owners).next_of(queues) if is_fair else next(queues, None)
+
+    def _may_hold_one_more(self) -> bool:
+        """Whether another prompt can be leased when it is done.
+
+        Equal prompts share blocks and state, so memory alone does not bound how many are held at once.
+        """
+        admitted = (*self.running.values(), *self.transferring.values(), *self.preempted.values())
+        return len(self.held) + sum(request.prefill_only for request in admitted) < self.capacity.max_held
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether an answered request can be held as well."""
+        return len(self.held) < self.capacity.max_held
+
+    def _spare_blocks(self) -> int:
+        """Room for each request that may soon grow, so that admission does not cause preemption."""
+        if all(request.prefill_only for request in self.running.values()):
+            return 0
+        each = self.capacity.blocks_for(2 * self._num_positions - 1)
+        return each * (len(self.running) + len(self.transferring))
+
+    def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:
+        """What is left of the budget goes to prompts, oldest first; a chunk of one token is a decode row."""
+        planned = {row.request.request_id for row in decode_rows}
+        prefill_rows: list[PlannedRow] = []
+        for request in self.running.values():
+            start = request.num_planned
+            if request.request_id in planned or start >= request.target:
+                continue
+            if budget <= 0:
+                break
+            end = min(request.target, start + budget)
+            if self._cuts is not None:
+                end = self._cuts.chunk_end(request.num_given, start, end)
+                if end == start:
+                    break
+            end = self._mode.chunk_end(request, start, end)
+            if end == request.target and request.awaits_masks:
+                continue
+            if is_decode_row(num_new=end - start, num_before=start, chunks_until=request.chunks_until):
+                if budget < self._num_positions:
+                    break
+                decode_rows.append(self._decode.plan_as_is(request, start))
+                budget -= self._num_positions
+            else:
+                boundaries = self.owned.take_boundaries(request, start, end)
+                prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
+                if prefill_rows[-1].samples:
+                    self._decode.grow_if_room(request, end)
+                budget -= end - start
+        return prefill_rows

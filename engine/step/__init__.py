@@ -1,0 +1,1 @@
+"""From a plan to launched kernels: batches, row state, graphs, drafts, and what comes back."""

@@ -1,0 +1,268 @@
+"""The persistent tensors of a step of decode rows, padded per request to a captured batch size.
+
+A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
+graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
+buffer sized for tokens is wrong once each row has several (vllm 39809). Where a step's rows are not just
+those of the step before, every row up to the captured size is written, real or padding, on host and device:
+no row of an earlier step survives, and a dummy step, padding alone, can touch nothing but the null entries
+(vllm 37728). Mostly they are the same. Then what the host writes is there already, but for rows that got a
+block since, and nothing else is written or uploaded.
+
+| buffer | shape | written by | in a padding row |
+|---|---|---|---|
+| rows | ``[R]`` | host | the null row |
+| block table | ``[R, columns]`` | host | 0, the null block |
+| slots | ``[R, T]`` | host | 0, the null slot |
+| boundary: length, slot | ``[R]`` each | host | 0 |
+| forced | ``[R]`` | host | -1 |
+| input ids, positions, slot mapping | ``[R, T]`` | the step | 0 |
+| sequence lengths, slots to read | ``[R]`` | the step | 0 |
+| slots to write | ``[R, T]`` | the step | 0 |
+| accepted | ``[R]`` | the step | 0 |
+| results | ``[R, T + 3]`` | the step | 0 |
+
+Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from engine.memory.index_pool import NULL_INDEX
+from engine.models.batch import Batch, DecodeRows
+from engine.rows import PlannedRow
+from engine.step.row_state import RowState
+from engine.step.row_table import RowTable
+from kernels.sampling.accept_drafts import AcceptDrafts
+from kernels.sampling.prepare_rows import PrepareRows
+
+NO_TOKEN = -1
+MOST_SINGLE_ROWS = 4
+"""Changed rows that are uploaded one by one; more of them go with all others, in one copy."""
+STAGES = 2
+"""Host copies of each buffer: one is filled while the copy of the step in flight may still be under way."""
+
+
+def capture_sizes(max_rows: int) -> list[int]:
+    """Batch sizes that graphs are captured for, ascending, the last one ``max_rows`` itself."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, max_rows + 1, 32)]
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """One tensor and the host memory it is filled from; on a CPU both are the same bytes."""
+
+    hosts: tuple[NDArray[Any], ...]
+    device: torch.Tensor
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> _Buffer:
+        if device.type == "cpu":
+            tensor = torch.zeros(shape, dtype=dtype)
+            return cls((tensor.numpy(),) * STAGES, tensor)
+        stages = [torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(STAGES)]
+        return cls(tuple(stage.numpy() for stage in stages), torch.zeros(shape, dtype=dtype, device=device))
+
+    def upload(self, first: int, end: int, stage: int) -> None:
+        """Rows ``first`` … ``end - 1`` to the device, at the address where they always are."""
+        if self.device.device.type != "cpu":
+            staged = torch.from_numpy(self.hosts[stage][first:end])
+            self.device[first:end].copy_(staged, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class StepViews:
+    """The first ``R`` rows of all buffers; slicing them anew in each step would take longer than the rest."""
+
+    rows: torch.Tensor
+    forced: torch.Tensor
+    block_table: torch.Tensor
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    """``[R * T]`` each"""
+    seq_lens: torch.Tensor
+    read_slots: torch.Tensor
+    write_slots: torch.Tensor
+    accepted: torch.Tensor
+    results: torch.Tensor
+
+
+class StepBuffers:
+    """Decode rows of up to ``rows.num_rows`` requests."""
+
+    def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
+        num_positions, num_columns = rows.slots.shape[1], rows.block_table.shape[1]
+        self._table = rows
+        self._sizes = capture_sizes(rows.num_rows)
+        self._num_positions = num_positions
+        self._stage = 0
+        self._loaded: tuple[list[int], int] = ([], 0)
+        """Rows of the table and size of the last load."""
+        self._extras_end = 0
+        """Behind the last row that may have a boundary or a forced token."""
+        self._views: dict[int, StepViews] = {}
+
+        def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
+            return _Buffer.make((rows.num_rows, *shape), dtype, device)
+
+        def made(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros((rows.num_rows, *shape), dtype=dtype, device=device)
+
+        self.rows = staged(dtype=torch.int64)
+        self.block_table = staged(num_columns)
+        self.slots = staged(num_positions)
+        self.boundary_len = staged()
+        self.boundary_slot = staged()
+        self.forced = staged(dtype=torch.int64)
+        self.forced.device.fill_(NO_TOKEN)
+        self.input_ids = made(num_positions, dtype=torch.int64)
+        self.positions = made(num_positions, dtype=torch.int64)
+        self.slot_mapping = made(num_positions, dtype=torch.int64)
+        self.seq_lens = made()
+        self.read_slots = made()
+        self.write_slots = made(num_positions)
+        self.accepted = made()
+        self.results = made(num_positions + 3, dtype=torch.int64)
+        self._prepare_rows = PrepareRows(
+            rows=self.rows.device,
+            tokens=state.tokens,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            block_table=self.block_table.device,
+            slots=self.slots.device,
+            boundary_len=self.boundary_len.device,
+            boundary_slot=self.boundary_slot.device,
+            input_ids=self.input_ids,
+            positions=self.positions,
+            slot_mapping=self.slot_mapping,
+            seq_lens=self.seq_lens,
+            read_slots=self.read_slots,
+            write_slots=self.write_slots,
+            block_size=block_size,
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Captured batch sizes."""
+        return self._sizes
+
+    def captured(self, num_rows: int) -> int:
+        """The size that so many rows are padded to."""
+        return next(size for size in self._sizes if size >= num_rows)
+
+    def load(self, planned: list[PlannedRow], num_rows: int) -> None:
+        """Writes what the host knows of these rows, and padding up to ``num_rows``."""
+        self._stage = (self._stage + 1) % STAGES
+        rows = [row.request.row for row in planned]
+        changed = self._table.take_changed()
+        if self._loaded != (rows, num_rows):
+            self._loaded = rows, num_rows
+            self._fill_rows(rows, num_rows)
+        elif changed:
+            self._refill(rows, changed)
+        has_extras = any(row.boundaries or not row.samples for row in planned)
+        if has_extras or self._extras_end:
+            self._fill_extras(planned, max(num_rows, self._extras_end))
+        self._extras_end = num_rows if has_extras else 0
+
+    def views(self, num_rows: int) -> StepViews:
+        views = self._views.get(num_rows)
+        if views is None:
+            views = self._views[num_rows] = StepViews(
+                self.rows.device[:num_rows],
+                self.forced.device[:num_rows],
+                self.block_table.device[:num_rows],
+                self.input_ids[:num_rows].view(-1),
+                self.positions[:num_rows].view(-1),
+                self.slot_mapping[:num_rows].view(-1),
+                self.seq_lens[:num_rows],
+                self.read_slots[:num_rows],
+                self.write_slots[:num_rows],
+                self.accepted[:num_rows],
+                self.results[:num_rows],
+            )
+        return views
+
+    def prepare(self, num_rows: int, *, max_seq_len: int) -> Batch:
+        """The loaded rows' batch: indices and inputs are made on the device, from what the last step left.
+
+        Logits are asked for at every position.
+        """
+        self._prepare_rows(num_rows)
+        views = self.views(num_rows)
+        return Batch(
+            input_ids=views.input_ids,
+            positions=views.positions,
+            slot_mapping=views.slot_mapping,
+            decode=DecodeRows(
+                num_rows=num_rows,
+                num_positions=self._num_positions,
+                seq_lens=views.seq_lens,
+                block_table=views.block_table,
+                read_slots=views.read_slots,
+                write_slots=views.write_slots,
+                max_seq_len=max_seq_len,
+            ),
+            prefill=None,
+        )
+
+    def accept_drafts(self, state: RowState, stop_ids: torch.Tensor) -> AcceptDrafts:
+        """The acceptance of drafts, bound to these buffers."""
+        return AcceptDrafts(
+            rows=self.rows.device,
+            write_slots=self.write_slots,
+            forced=self.forced.device,
+            tokens=state.tokens,
+            num_drafts=state.num_drafts,
+            num_computed=state.num_computed,
+            state_slot=state.state_slot,
+            active=state.active,
+            limit=state.limit,
+            max_drafts=state.max_drafts,
+            stop_ids=stop_ids,
+            accepted=self.accepted,
+            results=self.results,
+        )
+
+    def _fill_rows(self, rows: list[int], num_rows: int) -> None:
+        """Which rows they are, and where their memory is. The table's null row makes padding."""
+        rows = rows + [self._table.null_row] * (num_rows - len(rows))
+        self._host(self.rows)[:num_rows] = rows
+        self._host(self.block_table)[:num_rows] = self._table.block_table[rows]
+        self._host(self.slots)[:num_rows] = self._table.slots[rows]
+        for buffer in (self.rows, self.block_table, self.slots):
+            buffer.upload(0, num_rows, self._stage)
+
+    def _refill(self, rows: list[int], changed: set[int]) -> None:
+        """Where the memory of rows that have changed is; the others' is on the device."""
+        places = [i for i, row in enumerate(rows) if row in changed]
+        if len(places) > MOST_SINGLE_ROWS:
+            self._fill_rows(rows, self._loaded[1])
+            return
+        for i in places:
+            self._host(self.block_table)[i] = self._table.block_table[rows[i]]
+            self._host(self.slots)[i] = self._table.slots[rows[i]]
+            for buffer in (self.block_table, self.slots):
+                buffer.upload(i, i + 1, self._stage)
+
+    def _fill_extras(self, planned: list[PlannedRow], end: int) -> None:
+        """Boundaries and forced tokens, of which most steps have none."""
+        lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
+        forced = self._host(self.forced)
+        lengths[:end], slots[:end], forced[:end] = 0, NULL_INDEX, NO_TOKEN
+        for i, row in enumerate(planned):
+            forced[i] = row.next_token
+            if row.boundaries:
+                lengths[i], slots[i] = row.boundaries[0].length, row.boundaries[0].slot
+        for buffer in (self.boundary_len, self.boundary_slot, self.forced):
+            buffer.upload(0, end, self._stage)
+
+    def _host(self, buffer: _Buffer) -> NDArray[Any]:
+        return buffer.hosts[self._stage]

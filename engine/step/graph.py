@@ -1,0 +1,95 @@
+"""Decode steps replayed as CUDA graphs, one a captured batch size; off GPU the same steps, driven eagerly.
+
+A graph holds a whole step: what :class:`engine.step.program.StepProgram` runs, indices made from the row
+tables included. Launching it costs the host one upload of what it decided and one call. What sampling
+needs is part of a graph's key, since greedy batches skip the sort that top-p takes; logits processors,
+whose tables are made when the first request asks for them, run eagerly.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from engine.sampling.sampling_table import SamplingNeeds
+from engine.step.batch_builder import BatchBuilder
+from engine.step.buffers import StepBuffers
+from engine.step.program import Step, StepProgram, StepTensors
+
+log = logging.getLogger(__name__)
+
+WARM_UP_RUNS = 2
+"""Before a capture: kernels are compiled and libraries allocate their workspaces."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    tensors: StepTensors
+
+
+class StepGraphs:
+    """Graphs of steps of decode rows alone, by batch size and by what sampling needs."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        builder: BatchBuilder,
+        buffers: StepBuffers,
+        *,
+        max_seq_len: int,
+        device: torch.device,
+        captures: bool,
+    ) -> None:
+        self._program = program
+        self._builder = builder
+        self._buffers = buffers
+        self._max_seq_len = max_seq_len
+        self._captures = captures and device.type == "cuda"
+        self._captured: dict[tuple[int, SamplingNeeds], _Captured] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        """The last one captured: all share its memory pool."""
+
+    def capture_all(self, needs: list[SamplingNeeds]) -> None:
+        """Captures every batch size, largest first, so that the smaller ones reuse its memory.
+
+        Raises torch's out-of-memory error where one does not fit: sizes are never dropped in silence.
+        """
+        if not self._captures:
+            return
+        began = time.monotonic()
+        for one in needs:
+            for num_rows in reversed(self._buffers.sizes):
+                self._buffers.load([], num_rows)
+                self._captured[num_rows, one] = self._capture(num_rows, one)
+        log.info("captured %d graphs in %.1f s", len(self._captured), time.monotonic() - began)
+
+    def replay(self, num_rows: int, needs: SamplingNeeds) -> tuple[Step, StepTensors] | None:
+        """Launches the step whose rows are loaded in the buffers; None: no graph was captured for it."""
+        captured = self._captured.get((num_rows, needs))
+        if captured is None:
+            return None
+        captured.graph.replay()
+        return captured.step, captured.tensors
+
+    def _capture(self, num_rows: int, needs: SamplingNeeds) -> _Captured:
+        def run() -> tuple[Step, StepTensors]:
+            step = self._builder.decode_step(num_rows, needs, max_seq_len=self._max_seq_len, samples=True)
+            return step, self._program.run(step)
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._graph is None else self._graph.pool()
+        with torch.cuda.graph(graph, pool=pool):
+            step, tensors = run()
+        self._graph = graph
+        return _Captured(graph, step, tensors)

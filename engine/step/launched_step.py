@@ -1,0 +1,180 @@
+"""A step on its way: launched, its results copied to the host behind it, read when they are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from engine.memory.async_copy import Download, upload
+from engine.request import Request
+from engine.rows import PlannedRow
+from engine.sampling.logprobs import (
+    ComputesLogits,
+    LogprobCopy,
+    LogprobTensors,
+    PromptLogprobs,
+    prompt_logprobs,
+)
+from engine.schedule.step_plan import StepPlan
+from engine.step.program import Step, StepTensors
+from telemetry.engine_metrics import Measures, StepKind, StepRun
+from wire.messages.generation import TokenLogprobs
+
+RESULT_COLUMNS = 3
+"""Accepted, finite, drafts tried; the tokens gained stand behind them."""
+
+
+class RowResult(NamedTuple):
+    """What one row brought. A named tuple, as :class:`engine.rows.PlannedRow` is and for its reason."""
+
+    accepted: int
+    """Positions that hold true tokens; 0: the row had reached its end before."""
+    is_finite: bool
+    num_tried: int
+    """Drafts that were tried."""
+    tokens: tuple[int, ...]
+    """The ``accepted`` tokens gained."""
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """Reading it is the only wait for the device, and it is for a step behind which others may be queued."""
+
+    plan: StepPlan
+    launched_s: float
+    run: StepRun
+    _results: Download
+    _logprobs: list[RowLogprobs]
+    _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
+
+    @classmethod
+    def follow(
+        cls,
+        plan: StepPlan,
+        step: Step,
+        tensors: StepTensors,
+        model: ComputesLogits,
+        *,
+        launched_s: float,
+        run: StepRun,
+        reporting: Collection[int],
+    ) -> LaunchedStep:
+        """Queues the copy to the host behind the step. ``reporting``: rows that want log-probabilities."""
+        return cls(
+            plan,
+            launched_s,
+            run,
+            Download(step.results[: len(plan.rows)]),
+            _logprobs(plan, step, tensors) if reporting else [],
+            _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
+        )
+
+    def count_in(self, measures: Measures, now: float) -> None:
+        """Takes it down as a step that was read back ``now``."""
+        num_decode, prefill_rows = len(self.plan.decode_rows), self.plan.prefill_rows
+        kind: StepKind = "mixed" if num_decode else "prefill"
+        measures.stepped(
+            kind if prefill_rows else "decode",
+            self.run,
+            num_rows=num_decode + len(prefill_rows),
+            num_tokens=num_decode + sum(row.num_new for row in prefill_rows),
+            launched_s=self.launched_s,
+            now=now,
+        )
+
+    def read(self) -> list[RowResult]:
+        """One result for each of the plan's rows; waits until the device is there."""
+        # By way of numpy: torch's own tolist takes ten times as long.
+        rows: list[list[int]] = self._results.wait().numpy().tolist()
+        for request, scored in self._prompt_logprobs:
+            request.prompt_logprobs += scored.read()
+        reported: dict[int, list[TokenLogprobs]] = {}
+        for group in self._logprobs:
+            reported |= group.read()
+        results = []
+        for i, (accepted, is_finite, num_tried, *gained) in enumerate(rows):
+            tokens = tuple(gained[:accepted])
+            logprobs = tuple(reported[i][:accepted]) if i in reported and is_finite and accepted else None
+            results.append(RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs))
+        return results
+
+
+def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
+    """Time from each answer's last tokens to ``read_s``, when a step's were read; most rows share it."""
+    gaps = Counter(
+        [
+            (row.request.measured.last_token_s, len(result.tokens))
+            for row, result in brought
+            if row.request.measured.first_token_s and result.is_finite and result.tokens
+        ]
+    )
+    for (last_s, num_tokens), num_rows in gaps.items():
+        measures.inter_token_latency.add((read_s - last_s) / num_tokens, num_tokens * num_rows)
+
+
+@dataclass(frozen=True)
+class RowLogprobs:
+    """Of rows that report as many alternatives, all computed together: one row's kernels cost as much as
+    sixty-four rows'."""
+
+    rows: list[int]
+    """Their places in the plan."""
+    copy: LogprobCopy
+
+    def read(self) -> dict[int, list[TokenLogprobs]]:
+        """By place in the plan: at all of the row's positions."""
+        found = self.copy.read()
+        num_positions = len(found) // len(self.rows)
+        return {row: found[i * num_positions : (i + 1) * num_positions] for i, row in enumerate(self.rows)}
+
+
+def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogprobs]:
+    """Of the rows that report them, at all positions: which of these count is not known yet."""
+    decode = _reporting([(i, i, row) for i, row in enumerate(plan.decode_rows)])
+    sampling = [(i, row) for i, row in enumerate(plan.prefill_rows, len(plan.decode_rows)) if row.samples]
+    prefill = _reporting([(i, place, row) for place, (i, row) in enumerate(sampling)])
+    found = []
+    for logits, groups in ((tensors.decode_logits, decode), (tensors.prefill_logits, prefill)):
+        if logits is None:
+            continue
+        for num_top, places in groups.items():
+            rows = [i for i, _ in places]
+            of_rows = logits.index_select(0, upload(np.array([place for _, place in places]), logits.device))
+            results = step.results.index_select(0, upload(np.array(rows), logits.device))
+            token_ids = results[:, RESULT_COLUMNS : RESULT_COLUMNS + of_rows.shape[1]]
+            computed = LogprobTensors.compute(of_rows.flatten(0, 1), token_ids.flatten(), num_top)
+            found.append(RowLogprobs(rows, computed.start_copy()))
+    return found
+
+
+def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[int, int]]]:
+    """Places in the plan and among the logits, by how many alternatives are reported."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for i, place, row in rows:
+        params = row.request.params
+        if row.samples and params is not None and params.logprobs is not None:
+            groups.setdefault(params.logprobs, []).append((i, place))
+    return groups
+
+
+def _score_prompts(
+    rows: Sequence[PlannedRow], step: Step, hidden: Tensor, model: ComputesLogits
+) -> list[tuple[Request, PromptLogprobs]]:
+    """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
+    scored: list[tuple[Request, PromptLogprobs]] = []
+    start = 0
+    for row in rows:
+        request = row.request
+        if request.prompt_logprobs_wanted is not None and row.num_before < request.num_prompt - 1:
+            targets = request.tokens[row.num_before + 1 : row.end + 1]
+            targets = targets[: request.num_prompt - 1 - row.num_before]
+            part = hidden[start : start + len(targets)]
+            scored.append((request, prompt_logprobs(model, part, targets, request.prompt_logprobs_wanted)))
+        start += step.write_slots.shape[1] if row.is_decode else row.num_new
+    return scored

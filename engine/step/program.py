@@ -1,0 +1,204 @@
+"""What one step computes, from indices to the next step's drafts, all of it on the device.
+
+    prepare   decode rows: inputs and indices from what the last step left (kernels/sampling/prepare_rows.py)
+    forward   the model over all tokens; KV and states are brought up to date
+    sample    the target's own choice behind every position
+    accept    drafts that equal it are kept, the row moves on (kernels/sampling/accept_drafts.py)
+    draft     inputs of the next step
+
+Nothing waits for the device and no shape depends on what it holds, so that the whole can be captured as a
+graph (:mod:`engine.step.graph`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
+from engine.models.causal_lm import CausalLM
+from engine.request import Request
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_table import SamplingNeeds
+from engine.step.recorded_forward import RecordedForward
+from engine.step.row_state import RowState
+from kernels.sampling.accept_drafts import AcceptDrafts
+
+
+@dataclass(frozen=True)
+class PrefillEnds:
+    """Where the ``S`` prefill rows of a step end, and what follows them. Integers are int64."""
+
+    last_tokens: Tensor
+    """``[S]`` each row's last token, as an index among the step's tokens."""
+    sampling: Tensor
+    """``[s]`` which of the rows sample."""
+    next_ids: Tensor
+    """``[tokens]`` the prompt's token behind each; behind a row's last one 0 where it is sampled."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``M`` rows: ``R`` decode rows with ``T`` positions each, then ``S`` prefill rows."""
+
+    batch: Batch
+    rows: Tensor
+    """``[M]`` int64 rows of the tables; the null row in padding."""
+    forced: Tensor
+    """``[M]`` int64 prompt token behind the row's last; -1 where it is sampled."""
+    write_slots: Tensor
+    """``[M, T]``; of a prefill row the first counts."""
+    block_table: Tensor
+    """``[M, columns]``"""
+    accepted: Tensor
+    """``[M]`` int32, written"""
+    results: Tensor
+    """``[M, T + 3]`` int64, written: accepted, finite, drafts tried, tokens gained"""
+    samples: bool
+    """Whether any row samples."""
+    needs: SamplingNeeds
+    ends: PrefillEnds | None
+    """None where all rows are decode rows."""
+
+    @property
+    def num_decode(self) -> int:
+        return 0 if self.batch.decode is None else self.batch.decode.num_rows
+
+
+class Drafter(Protocol):
+    """Guesses tokens behind the newest known one; a wrong guess costs time and nothing else."""
+
+    def fill(self, request: Request) -> None:
+        """A request begins to run in its row."""
+        ...
+
+    def draft(self, step: Step, hidden: Tensor) -> None:
+        """Writes ``RowState.tokens[:, 1:]``, may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
+        ...
+
+
+class NoDrafter:
+    """One token a step."""
+
+    def fill(self, request: Request) -> None:
+        pass
+
+    def draft(self, step: Step, hidden: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What stays of a step on the device for those who report on it."""
+
+    hidden: Tensor
+    """``[n, H]``"""
+    decode_logits: Tensor | None
+    """``[R, T, V]``"""
+    prefill_logits: Tensor | None
+    """``[s, 1, V]`` of the prefill rows that sample"""
+
+
+class StepProgram:
+    """Runs steps on the model, the caches and the row tables that it is made with.
+
+    ``accept`` is bound to the step buffers, which hold the rows of decode-only steps.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        caches: LayerCaches,
+        state: RowState,
+        sampler: Sampler,
+        accept: AcceptDrafts,
+        drafter: Drafter,
+        recorded: RecordedForward | None = None,
+    ) -> None:
+        self._recorded = recorded
+        self._accept_buffered = accept
+        self._model = model
+        self._caches = caches
+        self._state = state
+        self._sampler = sampler
+        self._drafter = drafter
+
+    def run(self, step: Step) -> StepTensors:
+        """Everything behind ``prepare``."""
+        hidden, decode_logits = self._forward(step)
+        prefill_logits = None
+        if decode_logits is not None and step.ends is None:
+            token_ids, is_finite = self._sample_decode(step, decode_logits)
+        else:
+            token_ids = torch.zeros_like(step.write_slots, dtype=torch.int64)
+            is_finite = torch.ones_like(step.write_slots, dtype=torch.bool)
+            if decode_logits is not None:
+                sampled = self._sample_decode(step, decode_logits)
+                token_ids[: step.num_decode], is_finite[: step.num_decode] = sampled
+            if step.ends is not None:
+                prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
+                self._place_prefill(step, step.ends)
+        self._accept(step, token_ids, is_finite)
+        self._sampler.commit(step.rows, step.results, step.accepted, step.needs, forced=step.forced)
+        self._drafter.draft(step, hidden)
+        return StepTensors(hidden, decode_logits, prefill_logits)
+
+    def replays(self, step: Step) -> bool:
+        """Whether the model's pass over this step is recorded, or will be by running it."""
+        return self._recorded is not None and step.ends is None
+
+    def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of all tokens, and decode rows' logits ``[R, T, V]`` where any row samples."""
+        if self._recorded is not None and step.ends is None:
+            hidden, logits = self._recorded(step.batch)
+        else:
+            hidden = self._model.forward(step.batch, self._caches)
+            if not step.samples or not step.num_decode:
+                return hidden, None
+            logits = self._model.logits(hidden[: step.batch.num_decode_tokens])
+        return hidden, logits.view(step.num_decode, -1, logits.shape[-1]) if step.samples else None
+
+    def _sample_decode(self, step: Step, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows, shape = step.rows[: step.num_decode], logits.shape[:2]
+        positions = step.batch.positions[: step.batch.num_decode_tokens].view(shape)
+        inputs = step.batch.input_ids[: step.batch.num_decode_tokens].view(shape)
+        return self._sampler.sample(logits, rows, positions, inputs, step.needs)
+
+    def _sample_prefill(
+        self, step: Step, ends: PrefillEnds, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
+    ) -> Tensor | None:
+        if len(ends.sampling) == 0:
+            return None
+        tokens = ends.last_tokens[ends.sampling]
+        logits = self._model.logits(hidden[tokens])[:, None]
+        which = step.num_decode + ends.sampling
+        positions, inputs = step.batch.positions[tokens], step.batch.input_ids[tokens]
+        sampled, finite = self._sampler.sample(
+            logits, step.rows[which], positions[:, None], inputs[:, None], step.needs
+        )
+        token_ids[which, 0] = sampled[:, 0]
+        is_finite[which, 0] = finite[:, 0]
+        return logits
+
+    def _place_prefill(self, step: Step, ends: PrefillEnds) -> None:
+        """Prefill rows move on like decode rows of one position: from one token before their end."""
+        rows = step.rows[step.num_decode :]
+        self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
+        self._state.num_drafts[rows] = 0
+
+    def _accept(self, step: Step, token_ids: Tensor, is_finite: Tensor) -> None:
+        accept = self._accept_buffered
+        if step.ends is not None:
+            accept = replace(
+                accept,
+                rows=step.rows,
+                write_slots=step.write_slots,
+                forced=step.forced,
+                accepted=step.accepted,
+                results=step.results,
+            )
+        accept(len(step.rows), sampled=token_ids, is_finite=is_finite)

@@ -1,0 +1,73 @@
+"""The model's pass over decode rows on a CPU, recorded once a batch size and replayed without Python.
+
+What step graphs are on a GPU (:mod:`engine.step.graph`) this is for the part of a step that takes nearly all
+of its time off GPU: inputs lie in the step buffers, whose addresses stay, outputs where the recording left
+them. Sampling and acceptance follow as ordinary calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.memory.caches import LayerCaches
+from engine.models.batch import Batch
+from engine.models.causal_lm import CausalLM
+from kernels.cpu.graph import CpuGraph
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    graph: CpuGraph
+    batch: Batch
+    hidden: Tensor
+    logits: Tensor
+
+
+class RecordedForward:
+    """Passes over decode rows alone, by number of rows and positions."""
+
+    def __init__(self, model: CausalLM, caches: LayerCaches) -> None:
+        self._model = model
+        self._caches = caches
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
+
+    @staticmethod
+    def obstacle(model: CausalLM) -> str | None:
+        """Why passes of this model can't be recorded; None where they can."""
+        config = model.config
+        if model.embeddings.device.type != "cpu":
+            return "the model is not on a CPU"
+        if model.embeddings.dtype != torch.float32:
+            return f"its weights are {model.embeddings.dtype}, only torch.float32 has kernels for it"
+        if model.tp.size > 1:
+            return "its tensor-parallel ranks add up by messages"
+        if config.moe is not None:
+            return "the host chooses its experts"
+        return None
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hidden states ``[R * T, H]`` and logits ``[R * T, V]``; the next call may overwrite both.
+
+        ``batch`` must be the step buffers' own.
+        """
+        decode = batch.decode
+        assert decode is not None
+        assert batch.prefill is None
+        key = decode.num_rows, decode.num_positions
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            recorded = self._recorded[key] = self._record(batch)
+        else:
+            assert recorded.batch.input_ids.data_ptr() == batch.input_ids.data_ptr()
+            recorded.graph.replay()
+        return recorded.hidden, recorded.logits
+
+    def _record(self, batch: Batch) -> _Recorded:
+        graph = CpuGraph()
+        with graph.record():
+            hidden = self._model.forward(batch, self._caches)
+            logits = self._model.logits(hidden)
+        return _Recorded(graph, batch, hidden, logits)

@@ -1,0 +1,62 @@
+"""What decoding rows carry from step to step, on the device: a step reads it and leaves it for the next.
+
+The host fills a row when its request begins to run here (admitted, handed over or resumed) and clears it
+when the request leaves. In between only steps write it, so a step can be launched before the one before
+it was read back.
+
+| table | shape | holds |
+|---|---|---|
+| tokens | ``[N + 1, T]`` | the next step's input: the newest known token, then drafts |
+| num_drafts | ``[N + 1]`` | how many of these are drafts; dummies, always rejected, stand behind them |
+| num_computed | ``[N + 1]`` | tokens whose KV and state exist |
+| state_slot | ``[N + 1]`` | slot with the state after these; it is chosen by the step that wrote it |
+| active | ``[N + 1]`` | False: the row has reached its end, or nobody is here |
+| limit | ``[N + 1]`` | most tokens of prompt and answer |
+| max_drafts | ``[N + 1]`` | k, or 0 for a request that speculation is switched off for |
+
+Row N is the null row of padding: never active.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.memory.index_pool import NULL_INDEX
+from engine.request import Request
+
+
+class RowState:
+    """Tables of ``num_rows`` rows and the null row with ``T = 1 + k`` positions."""
+
+    def __init__(self, num_rows: int, num_positions: int, device: torch.device) -> None:
+        def table(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros((num_rows + 1, *shape), dtype=dtype, device=device)
+
+        self._device = device
+        self._num_drafts = num_positions - 1
+        self.tokens = table(num_positions, dtype=torch.int64)
+        self.num_drafts = table()
+        self.num_computed = table()
+        self.state_slot = table()
+        self.active = table(dtype=torch.bool)
+        self.limit = table()
+        self.max_drafts = table()
+
+    def fill(self, request: Request) -> None:
+        """A request begins to run: its newest state, the token behind it, no drafts."""
+        row, params = request.row, request.params
+        self.tokens[row] = 0
+        self.tokens[row, 0] = request.tokens[request.num_computed]
+        self.num_drafts[row] = 0
+        self.num_computed[row] = request.num_computed
+        self.state_slot[row] = request.memory.state_slot
+        self.limit[row] = request.num_prompt + (0 if params is None else params.max_tokens)
+        self.max_drafts[row] = self._num_drafts if params is not None and params.speculate else 0
+        self.active[row] = True
+
+    def clear(self, row: int) -> None:
+        """The row is nobody's: a step that names it does nothing."""
+        self.active[row] = False
+        self.state_slot[row] = NULL_INDEX
+        for table in (self.num_drafts, self.num_computed, self.limit, self.max_drafts, self.tokens):
+            table[row] = 0

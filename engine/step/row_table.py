@@ -1,0 +1,72 @@
+"""Where each admitted request's memory is: blocks and speculative slots, on the host, one row a request.
+
+A row is filled when its request is admitted and cleared when it leaves. Steps gather rows by index, so
+building a batch copies no block list. A cleared row, and the null row behind all others, holds the null index
+everywhere: whoever reads it by mistake reads the null entries and nobody's state (vllm 37728).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.memory.index_pool import NULL_INDEX
+from engine.request import Request
+
+
+class RowTable:
+    """Host tables of ``num_rows`` rows and the null row, ``num_columns`` blocks and ``T`` slots wide.
+
+    The columns cover a sequence of full length and the ``k`` drafts that may stand beyond its end. Of what a
+    model does not keep, blocks or states, the tables stay null.
+    """
+
+    def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
+        self.num_rows = num_rows
+        self.num_positions = num_positions
+        self.block_table = np.full((num_rows + 1, num_columns), NULL_INDEX, dtype=np.int32)
+        self.num_blocks = [0] * (num_rows + 1)
+        self.slots = np.full((num_rows + 1, num_positions), NULL_INDEX, dtype=np.int32)
+        self._changed: set[int] = set()
+
+    @property
+    def null_row(self) -> int:
+        """What padding points at."""
+        return self.num_rows
+
+    def fill(self, request: Request) -> None:
+        """Writes what an admitted request owns into its row."""
+        slots = request.memory.slots
+        self.slots[request.row, : len(slots)] = slots
+        self._changed.add(request.row)
+        self.extend(request)
+
+    def extend(self, request: Request) -> None:
+        """Writes the blocks that a request has got since its row was filled, if there are any."""
+        row, block_ids = request.row, request.memory.block_ids
+        known, count = self.num_blocks[row], len(block_ids)
+        if known == count:
+            return
+        self.block_table[row, known:count] = block_ids[known:]
+        self.num_blocks[row] = count
+        self._changed.add(row)
+
+    def places(
+        self, rows: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
+    ) -> NDArray[np.int64]:
+        """Where in the KV pool ``positions[i]`` of row ``rows[i]`` stands; 0 where it has no block."""
+        columns = np.minimum(positions // block_size, self.block_table.shape[1] - 1)
+        blocks = self.block_table[rows, columns].astype(np.int64)
+        return np.where(blocks == NULL_INDEX, 0, blocks * block_size + positions % block_size)
+
+    def clear(self, row: int) -> None:
+        """Null indices: no trace of the request that was here."""
+        self.block_table[row] = NULL_INDEX
+        self.num_blocks[row] = 0
+        self.slots[row] = NULL_INDEX
+        self._changed.add(row)
+
+    def take_changed(self) -> set[int]:
+        """Rows that were written since this was last asked."""
+        changed, self._changed = self._changed, set()
+        return changed

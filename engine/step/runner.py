@@ -1,0 +1,238 @@
+"""Launches steps: row tables, step buffers, program and graphs of one engine, wired together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from engine.config import EngineConfig
+from engine.memory.caches import Caches
+from engine.models.causal_lm import CausalLM
+from engine.request import Request
+from engine.sampling.sampler import Sampler
+from engine.sampling.sampling_table import SamplingNeeds, SamplingTable
+from engine.schedule.capacity import CapacityPlan
+from engine.schedule.step_plan import StepPlan
+from engine.step.batch_builder import BatchBuilder
+from engine.step.buffers import StepBuffers
+from engine.step.checks import Checks
+from engine.step.drafters import MtpDrafter, NgramDrafter
+from engine.step.grammar_masks import GrammarMasks
+from engine.step.graph import StepGraphs
+from engine.step.launched_step import LaunchedStep
+from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
+from engine.step.recorded_forward import RecordedForward
+from engine.step.row_state import RowState
+from engine.step.row_table import RowTable
+from telemetry.engine_metrics import StepRun
+from wire.messages.group import NOTHING, StepShape
+from wire.messages.sampling_params import MAX_STOP_TOKEN_IDS
+
+log = logging.getLogger(__name__)
+
+GREEDY = SamplingNeeds()
+CAPTURED = [
+    SamplingNeeds(random=is_random, filtered=is_random, constrained=is_constrained)
+    for is_constrained in (False, True)
+    for is_random in (False, True)
+]
+"""What graphs are captured for."""
+
+
+class StepRunner:
+    """Turns plans into launched steps; owns what rows keep on the device."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: CausalLM,
+        caches: Caches,
+        rows: RowTable,
+        capacity: CapacityPlan,
+        checks: Checks,
+    ) -> None:
+        device, num_rows = caches.state.device, config.max_num_seqs
+        self._model = model
+        self._rows = rows
+        self._checks = checks
+        self._capacity = capacity
+        self._num_positions = config.num_positions
+        self.state = RowState(num_rows, config.num_positions, device)
+        self._sampling = SamplingTable(
+            num_rows,
+            model.config.vocab_size,
+            device,
+            max_stop_ids=MAX_STOP_TOKEN_IDS + len(model.config.eos_token_ids),
+        )
+        self._masks = GrammarMasks(num_rows, config.num_positions, model.config.vocab_size, device)
+        sampler = Sampler(self._sampling, self._masks.table)
+        self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
+        self._reporting: set[int] = set()
+        """Rows whose requests want log-probabilities, of their prompt or their answer."""
+        self._drafter = self._make_drafter(config, caches, sampler)
+        self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
+        accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
+        captures = config.role != "prefill" and not config.sanitize
+        recorded = RecordedForward(model, caches.layers) if captures and _records(model) else None
+        self._program = StepProgram(
+            model, caches.layers, self.state, sampler, accept, self._drafter, recorded
+        )
+        self._graphs = StepGraphs(
+            self._program,
+            self._builder,
+            self._buffers,
+            max_seq_len=capacity.max_model_len + config.num_positions,
+            device=device,
+            captures=captures,
+        )
+
+    def _make_drafter(self, config: EngineConfig, caches: Caches, sampler: Sampler) -> Drafter:
+        name = config.resolve_drafter(self._model.config)
+        if name == "mtp":
+            return MtpDrafter(
+                self._model,
+                caches.layers,
+                self.state,
+                sampler,
+                num_drafts=config.num_positions - 1,
+                block_size=config.block_size,
+            )
+        if name == "ngram" and config.num_positions > 1:
+            return NgramDrafter(
+                self.state,
+                self._buffers,
+                max_model_len=self._capacity.max_model_len,
+                min_n=config.ngram_min,
+                max_n=config.ngram_max,
+            )
+        return NoDrafter()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
+        self._graphs.capture_all(CAPTURED)
+
+    def begin(self, request: Request) -> None:
+        """A request got its row, or its state got there: the next step may name the row."""
+        self._rows.fill(request)
+        self.state.fill(request)
+        if request.params is not None:
+            self._sampling.fill(request)
+            if request.params.logprobs is not None:
+                self._reporting.add(request.row)
+        if request.prompt_logprobs_wanted is not None:
+            self._reporting.add(request.row)
+        self._masks.fill(request)
+        self._drafter.fill(request)
+
+    def end(self, row: int) -> None:
+        """Nobody is in the row any more; no step finds a trace of who was."""
+        self._rows.clear(row)
+        self._reporting.discard(row)
+        self.state.clear(row)
+        self._sampling.clear(row)
+        self._masks.clear(row)
+
+    def allow(self, request: Request) -> None:
+        """What a running request's grammar allows next has come."""
+        self._masks.fill(request)
+
+    def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What the next step will try for each. What is in flight for them must have been read back."""
+        return self._masks.drafts([request.row for request in requests], self.state)
+
+    def shape_of(self, plan: StepPlan) -> StepShape:
+        """What the plan's step takes of the passes that ranks of a group compute together."""
+        if plan.is_empty:
+            return NOTHING
+        if not plan.prefill_rows:
+            return self.decode_shape(len(plan.decode_rows))
+        num_tokens = len(plan.decode_rows) * self._num_positions
+        num_tokens += sum(row.num_new for row in plan.prefill_rows)
+        # A rank with nothing to compute runs a padding row, which may be more than a prompt of one token.
+        return StepShape(0, max(num_tokens, self.decode_shape(1).num_tokens), True)
+
+    def decode_shape(self, num_rows: int) -> StepShape:
+        """Of a step of so many decode rows alone."""
+        num_rows = self._buffers.captured(num_rows)
+        return StepShape(num_rows, num_rows * self._num_positions, False)
+
+    def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
+        """Starts the plan's step, which fits into ``shape``; returns while the device computes."""
+        self._agreed(shape)
+        self._masks.send()
+        launched_s = time.monotonic()
+        run: StepRun = "eager"
+        rows = plan.rows
+        for row in rows:
+            self._rows.extend(row.request)
+        sampling = [row.request for row in rows if row.samples]
+        needs = self._sampling.needs(sampling)
+        max_seq_len = max([self._most_tokens(row.request) for row in plan.decode_rows], default=0)
+        if plan.prefill_rows:
+            self._buffers.load(plan.decode_rows, len(plan.decode_rows))
+            step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
+            self._checks.compare(plan, step.batch)
+            tensors = self._program.run(step)
+        else:
+            num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
+            replays = bool(sampling) and not shape.is_mixed
+            step, tensors, run = self._launch_decode(
+                plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
+            )
+        return LaunchedStep.follow(
+            plan,
+            step,
+            tensors,
+            self._model,
+            launched_s=launched_s,
+            run=run,
+            reporting=self._reporting,
+        )
+
+    def _most_tokens(self, request: Request) -> int:
+        """Upper bound of a decode row's length, its new positions included."""
+        return request.num_planned + (1 + request.num_in_flight) * self._num_positions
+
+    def _agreed(self, shape: StepShape) -> None:
+        """In a step of decode rows alone every rank's passes have as many tokens; else they are padded."""
+        self._model.tp.experts.pad_to(shape.num_tokens if shape.is_mixed else None)
+
+    def _launch_decode(
+        self,
+        plan: StepPlan,
+        needs: SamplingNeeds,
+        max_seq_len: int,
+        *,
+        num_rows: int,
+        samples: bool,
+        replays: bool,
+    ) -> tuple[Step, StepTensors, StepRun]:
+        """``replays`` False: this step's collectives are not those of a captured graph."""
+        self._buffers.load(plan.decode_rows, num_rows)
+        replayed = self._graphs.replay(num_rows, needs) if replays else None
+        if replayed is not None:
+            return *replayed, "graph"
+        step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
+        self._checks.compare(plan, step.batch)
+        return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
+
+    def launch_padding(self, shape: StepShape) -> None:
+        """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
+        self._agreed(shape)
+        num_rows = self._buffers.captured(1) if shape.is_mixed else shape.num_rows
+        self._buffers.load([], num_rows)
+        if shape.is_mixed or self._graphs.replay(num_rows, GREEDY) is None:
+            step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
+            self._program.run(step)
+
+
+def _records(model: CausalLM) -> bool:
+    """Whether decode passes are recorded off GPU; says so once where they are not."""
+    obstacle = RecordedForward.obstacle(model)
+    if obstacle is not None and model.embeddings.device.type == "cpu":
+        log.info("decode steps are computed call by call: %s", obstacle)
+    return obstacle is None

@@ -1,0 +1,310 @@
+"""Attention of decode rows, ``T = 1 + k`` positions each, over the paged KV cache.
+
+    out[r, i] = softmax(scale * q[r, i] K[:n]^T) V[:n],   n = seq_lens[r] - T + i + 1
+
+K and V of token t of row r lie in block ``block_table[r, t // block_size]``. Query head h uses KV head
+``h // (QH // KVH)``. Devices and dtypes as in paged_attention_prefill.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from kernels.attention.kv_cache import CPU_CACHE_DTYPES
+from kernels.attention.paged_attention_decode_cpu import paged_attention_decode_cpu
+from kernels.attention.paged_attention_prefill import (
+    LOG2_E,
+    attend_tokens,
+    dot_precision,
+    paged_attention_prefill_reference,
+)
+from kernels.formats.float8 import readable
+from kernels.gpu.tiles import TileRequest, choose
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+
+
+def paged_attention_decode_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """:func:`paged_attention_decode`: a decode row is a prefill row of T queries."""
+    num_rows, num_positions = q.shape[:2]
+    cu_seqlens = torch.arange(0, (num_rows + 1) * num_positions, num_positions)
+    return paged_attention_prefill_reference(
+        q.flatten(0, 1),
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens,
+        seq_lens,
+        scale=scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    ).view(q.shape)
+
+
+MAX_SPLITS = 128
+
+
+# One program a (row, KV head, split): its T positions times the query heads of the KV head make one
+# BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly, whatever
+# its length, in shares of MIN_SPLIT or more; those left without a share return at once. The grid follows
+# from host maxima alone: one captured graph serves every length. How many splits there are is no constant of
+# the kernel: graphs of all batch sizes share two compiled programs.
+@triton_jit
+def _decode_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    partial_ptr,
+    lse_ptr,
+    q_row_stride,
+    q_position_stride,
+    q_head_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    table_stride,
+    scale_log2,
+    v_scale,
+    num_splits,
+    POSITIONS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + row)
+    split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
+    first = split * split_len
+    if (first >= seq_len) & (split > 0):
+        return  # split 0 goes on: it writes the zeros of a padding row
+
+    lanes = tl.arange(0, BLOCK_M)
+    positions = lanes // HEADS_PER_KV
+    heads = kv_head * HEADS_PER_KV + lanes % HEADS_PER_KV
+    dims = tl.arange(0, BLOCK_D)
+    live = positions < POSITIONS
+    live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
+    q_offsets = row * q_row_stride + positions * q_position_stride + heads * q_head_stride
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=live_dims, other=0.0)
+    limits = tl.where(live, seq_len - POSITIONS + positions + 1, 0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, first, tl.minimum(first + split_len, seq_len),
+        k_cache_ptr + kv_head * cache_head_stride, v_cache_ptr + kv_head * cache_head_stride,
+        cache_block_stride, cache_token_stride, block_table_ptr + row * table_stride, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
+    )  # fmt: skip
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    targets = ((row * POSITIONS + positions) * NUM_HEADS + heads) * num_splits + split
+    partial = (acc / safe_total[:, None] * v_scale).to(partial_ptr.dtype.element_ty)
+    tl.store(partial_ptr + targets[:, None] * HEAD_DIM + dims[None, :], partial, mask=live_dims)
+    if IS_SPLIT:
+        lse = tl.where(total == 0.0, float("-inf"), highest + tl.log2(safe_total))
+        tl.store(lse_ptr + targets, lse, mask=live)
+
+
+# One program a (row, position, head): the splits' outputs, weighted by their share of the softmax's sum.
+@triton_jit
+def _merge_splits_kernel(
+    partial_ptr,
+    lse_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    queries_per_row,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    query = tl.program_id(0).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + query // queries_per_row)
+    split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
+    splits = tl.arange(0, BLOCK_SPLITS)
+    dims = tl.arange(0, BLOCK_D)
+    live = (splits < num_splits) & (splits * split_len < seq_len)  # the others wrote nothing
+    lse = tl.load(lse_ptr + query * num_splits + splits, mask=live, other=float("-inf"))
+    highest = tl.max(lse, axis=0)
+    weights = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(weights, axis=0)
+    partial_offsets = (query * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :]
+    live_dims = dims < HEAD_DIM
+    partial = tl.load(partial_ptr + partial_offsets, mask=live[:, None] & live_dims[None, :], other=0.0)
+    out = tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + query * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=live_dims)
+
+
+@triton_jit
+def _split_len(seq_len, num_splits, MIN_SPLIT: tl.constexpr):
+    """Tokens a split takes of a row: even shares in whole rounds, of which a MIN_SPLIT has four."""
+    ROUND: tl.constexpr = MIN_SPLIT // 4
+    return tl.maximum(tl.cdiv(tl.cdiv(seq_len, num_splits), ROUND) * ROUND, MIN_SPLIT)
+
+
+def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
+    """Splits of a row, none shorter than ``min_split`` at max_seq_len.
+
+    ``num_places`` programs run at once. A last wave that fills few of them costs as much as a full one, so
+    this is the least number whose waves are full to 9 tenths of what the best number reaches.
+    """
+    most = max(1, min(-(-max_seq_len // min_split), MAX_SPLITS))
+    waves = [num_programs * splits / num_places for splits in range(1, most + 1)]
+    full = [wave / math.ceil(wave) for wave in waves]
+    return next(i for i, share in enumerate(full, start=1) if share >= 0.9 * max(full))
+
+
+@functools.cache
+def tile_request(
+    dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int, positions: int
+) -> TileRequest:
+    """72 KiB of K and V a program in bfloat16, half of them on their way: 2 programs an SM, room for 3."""
+    exact = dtype == torch.float32
+    wide = exact or head_dim > 128
+    tiles = {
+        "BLOCK_N": 32 if wide else 64,
+        "PROGRAMS_PER_SM": 2,
+        "num_warps": (16 if head_dim > 128 else 8) if exact else 4,
+        "num_stages": 2 if wide else 3,
+    }
+    return TileRequest.of(
+        "paged_attention_decode",
+        tiles,
+        dtype=dtype,
+        heads_per_kv=heads_per_kv,
+        head_dim=head_dim,
+        block_size=block_size,
+        positions=positions,
+    )
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    num_rows, num_positions, num_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    heads_per_kv = num_heads // kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    tiles = dict(choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size, num_positions), q.device))
+    programs_per_sm, min_split = tiles.pop("PROGRAMS_PER_SM"), 4 * tiles["BLOCK_N"]
+    if num_splits is None:
+        num_places = programs_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
+        num_splits = choose_num_splits(num_rows * kv_heads, max_seq_len, num_places, min_split)
+    if num_splits == 1:
+        partial, lse = out, out  # lse is not touched
+    else:
+        shape = (num_rows, num_positions, num_heads, num_splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _decode_kernel[(num_rows, kv_heads, num_splits)](
+        q,
+        readable(k_cache),
+        readable(v_cache),
+        block_table,
+        seq_lens,
+        partial,
+        lse,
+        *q.stride()[:3],
+        *k_cache.stride()[:3],
+        block_table.stride(0),
+        scale * k_scale * LOG2_E,
+        v_scale,
+        num_splits,
+        POSITIONS=num_positions,
+        NUM_HEADS=num_heads,
+        HEADS_PER_KV=heads_per_kv,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        IS_SPLIT=num_splits > 1,
+        MIN_SPLIT=min_split,
+        BLOCK_M=max(16, triton.next_power_of_2(num_positions * heads_per_kv)),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        PRECISION=dot_precision(q.dtype),
+        **tiles,
+    )
+    if num_splits > 1:
+        _launch_merge(partial, lse, seq_lens, out, min_split)
+    return out
+
+
+def _launch_merge(
+    partial: torch.Tensor, lse: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor, min_split: int
+) -> None:
+    """Outputs ``[R, T, QH, splits, D]`` of splits and their log-sums to out ``[R, T, QH, D]``."""
+    num_rows, num_positions, num_heads, num_splits, head_dim = partial.shape
+    _merge_splits_kernel[(num_rows * num_positions * num_heads,)](
+        partial,
+        lse,
+        seq_lens,
+        out,
+        num_positions * num_heads,
+        num_splits,
+        HEAD_DIM=head_dim,
+        MIN_SPLIT=min_split,
+        BLOCK_SPLITS=triton.next_power_of_2(num_splits),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=4,
+    )
+
+
+def paged_attention_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attend from q ``[R, T, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
+
+    block_table ``[R, cols]`` and seq_lens ``[R]`` are int32; seq_lens counts the T new positions, whose K
+    and V are stored already; 0 marks a padding row, whose output is zero. Block table entries beyond a
+    row's length are stale and never followed; K and V beyond it inside its last block may be NaN.
+    max_seq_len, at least the longest row, fixes the launch grid. Returns ``[R, T, QH, D]``.
+    """
+    assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    operands = (q, k_cache, v_cache, block_table, seq_lens)
+    if q.is_cuda and q.dtype != torch.float64:
+        return _launch(*operands, scale, max_seq_len, k_scale, v_scale)
+    if not q.is_cuda and q.dtype == torch.float32 and k_cache.dtype in CPU_CACHE_DTYPES:
+        return paged_attention_decode_cpu(*operands, scale * k_scale, v_scale)
+    return paged_attention_decode_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

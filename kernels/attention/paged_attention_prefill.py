@@ -1,0 +1,310 @@
+"""Causal attention of prefill rows over the paged KV cache.
+
+    out[i] = softmax(scale * q[i] K[: p + 1]^T) V[: p + 1],   p = seq_len - query_len + i
+
+Rows are ragged: row s owns the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, which are the last ones of its
+``seq_lens[s]`` tokens; what stands before them is a cached prefix or earlier chunks. K and V of token t lie
+in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (QH // KVH)``.
+
+A cache may be of float8_e4m3fn: its values, times k_scale and v_scale, are K and V. The scales are taken into
+``scale`` and into the last division, sums stay in float32.
+
+| device | float32 | bfloat16, float16 | float64 |
+|---|---|---|---|
+| CUDA | Triton, IEEE products | Triton, float32 sums | reference |
+| CPU | numba (paged_attention_prefill_cpu.py) | reference | reference |
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from kernels.attention.kv_cache import CPU_CACHE_DTYPES
+from kernels.attention.paged_attention_prefill_cpu import paged_attention_prefill_cpu
+from kernels.formats.float8 import readable, widen
+from kernels.gpu.tiles import TileRequest, choose
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+
+
+def paged_attention_prefill_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """:func:`paged_attention_prefill`, one row after the other with all its scores at once."""
+    acc = torch.promote_types(q.dtype, torch.float32)
+    kv_heads, block_size, head_dim = k_cache.shape[1:]
+    heads_per_kv = q.shape[1] // kv_heads
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    bounds = cu_seqlens.tolist()
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        start, end = bounds[row], bounds[row + 1]
+        if seq_len == 0 or start == end:
+            continue
+        block_ids = block_table[row, : -(-seq_len // block_size)].long()
+        # [blocks, KVH, block_size, D] -> [QH, tokens, D], cut at the length: beyond it may be NaN.
+        k, v = (
+            cache[block_ids]
+            .transpose(0, 1)
+            .reshape(kv_heads, -1, head_dim)[:, :seq_len]
+            .to(acc)
+            .repeat_interleave(heads_per_kv, dim=0)
+            for cache in (k_cache, v_cache)
+        )
+        scores = scale * k_scale * q[start:end].to(acc).transpose(0, 1) @ k.transpose(1, 2)
+        query_positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)
+        future = torch.arange(seq_len, device=q.device) > query_positions[:, None]
+        attended = scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ v
+        out[start:end] = v_scale * attended.transpose(0, 1)
+    return out
+
+
+# One program a tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head, so
+# that each K and V element loaded serves all of them (GQA packing). The loop walks the row's tokens BLOCK_N
+# at a time through the block table with an online softmax; only the tokens from the diagonal on are masked.
+@triton_jit
+def _prefill_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_table_ptr,
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    table_stride,
+    scale_log2,
+    v_scale,
+    HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    TOKENS: tl.constexpr = BLOCK_M // HEADS_PER_KV
+    row = tl.program_id(2)
+    kv_head = tl.program_id(1).to(tl.int64)
+    # The last tiles of a row see the most tokens: launched first, they do not make the tail of the grid.
+    first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS
+    row_start = tl.load(cu_seqlens_ptr + row)
+    query_len = tl.load(cu_seqlens_ptr + row + 1) - row_start
+    seq_len = tl.load(seq_lens_ptr + row)
+    if first_token >= query_len:
+        return
+
+    lanes = tl.arange(0, BLOCK_M)
+    tokens = first_token + lanes // HEADS_PER_KV
+    heads = kv_head * HEADS_PER_KV + lanes % HEADS_PER_KV
+    dims = tl.arange(0, BLOCK_D)
+    live = (lanes < TOKENS * HEADS_PER_KV) & (tokens < query_len)
+    live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
+    rows = (row_start + tokens).to(tl.int64)
+    out_offsets = rows * out_token_stride + heads * out_head_stride
+    out_tile = out_ptr + out_offsets[:, None] + dims[None, :]
+    if seq_len == 0:  # padding
+        tl.store(out_tile, tl.zeros([BLOCK_M, BLOCK_D], out_ptr.dtype.element_ty), mask=live_dims)
+        return
+    q_offsets = rows * q_token_stride + heads * q_head_stride
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=live_dims, other=0.0)
+
+    first_limit = seq_len - query_len + first_token + 1
+    limits = tl.where(live, seq_len - query_len + tokens + 1, 0)
+    unmasked_end = first_limit // BLOCK_N * BLOCK_N
+    end = tl.minimum(first_limit + TOKENS - 1, seq_len)
+    k_head_ptr = k_cache_ptr + kv_head * cache_head_stride
+    v_head_ptr = v_cache_ptr + kv_head * cache_head_stride
+    table_ptr = block_table_ptr + row.to(tl.int64) * table_stride
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, 0, unmasked_end,
+        k_head_ptr, v_head_ptr, cache_block_stride, cache_token_stride, table_ptr, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=False,
+    )  # fmt: skip
+    acc, highest, total = attend_tokens(
+        acc, highest, total, q, limits, unmasked_end, end,
+        k_head_ptr, v_head_ptr, cache_block_stride, cache_token_stride, table_ptr, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, PRECISION, MASKED=True,
+    )  # fmt: skip
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None] * v_scale
+    tl.store(out_tile, out.to(q.dtype), mask=live_dims)
+
+
+@triton_jit
+def attend_tokens(
+    acc,
+    highest,
+    total,
+    q,
+    limits,
+    first,
+    end,
+    k_head_ptr,
+    v_head_ptr,
+    cache_block_stride,
+    cache_token_stride,
+    table_ptr,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Online softmax of q ``[M, D]`` over one KV head's tokens ``first : end``; query i sees ``limits[i]``.
+
+    Without MASKED, all queries must see all tokens and their number be a multiple of BLOCK_N. With it,
+    what lies from ``end`` on is neither looked up nor loaded: zeros stand for it, so that 0 * NaN cannot be.
+
+    Block ids are looked up one round ahead. Where a round loads from addresses that it loads first, Triton
+    gives K and V one buffer each: nothing would be on its way while the products are computed.
+    """
+    dims = tl.arange(0, BLOCK_D)
+    columns = tl.arange(0, BLOCK_N)
+    block_ids = tl.load(table_ptr + (first + columns) // BLOCK_SIZE, mask=first + columns < end, other=0)
+    for start in range(first, end, BLOCK_N):
+        tokens = start + columns
+        live = tokens < end if MASKED else tokens >= 0
+        offsets = block_ids.to(tl.int64) * cache_block_stride + (tokens % BLOCK_SIZE) * cache_token_stride
+        following = tokens + BLOCK_N
+        block_ids = tl.load(table_ptr + following // BLOCK_SIZE, mask=following < end, other=0)
+        mask = live[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(k_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+        k = widen(k, q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            scores = tl.where(tokens[None, :] < limits[:, None], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # nothing seen yet: not -inf + inf
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(highest - shift)
+        v = tl.load(v_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+        v = widen(v, q.dtype)
+        acc = acc * rescale[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+        total = total * rescale + tl.sum(weights, axis=1)
+        highest = new_highest
+    return acc, highest, total
+
+
+LOG2_E = 1.4426950408889634
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """TF32 would cut float32 inputs to 10 mantissa bits; narrower types are exact in either mode."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+@functools.cache
+def tile_request(dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int) -> TileRequest:
+    """float32 tiles are twice as large, and their products run on FMA units, not tensor cores."""
+    exact, wide = dtype == torch.float32, head_dim > 128
+    tiles = {
+        "BLOCK_M": max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv)),
+        "BLOCK_N": 32 if exact or wide else 64,
+        "num_warps": (16 if exact else 4) if wide else 8,
+        "num_stages": 1 if exact else 2 if wide else 3,
+    }
+    return TileRequest.of(
+        "paged_attention_prefill",
+        tiles,
+        dtype=dtype,
+        heads_per_kv=heads_per_kv,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+
+
+def _launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_query_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    num_heads, head_dim = q.shape[1:]
+    _, kv_heads, block_size, _ = k_cache.shape
+    heads_per_kv = num_heads // kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles = choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size), q.device)
+    num_tiles = triton.cdiv(max_query_len, tiles["BLOCK_M"] // heads_per_kv)
+    if num_tiles * len(seq_lens) == 0:
+        return out
+    _prefill_kernel[(num_tiles, kv_heads, len(seq_lens))](
+        q,
+        readable(k_cache),
+        readable(v_cache),
+        block_table,
+        cu_seqlens,
+        seq_lens,
+        out,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        *k_cache.stride()[:3],
+        block_table.stride(0),
+        scale * k_scale * LOG2_E,
+        v_scale,
+        HEADS_PER_KV=heads_per_kv,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        PRECISION=dot_precision(q.dtype),
+        **tiles,
+    )
+    return out
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attend from q ``[num_tokens, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
+
+    block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32; seq_lens counts cached
+    prefix and new tokens, whose K and V are stored already. Block table entries beyond a row's length are
+    never followed, and K and V beyond it inside its last block may be NaN. A row of length 0 is padding.
+    max_query_len fixes the launch grid; max_seq_len bounds the lengths. Every token is of some row. Returns
+    ``[num_tokens, QH, D]``, zero in padding rows.
+    """
+    assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
+    operands = (q, k_cache, v_cache, block_table, cu_seqlens, seq_lens)
+    if q.is_cuda and q.dtype != torch.float64:
+        return _launch(*operands, scale, max_query_len, k_scale, v_scale)
+    if not q.is_cuda and q.dtype == torch.float32 and k_cache.dtype in CPU_CACHE_DTYPES:
+        return paged_attention_prefill_cpu(*operands, scale * k_scale, v_scale)
+    return paged_attention_prefill_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

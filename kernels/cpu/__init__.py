@@ -1,0 +1,1 @@
+"""What kernels on CPUs are made with: numba, vectors, threads, recorded graphs, host memory."""

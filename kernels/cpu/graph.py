@@ -1,0 +1,105 @@
+"""Kernel calls recorded once and replayed without Python: on a CPU what a CUDA graph is on a GPU.
+
+    graph = CpuGraph()
+    with graph.record():
+        y = model(x)             # runs, and is noted call by call
+    x.copy_(other); graph.replay()     # y is the model of the new x
+
+As with a CUDA graph tensors keep their addresses, nothing that was decided while recording is decided again,
+and results stay where they are until the next replay. Only numba kernels are noted. What torch computes,
+copies or hands to the host would be missing from every replay, so recording refuses it; views and empty
+tensors pass. (What numpy computes can't be caught.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from kernels.cpu.jit import recording
+from kernels.cpu.native_call import NativeCall
+from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads, table_row
+
+_SHARES_A_GRAIN = 8
+"""In a graph a share takes some 12 µs: helpers are awake, claiming one costs a tenth of a µs."""
+
+
+class CpuGraph:
+    """Calls in the order in which they were recorded, with all they read and write."""
+
+    def __init__(self) -> None:
+        self._calls: list[NativeCall] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._table = np.zeros((0, COLUMNS), dtype=np.int64)
+
+    @contextmanager
+    def record(self) -> Generator[None]:
+        """Notes this thread's kernel calls. Raises :class:`RuntimeError` where torch computes."""
+        recording.note = self._note
+        try:
+            with _NothingComputed():
+                yield
+        finally:
+            recording.note = None
+        self._table = np.array(self._rows, dtype=np.int64).reshape(-1, COLUMNS)
+
+    def replay(self) -> None:
+        """Makes all calls again."""
+        cpu_threads().run(self._table)
+
+    def calls(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Each call by itself, with its kernel's name and number of items, for those who time them."""
+        for call, row in zip(self._calls, self._table, strict=True):
+            name = call.name.strip("_").removesuffix("_cpu")
+            yield f"{name} ({row[ITEMS]})", functools.partial(cpu_threads().run, row[None].copy())
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def _note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+        call = NativeCall.bind(dispatcher, args)
+        self._calls.append(call)
+        num_shares = num_items * _SHARES_A_GRAIN // grain if num_items >= grain else 1
+        self._rows.append(table_row(call, num_items, num_shares))
+
+
+class _NothingComputed(TorchFunctionMode):
+    """Lets through what gives memory, looks at it in another way, or tells of its shape."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", str(func))
+        if not name.startswith(("empty", "new_empty")) and _computes(name, args, kwargs or {}, found):
+            raise RuntimeError(f"torch's {name} computes: a recorded step would leave it out when replayed")
+        return found
+
+
+def _computes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
+    if name in _READS or "out" in kwargs or kwargs.get("inplace") or _is_in_place(name):
+        return True
+    known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+    return any(tensor.untyped_storage().data_ptr() not in known for tensor in _tensors(found))
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+
+
+_READS = frozenset(
+    ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose", "is_nonzero")
+)
+"""They hand values to the host, which would decide by them once and for all."""

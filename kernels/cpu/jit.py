@@ -1,0 +1,88 @@
+"""CPU kernels: plain functions over numpy arrays and numbers, compiled at their first call.
+
+One whose last two arguments are ``begin`` and ``end`` works on that range of its items, and can be shared
+among threads:
+
+    @cpu_jit
+    def _scale(x, factor, begin, end):
+        for i in range(begin, end):
+            x[i] *= factor
+
+    _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
+    _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # threads may share it; 16 items take 100 µs
+
+What holds of every compiled function is in :mod:`kernels.cpu.compiler`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kernels.cpu.compiler import CpuFunction
+from kernels.cpu.threads import kernel_threads, run_shared
+
+__all__ = ["CpuKernel", "as_array", "as_flat_array", "cpu_jit", "recording"]
+
+_STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+"""What numpy does not have, and the integers as which kernels get it (:mod:`kernels.cpu.vector`)."""
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The numpy view of a CPU tensor; strides are kept, nothing is copied."""
+    return tensor.detach().numpy()
+
+
+def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
+    """The memory from a strided CPU tensor's first element to its last, as one contiguous array.
+
+    Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
+    array and ``tensor.stride()``, and slices the innermost axis out of it. bfloat16 comes as uint16,
+    float8_e4m3fn as uint8.
+    """
+    if tensor.dtype in _STAND_INS:
+        tensor = tensor.view(_STAND_INS[tensor.dtype])
+    if tensor.numel() == 0:
+        return tensor.detach().reshape(-1).numpy()
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        span += (size - 1) * stride
+    return tensor.detach().as_strided((span,), (1,)).numpy()
+
+
+class CpuKernel(CpuFunction):
+    """A compiled function whose items threads can share; ``cpu_jit`` decorates it."""
+
+    def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
+        """Run over items ``[0, num_items)``, shared with other threads where it pays.
+
+        ``grain`` items take some 100 µs, about five times what waking a thread costs. While a
+        :class:`kernels.cpu.graph.CpuGraph` records on this thread it also notes the call.
+        """
+        if num_items == 0:
+            return
+        if recording.note is not None:
+            recording.note(self.dispatcher, num_items, grain, args)
+        if num_items < 2 * grain or kernel_threads() == 1:
+            self.dispatcher(*args, 0, num_items)
+        else:
+            run_shared(self.dispatcher, num_items, grain, args)
+
+
+class _Recording(threading.local):
+    """Who notes the calls of this thread's kernels."""
+
+    note: Callable[[Any, int, int, tuple[Any, ...]], None] | None = None
+
+
+recording = _Recording()
+
+
+if TYPE_CHECKING:  # numba gives kernels their types, call by call
+    from typing import no_type_check as cpu_jit
+else:
+    cpu_jit = CpuKernel

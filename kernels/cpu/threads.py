@@ -1,0 +1,321 @@
+"""Runs a list of native kernel calls on this thread, helped by others where a call is long enough.
+
+The list is a table of int64, a call a row: trampoline, kernel, block (:mod:`kernels.cpu.native_call`), number
+of items, number of shares. Calls are made in order; a call's shares are claimed one by one, by whoever is
+there: a helper that the operating system gives no core costs nothing, since this thread does all shares but
+the one that a helper has claimed. No Python runs and no lock is taken between two calls.
+
+Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its successor. The
+generation changes with every call, so that a helper which slept through any number of them can't claim from
+a call that it did not read. Between two calls no share is left in the word, while the next call's address
+is written. Helpers spin between two calls of a list, then yield the core, and if that lasts they sleep
+in a semaphore until a call with shares begins. Where a helper lost its core with a share in its hands, calls
+are made alone for some milliseconds: on a machine whose cores are all taken, sharing is no gain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.cpu.compiler import CpuIntrinsic, cpu_function
+from kernels.cpu.native_call import NativeCall
+
+log = logging.getLogger(__name__)
+
+TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
+MOST_SHARES = 2**12 - 1
+_CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
+"""Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, whether the
+process ends, helpers that wait for the semaphore, until when calls are made alone, for how long after the
+next wait for a helper that lost its core, and room for the time."""
+_CONTROL_BYTES = 448
+_SEMAPHORE_BYTES = 64  # more than any C library's sem_t
+_SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than what one thread does between two shared calls
+_PATIENCE_NS = 500_000  # several shares; a helper that lost its core is away for milliseconds
+_CLOCK_MONOTONIC = 1
+_LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
+_STOP_S = 1.0
+
+
+def _atomic(generate: Any, num_args: int) -> Any:
+    """An intrinsic on int64 arguments, the first an address, with an int64 result."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return generate(builder, pointer, *args[1:])
+
+    if num_args == 1:
+        return intrinsic(lambda context, a: (types.int64(types.int64), build))
+    if num_args == 2:
+        return intrinsic(lambda context, a, b: (types.int64(types.int64, types.int64), build))
+    return intrinsic(lambda context, a, b, c: (types.int64(types.int64, types.int64, types.int64), build))
+
+
+@CpuIntrinsic
+def _load() -> Any:
+    return _atomic(lambda builder, p: builder.load_atomic(p, "seq_cst", 8), 1)
+
+
+@CpuIntrinsic
+def _store() -> Any:
+    def generate(builder: Any, p: Any, value: Any) -> Any:
+        builder.store_atomic(value, p, "seq_cst", 8)
+        return value
+
+    return _atomic(generate, 2)
+
+
+@CpuIntrinsic
+def _add() -> Any:
+    return _atomic(lambda builder, p, value: builder.atomic_rmw("add", p, value, "seq_cst"), 2)
+
+
+@CpuIntrinsic
+def _swap_if_equal() -> Any:
+    """``swap_if_equal(address, expected, new)`` is 1 where it swapped."""
+
+    def generate(builder: Any, p: Any, expected: Any, new: Any) -> Any:
+        from llvmlite import ir
+
+        pair = builder.cmpxchg(p, expected, new, "seq_cst", "seq_cst")
+        return builder.zext(builder.extract_value(pair, 1), ir.IntType(64))
+
+    return _atomic(generate, 3)
+
+
+@CpuIntrinsic
+def _call_trampoline() -> Any:
+    """``call(trampoline, kernel, block, begin, end)``"""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        integer = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # a pointer is passed as an integer is
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    signature = types.void(*[types.int64] * 5)
+    return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))
+
+
+@CpuIntrinsic
+def _call_c() -> Any:
+    """``call(function, a, b)``: a C function of up to two words that returns an int, which is dropped."""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return intrinsic(lambda context, function, a, b: (types.void(*[types.int64] * 3), generate))
+
+
+@cpu_function
+def _run_share(row, share, shares):
+    """``row`` is the address of a call's row in its table."""
+    items = _load(row + 8 * ITEMS)
+    begin, end = items * share // shares, items * (share + 1) // shares
+    _call_trampoline(_load(row), _load(row + 8 * KERNEL), _load(row + 8 * BLOCK), begin, end)
+
+
+@cpu_function
+def _claim_shares(control):
+    """Works on the call in hand until no share of it is left."""
+    while True:
+        word = _load(control)
+        share, shares = word & MOST_SHARES, (word >> 12) & MOST_SHARES
+        if share >= shares:
+            return
+        if _swap_if_equal(control, word, word + 1) != 0:
+            _run_share(_load(control + _CALL), share, shares)
+            _add(control + _DONE, 1)
+
+
+@cpu_function
+def _now_ns(control, clock_gettime):
+    _call_c(clock_gettime, _CLOCK_MONOTONIC, control + _TIME)
+    return _load(control + _TIME) * 1_000_000_000 + _load(control + _TIME + 8)
+
+
+@cpu_function
+def _await_shares(control, shares, sched_yield, clock_gettime):
+    """Waits for the helpers' shares; notes whether one of them lost its core meanwhile."""
+    for _ in range(_SPINS):
+        if _load(control + _DONE) == shares:
+            return
+    began_ns = _now_ns(control, clock_gettime)
+    while _load(control + _DONE) < shares:
+        _call_c(sched_yield, 0, 0)
+    penalty_ns, now_ns = _load(control + _PENALTY), _now_ns(control, clock_gettime)
+    if now_ns - began_ns > _PATIENCE_NS:
+        _store(control + _ALONE, now_ns + penalty_ns)
+        _store(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
+    else:
+        _store(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
+
+
+@cpu_function
+def _is_alone(control, clock_gettime):
+    """Whether a helper lost its core a moment ago."""
+    until_ns = _load(control + _ALONE)
+    if until_ns == 0:
+        return False
+    if _now_ns(control, clock_gettime) < until_ns:
+        return True
+    _store(control + _ALONE, 0)
+    return False
+
+
+@cpu_function
+def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared):
+    row = table.ctypes.data
+    for i in range(table.shape[0]):
+        shares = table[i, SHARES]
+        if shares == 1 or not is_shared or _is_alone(control, clock_gettime):
+            _run_share(row, 0, 1)
+        else:
+            generation = (_load(control) >> 24) + 1
+            _store(control, generation << 24)  # no shares: nobody claims while the call is written
+            _store(control + _CALL, row)
+            _store(control + _DONE, 0)
+            _store(control, (generation + 1) << 24 | shares << 12)
+            asleep = _load(control + _ASLEEP)
+            if asleep > 0 and _swap_if_equal(control + _ASLEEP, asleep, asleep - 1) != 0:
+                _call_c(sem_post, semaphore, 0)
+            _claim_shares(control)
+            _await_shares(control, shares, sched_yield, clock_gettime)
+        row += 8 * COLUMNS
+
+
+@cpu_function
+def _help(control, semaphore, sem_wait, sched_yield):
+    """A helper's life."""
+    while True:
+        _add(control + _ASLEEP, 1)
+        _call_c(sem_wait, semaphore, 0)
+        if _load(control + _STOPPED) != 0:
+            return
+        spins = 0
+        while _load(control + _RUNNING) != 0:
+            word = _load(control)
+            if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
+                _claim_shares(control)
+                spins = 0
+            else:
+                spins += 1
+                if spins > _SPINS:
+                    _call_c(sched_yield, 0, 0)
+                if spins > _SPINS + _YIELDS:
+                    break  # nothing for a helper in this stretch: sleep until the next list
+
+
+_num_threads: list[int] = []
+
+
+def set_kernel_threads(num_threads: int) -> None:
+    """How many threads of this process share a kernel's work, the caller among them."""
+    _num_threads[:] = [num_threads]
+
+
+def kernel_threads() -> int:
+    """As set; torch's number while it is not."""
+    return _num_threads[0] if _num_threads else torch.get_num_threads()
+
+
+class CpuThreads:
+    """This process's helpers: as many as there are kernel threads, less the caller."""
+
+    def __init__(self) -> None:
+        self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
+        self._address = -(-self._control.ctypes.data // 64) * 64
+        self._set(_PENALTY, _LEAST_ALONE_NS)
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+        self._libc = ctypes.CDLL(None)
+        names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
+        self._yield, self._wait, self._post, self._clock = map(self._address_of, names)
+        self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has named ones alone
+        if not self._has_helpers:
+            log.warning("this system has no unnamed semaphores: CPU kernels run on one thread")
+        self._helpers: list[threading.Thread] = []
+        self._busy = threading.Lock()
+        atexit.register(self._stop)
+
+    @property
+    def helper_ids(self) -> list[int]:
+        """Of the helpers that there are; later ones inherit what their caller has."""
+        return [helper.native_id for helper in self._helpers if helper.native_id is not None]
+
+    def run(self, table: NDArray[np.int64]) -> None:
+        """Makes all calls of a table. Where other threads use the helpers already, without them."""
+        num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
+        if num_helpers <= 0 or not self._has_helpers or not self._busy.acquire(blocking=False):
+            self._run(table, False)
+            return
+        try:
+            self._hire(num_helpers)
+            self._set(_RUNNING, 1)
+            self._run(table, True)
+        finally:
+            self._set(_RUNNING, 0)
+            self._busy.release()
+
+    def _run(self, table: NDArray[np.int64], is_shared: bool) -> None:
+        semaphore = ctypes.addressof(self._semaphore)
+        _run_calls.dispatcher(
+            table, self._address, semaphore, self._post, self._yield, self._clock, is_shared
+        )
+
+    def _hire(self, num_helpers: int) -> None:
+        while len(self._helpers) < num_helpers:
+            args = self._address, ctypes.addressof(self._semaphore), self._wait, self._yield
+            helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
+            helper.start()
+            self._helpers.append(helper)
+
+    def _stop(self) -> None:
+        """Helpers leave native code before the interpreter is taken down."""
+        self._set(_STOPPED, 1)
+        for _ in self._helpers:
+            self._libc.sem_post(self._semaphore)
+        for helper in self._helpers:
+            helper.join(_STOP_S)
+
+    def _set(self, offset: int, value: int) -> None:
+        ctypes.c_int64.from_address(self._address + offset).value = value
+
+    def _address_of(self, name: str) -> int:
+        return ctypes.cast(getattr(self._libc, name), ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def cpu_threads() -> CpuThreads:
+    """The helpers of this process."""
+    return CpuThreads()
+
+
+def table_row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
+    """A call as :meth:`CpuThreads.run` takes it, in as many shares as there can be."""
+    return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
+
+
+def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+    """Makes one call, shared with this process's helpers."""
+    call = NativeCall.bind(dispatcher, args)
+    cpu_threads().run(np.array([table_row(call, num_items, 4 * num_items // grain)], dtype=np.int64))

@@ -1,0 +1,97 @@
+"""One vector register in CPU kernels: 16 float32 with AVX-512, 8 without.
+
+LLVM vectorizes a plain loop, but it neither keeps a block of a product in registers across another loop nor
+takes the widest registers on its own. Here a kernel says so itself:
+
+    acc = load(out, 0)
+    for k in range(depth):
+        acc = multiply_add(splat(a[k]), load(b, k * lanes()), acc)
+    store(out, 0, acc)
+
+Arrays are flat; an index counts elements, and whatever it reaches must lie within the array. uint16 stands
+for bfloat16 and uint8 for float8_e4m3fn: they are widened where they are loaded, and e4m3 is rounded where it
+is stored (kernels/formats/float8.py).
+
+| operator | is |
+|---|---|
+| `lanes()` | numbers in a vector, constant |
+| `load(array, index)`, `store(array, index, vector)` | its elements, at any alignment |
+| `load_number(array, index)`, `store_number(array, index, number)` | one element |
+| `prefetch(array, index)` | nothing, but has the element's cache line brought; it may be out of bounds |
+| `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
+| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
+| `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once however a loop is compiled |
+| `maximum(a, b)` | by lane; b where one is NaN |
+| `exponential(vector)` | `exp_f32` by lane |
+| `silu(vector)` | x / (1 + e^-x) by lane |
+| `sum_of(vector)`, `largest_of(vector)` | one number, in a fixed order |
+| `rounding_key(layer_seed, head, position)` | of stochastic_round.py; an integer |
+| `rounded(pool, vector, is_stochastic, key, element, stride)` | as the pool keeps it |
+| `rounded_number(pool, number, is_stochastic, key, element)` | the same of one |
+| `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.compiler import CpuIntrinsic, cpu_function
+from kernels.formats import stochastic_round
+
+
+class VectorOperator(CpuIntrinsic):
+    """The function of that name in vector_ir.py, which is imported when the first kernel compiles."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        return getattr(importlib.import_module("kernels.cpu.vector_ir"), self.name)
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        here = (Path(__file__).with_name(name) for name in ("vector_ir.py", "format_ir.py"))
+        sources = (*here, Path(stochastic_round.__file__))
+        return zlib.crc32(b"".join(source.read_bytes() for source in sources))
+
+
+lanes = VectorOperator("lanes")
+load = VectorOperator("load")
+store = VectorOperator("store")
+load_number = VectorOperator("load_number")
+store_number = VectorOperator("store_number")
+prefetch = VectorOperator("prefetch")
+broadcast = VectorOperator("broadcast")
+splat = VectorOperator("splat")
+add = VectorOperator("add")
+subtract = VectorOperator("subtract")
+multiply = VectorOperator("multiply")
+divide = VectorOperator("divide")
+multiply_add = VectorOperator("multiply_add")
+multiply_add_number = VectorOperator("multiply_add_number")
+maximum = VectorOperator("maximum")
+exponential = VectorOperator("exponential")
+silu = VectorOperator("silu")
+sum_of = VectorOperator("sum_of")
+largest_of = VectorOperator("largest_of")
+transpose = VectorOperator("transpose")
+rounding_key = VectorOperator("rounding_key")
+rounded = VectorOperator("rounded")
+rounded_number = VectorOperator("rounded_number")
+
+_LINE_FLOATS = 16
+
+
+@cpu_function
+def aligned(count):
+    """Uninitialized floats that start at a cache line: a wide load across two lines takes twice as long."""
+    floats = np.empty(count + _LINE_FLOATS, np.float32)
+    first = (-floats.ctypes.data // 4) % _LINE_FLOATS
+    return floats[first : first + count]

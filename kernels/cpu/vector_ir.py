@@ -1,0 +1,328 @@
+"""What :mod:`kernels.cpu.vector` offers, as LLVM instructions on one vector register.
+
+Imported when the first kernel is compiled, since it needs numba. Products and sums may be contracted into
+FMA and nothing else: NaN and infinity keep their meaning, and sums their order.
+"""
+
+from __future__ import annotations
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+from kernels.cpu.format_ir import mix, narrow, round_bfloat16, widen
+
+LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
+
+_FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+_CONTRACT = ("contract",)
+
+
+class VectorType(types.Type):
+    """LANES float32 in a register: local to a kernel, never its argument."""
+
+    def __init__(self):
+        super().__init__(name=f"float32x{LANES}")
+
+
+@register_model(VectorType)
+class VectorModel(models.PrimitiveModel):
+    """A vector is its LLVM value."""
+
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, _FLOATS)
+
+
+VECTOR = VectorType()
+
+
+def _indices(numbers):
+    return ir.Constant(_INTS, numbers)
+
+
+def _constant(number):
+    return ir.Constant(_FLOATS, [number] * LANES)
+
+
+_ELEMENTS = {types.float32: ir.FloatType(), types.uint16: ir.IntType(16), types.uint8: ir.IntType(8)}
+
+
+def _place(context, builder, numba_types, values, count=LANES):
+    """Pointer to a vector's place, or a number's: an array and an index into it."""
+    array = cgutils.create_struct_proxy(numba_types[0])(context, builder, value=values[0])
+    index = context.cast(builder, values[1], numba_types[1], types.intp)
+    element = _ELEMENTS[numba_types[0].dtype]
+    kind = ir.VectorType(element, count) if count > 1 else element
+    return builder.bitcast(builder.gep(array.data, [index]), kind.as_pointer())
+
+
+def _alignment(kind):
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return 4 if element == ir.FloatType() else element.width // 8
+
+
+def _read(builder, place):
+    """As float32, whatever the array is of."""
+    value = builder.load(place)
+    value.align = _alignment(value.type)
+    return widen(builder, value)
+
+
+def _write(builder, value, place):
+    kind = place.type.pointee
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    builder.store(narrow(builder, value, element), place).align = _alignment(kind)
+
+
+@intrinsic
+def lanes(typing_context):
+    def generate(context, builder, signature, values):
+        return ir.Constant(ir.IntType(64), LANES)
+
+    return types.intp(), generate
+
+
+@intrinsic
+def load(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        return _read(builder, _place(context, builder, signature.args, values))
+
+    return VECTOR(array, index), generate
+
+
+@intrinsic
+def store(typing_context, array, index, vector):
+    def generate(context, builder, signature, values):
+        _write(builder, values[2], _place(context, builder, signature.args, values))
+        return context.get_dummy_value()
+
+    return types.none(array, index, vector), generate
+
+
+@intrinsic
+def load_number(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        return _read(builder, _place(context, builder, signature.args, values, count=1))
+
+    return types.float32(array, index), generate
+
+
+@intrinsic
+def store_number(typing_context, array, index, number):
+    def generate(context, builder, signature, values):
+        place = _place(context, builder, signature.args, values, count=1)
+        _write(builder, context.cast(builder, values[2], signature.args[2], types.float32), place)
+        return context.get_dummy_value()
+
+    return types.none(array, index, number), generate
+
+
+@intrinsic
+def splat(typing_context, number):
+    def generate(context, builder, signature, values):
+        return _splat(builder, context.cast(builder, values[0], signature.args[0], types.float32))
+
+    return VECTOR(number), generate
+
+
+@intrinsic
+def prefetch(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        place = builder.bitcast(_place(context, builder, signature.args, values), kind.args[0])
+        for_reading, in_all_caches, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+        builder.call(call, [place, for_reading, in_all_caches, data])
+        return context.get_dummy_value()
+
+    return types.none(array, index), generate
+
+
+@intrinsic
+def broadcast(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        return _splat(builder, _read(builder, _place(context, builder, signature.args, values, count=1)))
+
+    return VECTOR(array, index), generate
+
+
+def _splat(builder, number):
+    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(vector, vector, _indices([0] * LANES))
+
+
+@intrinsic
+def multiply_add_number(typing_context, a, b, c):
+    def generate(context, builder, signature, values):
+        return builder.fma(
+            *(context.cast(builder, *one, types.float32) for one in zip(values, signature.args, strict=True))
+        )
+
+    return types.float32(a, b, c), generate
+
+
+def _multiply_add(builder, a, b, c):
+    return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
+
+
+def _larger(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _folded(builder, vector, join):
+    """Joins the halves, then their halves, down to the one number that is left."""
+    width = LANES // 2
+    while width:
+        moved = [(lane + width) % LANES for lane in range(LANES)]
+        vector = join(vector, builder.shuffle_vector(vector, vector, _indices(moved)))
+        width //= 2
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+
+
+def _exponential(builder, x):
+    """The formula of :func:`kernels.cpu.exp.exp_f32`."""
+    smallest, largest = _constant(-87.33), _constant(88.0)
+    inside = builder.select(builder.fcmp_ordered("<", x, smallest), smallest, x)
+    inside = builder.select(builder.fcmp_ordered(">", inside, largest), largest, inside)
+    signature = ir.FunctionType(_FLOATS, [_FLOATS])
+    floor = cgutils.get_or_insert_function(builder.module, signature, f"llvm.floor.v{LANES}f32")
+
+    def multiply_add(a, b, c):
+        return _multiply_add(builder, a, b, c)
+
+    n = builder.call(floor, [multiply_add(inside, _constant(1.44269504), _constant(0.5))])
+    r = multiply_add(n, _constant(-0.69314718), inside)
+    p = _constant(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        p = multiply_add(p, r, _constant(coefficient))
+    p = multiply_add(multiply_add(p, r, _constant(1.0)), r, _constant(1.0))
+    exponent = builder.add(builder.fptosi(n, _INTS), _indices([127] * LANES))
+    two_to_n = builder.bitcast(builder.shl(exponent, _indices([23] * LANES)), _FLOATS)
+    return builder.select(
+        builder.fcmp_ordered("<", x, smallest), _constant(0.0), builder.fmul(p, two_to_n, flags=_CONTRACT)
+    )
+
+
+def _silu(builder, x):
+    shut = _exponential(builder, builder.fsub(_constant(0.0), x, flags=_CONTRACT))
+    return builder.fdiv(x, builder.fadd(_constant(1.0), shut, flags=_CONTRACT))
+
+
+def _of_vectors(count, result, emit):
+    """An operator on ``count`` vectors: ``emit(builder, *vectors)`` is of type ``result``."""
+
+    def generate(context, builder, signature, values):
+        return emit(builder, *values)
+
+    typings = {
+        1: lambda context, a: (result(a), generate),
+        2: lambda context, a, b: (result(a, b), generate),
+        3: lambda context, a, b, c: (result(a, b, c), generate),
+    }
+    return intrinsic(typings[count])
+
+
+add = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fadd(a, b, flags=_CONTRACT))
+subtract = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fsub(a, b, flags=_CONTRACT))
+multiply = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fmul(a, b, flags=_CONTRACT))
+divide = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fdiv(a, b))
+multiply_add = _of_vectors(3, VECTOR, _multiply_add)
+maximum = _of_vectors(2, VECTOR, _larger)
+exponential = _of_vectors(1, VECTOR, _exponential)
+silu = _of_vectors(1, VECTOR, _silu)
+sum_of = _of_vectors(1, types.float32, lambda builder, vector: _folded(builder, vector, builder.fadd))
+largest_of = _of_vectors(
+    1, types.float32, lambda builder, vector: _folded(builder, vector, lambda a, b: _larger(builder, a, b))
+)
+
+
+@intrinsic
+def transpose(typing_context, source, index, row_stride, target, target_index, target_stride):
+    def generate(context, builder, signature, values):
+        _transpose(context, builder, signature.args, values)
+        return context.get_dummy_value()
+
+    arguments = (source, index, row_stride, target, target_index, target_stride)
+    return types.none(*arguments), generate
+
+
+def _transpose(context, builder, numba_types, values):
+    """Exchanges the off-diagonal blocks of 1, 2, 4 … lanes of each pair of rows."""
+    rows = [_read(builder, place) for place in _row_places(context, builder, numba_types[:3], values[:3])]
+    width = 1
+    while width < LANES:
+        low = [lane if not lane & width else LANES + (lane ^ width) for lane in range(LANES)]
+        high = [lane | width if not lane & width else LANES + lane for lane in range(LANES)]
+        for r in range(LANES):
+            if not r & width:
+                pair = rows[r], rows[r | width]
+                rows[r] = builder.shuffle_vector(*pair, _indices(low))
+                rows[r | width] = builder.shuffle_vector(*pair, _indices(high))
+        width *= 2
+    places = _row_places(context, builder, numba_types[3:], values[3:])
+    for row, place in zip(rows, places, strict=True):
+        _write(builder, row, place)
+
+
+def _row_places(context, builder, numba_types, values):
+    """Pointers to LANES rows, from an array, the first row's index and the stride between rows."""
+    array, index, stride = values
+    index = context.cast(builder, index, numba_types[1], types.intp)
+    stride = context.cast(builder, stride, numba_types[2], types.intp)
+    places = []
+    for _ in range(LANES):
+        places.append(_place(context, builder, (numba_types[0], types.intp), (array, index)))
+        index = builder.add(index, stride)
+    return places
+
+
+@intrinsic
+def rounding_key(typing_context, layer_seed, head, position):
+    def generate(context, builder, signature, values):
+        seed, head, position = _words(builder, values)
+        return builder.zext(mix(builder, builder.add(mix(builder, builder.add(seed, head)), position)), _WORD)
+
+    return types.int64(layer_seed, head, position), generate
+
+
+@intrinsic
+def rounded(typing_context, pool, vector, is_stochastic, key, element, stride):
+    def generate(context, builder, signature, values):
+        if signature.args[0].dtype != types.uint16:
+            return values[1]
+        key, element, stride = _words(builder, values[3:])
+        steps = builder.mul(_splat(builder, stride), _indices(list(range(LANES))))
+        elements = builder.add(_splat(builder, element), steps)
+        by_chance = _is_set(builder, values[2])
+        return round_bfloat16(builder, values[1], by_chance, _splat(builder, key), elements)
+
+    return VECTOR(pool, vector, is_stochastic, key, element, stride), generate
+
+
+@intrinsic
+def rounded_number(typing_context, pool, number, is_stochastic, key, element):
+    def generate(context, builder, signature, values):
+        number = context.cast(builder, values[1], signature.args[1], types.float32)
+        if signature.args[0].dtype != types.uint16:
+            return number
+        return round_bfloat16(builder, number, _is_set(builder, values[2]), *_words(builder, values[3:]))
+
+    return types.float32(pool, number, is_stochastic, key, element), generate
+
+
+_WORD = ir.IntType(64)
+
+
+def _words(builder, values):
+    """Integers cut to 32 bits."""
+    return [builder.trunc(value, ir.IntType(32)) for value in values]
+
+
+def _is_set(builder, value):
+    return builder.icmp_signed("!=", value, ir.Constant(value.type, 0))

@@ -1,0 +1,80 @@
+"""float8_e4m3fn, in which keys and values may be cached: 1 sign, 4 exponent and 3 mantissa bits.
+
+    byte s eeee mmm:  (-1)^s 2^(e - 7) (1 + m / 8), or (-1)^s 2^-6 m / 8 where e = 0;  0x7F and 0xFF are NaN
+
+Largest 448, smallest 2^-9; what lies between two values goes to the nearer, ties to the even one. Finite
+numbers beyond 448 become 448. Infinity becomes NaN, as it does in a softmax, so that checks for finite
+results find an overflow behind this format too. (PyTorch's own conversion saturates in some versions only.)
+
+| for | use |
+|---|---|
+| torch | :func:`to_e4m3` |
+| Triton | :func:`narrow`, :func:`widen`, over what :func:`readable` and :func:`writable` make of a cache |
+| CPU kernels | ``load`` and ``store`` of kernels/cpu/vector.py |
+
+Formats: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.triton_jit import tl, triton_jit
+
+E4M3_MAX = 448.0
+_WITH_INSTRUCTIONS = (8, 9)
+"""Compute capability from which on a GPU converts e4m3 itself; Triton refuses the type below."""
+
+
+def to_e4m3(x: Tensor) -> Tensor:
+    """Any floating dtype to float8_e4m3fn as said above."""
+    x = x.to(torch.float32)
+    return torch.where(x.isfinite(), x.clamp(-E4M3_MAX, E4M3_MAX), torch.nan).to(torch.float8_e4m3fn)
+
+
+def writable(cache: Tensor) -> Tensor:
+    """What a Triton kernel gets to store into: bytes in place of e4m3."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+
+
+def readable(cache: Tensor) -> Tensor:
+    """What a Triton kernel gets to load from: bytes in place of e4m3 on a GPU without instructions for it."""
+    if cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= _WITH_INSTRUCTIONS:
+        return cache
+    return writable(cache)
+
+
+@triton_jit
+def narrow(x, scale, DTYPE: tl.constexpr):
+    """``x * scale`` as :func:`to_e4m3` where ``DTYPE`` is uint8; else ``x`` in DTYPE, without the scale."""
+    return _to_byte(x.to(tl.float32) * scale) if tl.uint8 == DTYPE else x.to(DTYPE)
+
+
+@triton_jit
+def widen(x, DTYPE: tl.constexpr):
+    """What was loaded from a cache, in DTYPE: exact for e4m3."""
+    return _from_byte(x).to(DTYPE) if x.dtype == tl.uint8 else x.to(DTYPE)
+
+
+@triton_jit
+def _to_byte(x):
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # The sum's last bit counts 2^-9, and the addition rounds to it.
+    at_16384 = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    small = at_16384.to(tl.int32, bitcast=True) - 0x46800000
+    byte = tl.minimum(tl.where(magnitude < (121 << 23), small, normal), 0x7E)
+    byte = tl.where(magnitude < 0x7F800000, byte, 0x7F)
+    return (byte | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton_jit
+def _from_byte(x):
+    byte = x.to(tl.int32)
+    magnitude = byte & 0x7F
+    small = (magnitude.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)
+    bits = tl.where(magnitude < 8, small, (magnitude << 20) + (120 << 23))
+    bits = tl.where(magnitude == 0x7F, 0x7FC00000, bits) | ((byte & 0x80) << 24)
+    return bits.to(tl.float32, bitcast=True)

@@ -1,0 +1,1 @@
+"""What Triton kernels share: compilation, tiles for a device, strides."""

@@ -1,0 +1,34 @@
+"""Rows of a table by index: ``out[i] = scale * table[ids[i]]``.
+
+On CPU, float32 goes to numba, so that a recorded step (:mod:`kernels.cpu.graph`) has it; torch gathers
+everywhere else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu.jit import as_array, cpu_jit
+
+_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+
+
+@cpu_jit
+def _gather(ids, table, scale, out, begin, end):
+    for i in range(begin, end):
+        row, source = out[i], table[ids[i]]
+        for j in range(row.shape[0]):
+            row[j] = source[j] * scale
+
+
+def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+    """ids ``[n]`` int64, table ``[rows, size]`` to ``[n, size]``. Ids must lie in the table."""
+    if ids.is_cuda or table.dtype != torch.float32:
+        rows = F.embedding(ids, table)
+        return rows if scale == 1.0 else rows * scale
+    out = torch.empty(len(ids), table.shape[1])
+    grain = 1 + _GRAIN_ELEMENTS // table.shape[1]
+    _gather.parallel_for(len(ids), grain, as_array(ids), as_array(table), np.float32(scale), as_array(out))
+    return out

@@ -1,0 +1,154 @@
+"""Linear layers on CPU in float32, for any number of rows.
+
+    y[r, o] = act(bias[o] + sum over k of x[r, k] W[o, k])          act = identity or max(y, 0)^2
+
+The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, zeros behind the last
+output, and multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and knows
+nothing of the tile that it stands in: a row's result is the same bits in every batch.
+
+Rows are taken so many at a time that they stay in the L2 cache while all panels pass by; threads share
+panels and blocks of rows. µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
+
+| weight | here | torch (MKL) | oneDNN, packed |
+|---|---|---|---|
+| 384 × 256 | 13 / 17 / 75 / 583 | 18 / 22 / 89 / 552 | 51 / 56 / 115 / 632 |
+| 3864 × 768 | 650 / 730 / 2,520 / 17,300 | 686 / 1,300 / 3,050 / 16,000 | 900 / 909 / 2,560 / 18,200 |
+| 768 × 2304 | 394 / 483 / 1,970 / 13,700 | 429 / 887 / 2,350 / 12,900 | 541 / 525 / 1,800 / 12,500 |
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.cpu.host_memory import host_empty
+from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.gpu.strides import adjacent
+from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
+
+_ROW_BLOCK_ELEMENTS = 2**17
+"""Inputs that are worked on while all panels pass by: half a megabyte."""
+_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_ROWS_A_READ = 7
+
+
+def linear_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu_squared: bool = False
+) -> torch.Tensor:
+    """``[n, in]`` and ``[out, in]`` to ``[n, out]``."""
+    y = torch.nn.functional.linear(x, weight, bias)
+    return y.relu().square() if relu_squared else y
+
+
+def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
+    """``[out]`` to ``[size]`` with zeros behind it, or instead."""
+    padded = torch.zeros(size)
+    if bias is not None:
+        padded[: len(bias)] = bias
+    return padded
+
+
+def run_panels(
+    kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
+    arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
+) -> torch.Tensor:  # fmt: skip
+    """``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
+
+    The kernel's items are panels of a block of rows, then those of the next block: of so many rows that all
+    panels pass by together. A panel comes out of memory while ``rows_a_read`` rows are computed.
+    """
+    num_rows, num_inputs = x.shape
+    y = torch.empty(num_rows, num_outputs)
+    if num_rows == 0:
+        return y
+    x = adjacent(x)
+    block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+    products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * panels.shape[2]
+    kernel.parallel_for(
+        -(-num_rows // block_rows) * len(panels),
+        1 + _GRAIN_PRODUCTS // products,
+        as_flat_array(x),
+        x.stride(0),
+        *arrays,
+        as_array(y),
+        (num_rows, num_inputs, num_outputs, *sizes),
+        block_rows,
+        *flags,
+    )
+    return y
+
+
+@cpu_jit
+def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows):
+    """All rows with one panel of float32; rows are dealt out evenly, as small tiles wait for their loads."""
+    row = 0
+    while row < num_rows:
+        left = num_rows - row
+        size = min(6, left)
+        if 6 < left < 12:
+            size = (left + 1) // 2
+        x_row, y_row = x + row * x_stride * 4, y + row * y_stride * 4
+        tile_of_float32(
+            size, x_row, x_stride, panel, num_inputs, num_inputs, 0, bias, y_row, y_stride, live, squares
+        )
+        row += size
+
+
+@cpu_jit
+def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end):
+    """Items are panels of a block of rows, then those of the next block."""
+    num_rows, num_inputs, num_outputs = shape
+    width = panel_width_here()
+    num_panels = (num_outputs + width - 1) // width
+    for item in range(begin, end):
+        row = item // num_panels * block_rows
+        output = item % num_panels * width
+        multiply_panel(
+            x.ctypes.data + row * x_stride * 4,
+            x_stride,
+            weight.ctypes.data + output * num_inputs * 4,
+            num_inputs,
+            bias.ctypes.data + output * 4,
+            y.ctypes.data + (row * num_outputs + output) * 4,
+            num_outputs,
+            min(width, num_outputs - output),
+            squares,
+            min(block_rows, num_rows - row),
+        )
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A float32 weight in panels, and its bias (zeros where there is none)."""
+
+    panels: torch.Tensor
+    """``[panels, in, PANEL]``"""
+    bias: torch.Tensor
+    """``[panels * PANEL]``"""
+    num_outputs: int
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """From ``[out, in]`` and ``[out]``."""
+        num_outputs, num_inputs = weight.shape
+        width = panel_width()
+        num_panels = -(-num_outputs // width)
+        panels = host_empty(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
+        whole = num_outputs // width
+        panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
+        if whole < num_panels:
+            panels[whole] = 0
+            panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
+        return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
+
+    def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
+        """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
+        flags = (int(relu_squared),)
+        return run_panels(_linear, x, self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags)
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return as_array(self.panels.view(-1)), as_array(self.bias)

@@ -1,0 +1,321 @@
+"""The innermost loop of linear layers on CPU: a tile of up to six rows times a panel of outputs.
+
+    sums[r, o] = bias[o] + sum over k of x[r, k] w[k, o]        y = act(sums), act = identity or max(., 0)^2
+
+All sums stand in vector registers. For each k the panel's row is read, an input is broadcast a row, and all
+sums take one fused multiply-add each, in the order of k: a row's result is the same bits in every tile. A
+panel is ``[in, PANEL]`` of
+
+| stored | weight |
+|---|---|
+| float32 | as it is |
+| fp8 (float8_e4m3fn) | float32(w) * scale |
+| int8 | float32(w) * scale |
+
+``scales`` are ``[groups, PANEL]``, one for ``group`` inputs; those of fp8 times 256. An fp8 number's seven
+low bits, seven places further to the left, are a float16 of a 256th of its value: subnormals too, and the
+machine widens float16 by itself. The product with the scale is rounded once, as where the weight is
+dequantised beforehand: the sums are the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+from kernels.cpu.compiler import CpuIntrinsic
+
+TILE_ROWS = 6
+FLOAT_BYTES = 4
+FP8_SCALE_FACTOR = 256.0
+
+Stored = Literal["float32", "fp8", "int8"]
+
+
+@functools.cache
+def vector_shape() -> tuple[int, int]:
+    """Floats in a vector register of this machine, and registers that a panel is wide.
+
+    A tile of six rows has its sums, a row of the panel and a broadcast input in 29 of 32 registers with
+    AVX-512 or NEON, in 15 of 16 with AVX2.
+    """
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 4
+    return (8, 2) if features.get("avx2") else (4, 4)
+
+
+def panel_width() -> int:
+    """Outputs of a panel."""
+    lanes, registers = vector_shape()
+    return lanes * registers
+
+
+@CpuIntrinsic
+def panel_width_here() -> Any:
+    """:func:`panel_width` for kernels."""
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def width(typing_context):
+        def generate(context, builder, signature, args):
+            return context.get_constant(types.int64, panel_width())
+
+        return types.int64(), generate
+
+    return width
+
+
+@CpuIntrinsic
+def tile_of_float32() -> Any:
+    return _tile("float32")
+
+
+@CpuIntrinsic
+def tile_of_fp8() -> Any:
+    return _tile("fp8")
+
+
+@CpuIntrinsic
+def tile_of_int8() -> Any:
+    return _tile("int8")
+
+
+@CpuIntrinsic
+def widen_fp8() -> Any:
+    return _widening("fp8")
+
+
+@CpuIntrinsic
+def widen_int8() -> Any:
+    return _widening("int8")
+
+
+def _tile(stored: Stored) -> Any:
+    """``tile(num_rows, x, x_stride, panel, num_inputs, group, scales, bias, y, y_stride, live, squares)``
+
+    Addresses, and strides in elements; the first ``live`` outputs are stored. float32 has one group.
+    """
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context, builder, signature, args):
+        end = builder.append_basic_block()
+        switch = builder.switch(args[0], end)
+        for num_rows in range(1, TILE_ROWS + 1):
+            block = builder.append_basic_block()
+            switch.add_case(ir.Constant(ir.IntType(64), num_rows), block)
+            builder.position_at_end(block)
+            _Emitter(builder).tile(stored, num_rows, *args[1:])
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def tile(typing_context, n, x, x_stride, panel, inputs, group, scales, bias, y, y_stride, live, squares):
+        return types.void(*[types.int64] * 12), generate
+
+    return tile
+
+
+def _widening(stored: Stored) -> Any:
+    """``widen(panel, num_inputs, group, scales, target)``: the panel in float32, to ``[in, PANEL]``."""
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context, builder, signature, args):
+        _Emitter(builder).widening(stored, *args)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def widen(typing_context, panel, num_inputs, group, scales, target):
+        return types.void(*[types.int64] * 5), generate
+
+    return widen
+
+
+class _Emitter:
+    """Emits a tile's instructions at a builder's place."""
+
+    def __init__(self, builder: Any) -> None:
+        from llvmlite import ir
+
+        self.ir, self.builder = ir, builder
+        self.lanes, self.registers = vector_shape()
+        self.integer, self.real = ir.IntType(64), ir.FloatType()
+        self.vector = ir.VectorType(self.real, self.lanes)
+
+    def tile(
+        self,
+        stored,
+        num_rows,
+        x,
+        x_stride,
+        panel,
+        num_inputs,
+        group,
+        scales,
+        bias,
+        y,
+        y_stride,
+        live,
+        squares,
+    ):
+        builder = self.builder
+        x, bias, y = (builder.inttoptr(base, self.real.as_pointer()) for base in (x, bias, y))
+        rows = [builder.gep(x, [builder.mul(x_stride, self.at(r))]) for r in range(num_rows)]
+        start = [self.load(bias, self.at(v * self.lanes)) for v in range(self.registers)]
+        fma = self.function(f"llvm.fma.v{self.lanes}f32", self.vector, *[self.vector] * 3)
+
+        def add(k, weights, sums):
+            added = []
+            for row in range(num_rows):
+                value = self.splat(builder.load(builder.gep(rows[row], [k])))
+                own = sums[row * self.registers : (row + 1) * self.registers]
+                added += [builder.call(fma, [value, w, s]) for w, s in zip(weights, own, strict=True)]
+            return added
+
+        sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, start * num_rows, add)
+        self.store_tile(sums, num_rows, y, y_stride, live, squares)
+
+    def widening(self, stored, panel, num_inputs, group, scales, target):
+        target = self.builder.inttoptr(target, self.real.as_pointer())
+
+        def write(k, weights, carried):
+            first = self.builder.mul(k, self.at(panel_width()))
+            for v, weight in enumerate(weights):
+                place = self.builder.gep(target, [self.builder.add(first, self.at(v * self.lanes))])
+                self.builder.store(
+                    weight, self.builder.bitcast(place, self.vector.as_pointer())
+                ).align = FLOAT_BYTES
+            return []
+
+        self.loop_over_panel(stored, panel, num_inputs, group, scales, [], write)
+
+    def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body):
+        """``carried = body(k, weights, carried)`` for every k. Returns what the last one did."""
+        if stored == "float32":
+            panel = self.builder.inttoptr(panel, self.real.as_pointer())
+            return self.loop(
+                self.at(0),
+                num_inputs,
+                self.at(1),
+                carried,
+                lambda k, found: body(k, self.panel_row(panel, k), found),
+            )
+        panel = self.builder.inttoptr(panel, self.ir.IntType(8).as_pointer())
+        scales = self.builder.inttoptr(scales, self.real.as_pointer())
+
+        def one_group(first, found):
+            place = self.builder.mul(self.builder.sdiv(first, group), self.at(panel_width()))
+            factors = self.panel_row(scales, place, scaled=False)
+            behind = self.builder.add(first, group)
+            stop = self.builder.select(self.builder.icmp_signed("<", behind, num_inputs), behind, num_inputs)
+
+            def one_input(k, sums):
+                stored_row = self.bytes_row(panel, k)
+                weights = [
+                    self.builder.fmul(self.widened(stored, w), factor)
+                    for w, factor in zip(stored_row, factors, strict=True)
+                ]
+                return body(k, weights, sums)
+
+            return self.loop(first, stop, self.at(1), found, one_input)
+
+        return self.loop(self.at(0), num_inputs, group, carried, one_group)
+
+    def loop(self, first, stop, step, carried, body):
+        """At least once; vectors are carried from turn to turn."""
+        builder = self.builder
+        before = builder.block
+        head = builder.append_basic_block()
+        builder.branch(head)
+        builder.position_at_end(head)
+        number = builder.phi(self.integer)
+        phis = [builder.phi(self.vector) for _ in carried]
+        results = body(number, phis)
+        following = builder.add(number, step)
+        number.add_incoming(first, before)
+        number.add_incoming(following, builder.block)
+        for phi, initial, result in zip(phis, carried, results, strict=True):
+            phi.add_incoming(initial, before)
+            phi.add_incoming(result, builder.block)
+        end = builder.append_basic_block()
+        builder.cbranch(builder.icmp_signed("<", following, stop), head, end)
+        builder.position_at_end(end)
+        return results
+
+    def panel_row(self, base, k, *, scaled=True):
+        """A row of float32 in registers; ``k`` counts rows if ``scaled``, else elements."""
+        first = self.builder.mul(k, self.at(panel_width())) if scaled else k
+        return [
+            self.load(base, self.builder.add(first, self.at(v * self.lanes))) for v in range(self.registers)
+        ]
+
+    def bytes_row(self, base, k):
+        kind = self.ir.VectorType(self.ir.IntType(8), self.lanes)
+        first = self.builder.mul(k, self.at(panel_width()))
+        row = []
+        for v in range(self.registers):
+            place = self.builder.gep(base, [self.builder.add(first, self.at(v * self.lanes))])
+            row.append(self.builder.load(self.builder.bitcast(place, kind.as_pointer())))
+            row[-1].align = 1
+        return row
+
+    def widened(self, stored, weights):
+        """Bytes to float32; fp8 to a 256th of its value."""
+        ir, builder = self.ir, self.builder
+        if stored == "int8":
+            return builder.sitofp(weights, self.vector)
+        halves = ir.VectorType(ir.IntType(16), self.lanes)
+        shifted = builder.shl(builder.sext(weights, halves), ir.Constant(halves, [7] * self.lanes))
+        kept = builder.and_(shifted, ir.Constant(halves, [0xBF80] * self.lanes))
+        return builder.fpext(builder.bitcast(kept, ir.VectorType(ir.HalfType(), self.lanes)), self.vector)
+
+    def store_tile(self, sums, num_rows, y, y_stride, live, squares):
+        ir, builder = self.ir, self.builder
+        pointer = self.vector.as_pointer()
+        alignment, masks = ir.IntType(32), ir.VectorType(ir.IntType(1), self.lanes)
+        store = self.function(
+            f"llvm.masked.store.v{self.lanes}f32.p0", ir.VoidType(), self.vector, pointer, alignment, masks
+        )
+        zero = ir.Constant(self.vector, [0.0] * self.lanes)
+        numbers = ir.VectorType(self.integer, self.lanes)
+        live, is_squared = self.splat(live, self.integer), builder.icmp_signed("!=", squares, self.at(0))
+        for v in range(self.registers):
+            columns = ir.Constant(numbers, [v * self.lanes + lane for lane in range(self.lanes)])
+            mask = builder.icmp_signed("<", columns, live)
+            for row in range(num_rows):
+                total = sums[row * self.registers + v]
+                # An ordered comparison: NaN is not below zero and comes out as NaN.
+                positive = builder.select(builder.fcmp_ordered("<", total, zero), zero, total)
+                total = builder.select(is_squared, builder.fmul(positive, positive), total)
+                offset = builder.add(builder.mul(y_stride, self.at(row)), self.at(v * self.lanes))
+                place = builder.bitcast(builder.gep(y, [offset]), pointer)
+                builder.call(store, [total, place, ir.Constant(alignment, FLOAT_BYTES), mask])
+
+    def at(self, number):
+        return self.ir.Constant(self.integer, number)
+
+    def load(self, base, offset):
+        place = self.builder.bitcast(self.builder.gep(base, [offset]), self.vector.as_pointer())
+        found = self.builder.load(place)
+        found.align = FLOAT_BYTES
+        return found
+
+    def splat(self, value, element=None):
+        ir = self.ir
+        empty = ir.Constant(ir.VectorType(element or self.real, self.lanes), ir.Undefined)
+        first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
+        return self.builder.shuffle_vector(
+            first, empty, ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        )
+
+    def function(self, name, result, *arguments):
+        module = self.builder.module
+        known = module.globals.get(name)
+        return known or self.ir.Function(module, self.ir.FunctionType(result, arguments), name)

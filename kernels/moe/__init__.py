@@ -1,0 +1,1 @@
+"""Mixture of experts: routing, sorting by expert, combining."""

@@ -1,0 +1,168 @@
+"""Which experts a token goes to, and with what weights.
+
+    s     = sigmoid(logits) or softmax(logits)               float32
+    ids   = the k best of s + correction, out of the best expert groups
+    w     = scaling * s[ids] / sum(s[ids])                   without the division unless normalized
+
+Sigmoid is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): a group is as good as the sum of its two
+best experts; the correction chooses experts but does not weigh them. Softmax has neither groups nor
+correction, so that normalized it is the softmax over the k chosen logits. On CPU the reference is the path:
+it is a few operators over ``[n, experts]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+
+Scoring = Literal["sigmoid", "softmax"]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The rule that a layer's router follows."""
+
+    experts_per_token: int
+    expert_groups: int
+    groups_per_token: int
+    normalize_weights: bool
+    scaling_factor: float
+    scoring: Scoring = "sigmoid"
+
+
+def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """:func:`moe_route`, all tokens at once."""
+    if routing.scoring == "softmax":
+        scores, choice = logits.softmax(dim=-1), logits
+    else:
+        assert correction is not None
+        scores = logits.sigmoid()
+        choice = scores + correction
+    if routing.groups_per_token < routing.expert_groups:
+        choice = _mask_groups(choice, routing)
+    expert_ids = choice.topk(routing.experts_per_token, dim=-1, sorted=False).indices
+    weights = scores.gather(1, expert_ids)
+    if routing.normalize_weights:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return expert_ids, weights * routing.scaling_factor
+
+
+def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """-inf outside the best groups."""
+    grouped = torch.unflatten(choice, 1, (routing.expert_groups, -1))
+    group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
+    best = group_scores.topk(routing.groups_per_token, dim=-1, sorted=False).indices
+    outside = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, best, False)
+    return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
+
+
+# One program a token, its scores in registers as [groups, experts of a group]: maxima in turn, each struck
+# out once it is taken, the lower index first where two are equal. Some dozens of reductions over a few
+# hundred numbers, in place of a dozen launches.
+@triton_jit
+def _route_kernel(
+    logits_ptr,
+    correction_ptr,
+    ids_ptr,
+    weights_ptr,
+    scaling,
+    GROUPS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    GROUPS_PER_TOKEN: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    groups, inner = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_E)
+    experts = groups[:, None] * GROUP_SIZE + inner[None, :]
+    live = (groups < GROUPS)[:, None] & (inner < GROUP_SIZE)[None, :]
+    logits = tl.load(logits_ptr + token * (GROUPS * GROUP_SIZE) + experts, mask=live, other=0.0)
+    if SOFTMAX:
+        best_logit = tl.max(tl.max(tl.where(live, logits, float("-inf")), 1), 0)
+        scores = tl.where(live, tl.exp(logits - best_logit), 0.0)
+        scores /= tl.sum(tl.sum(scores, 1), 0)
+        choice = logits  # where scores of far worse experts are equal, being 0
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+        choice = scores + tl.load(correction_ptr + experts, mask=live, other=0.0)
+    # NaN, from a damaged state, counts as the least: the row goes on, and its own weights are NaN anyway.
+    choice = tl.where(live & (choice == choice), choice, float("-inf"))
+    if GROUPS_PER_TOKEN < GROUPS:
+        best = tl.max(choice, axis=1)
+        first = tl.min(tl.where(choice == best[:, None], inner[None, :], BLOCK_E), axis=1)
+        second = tl.max(tl.where(inner[None, :] == first[:, None], float("-inf"), choice), axis=1)
+        group_scores = tl.where(groups < GROUPS, best + second, float("-inf"))
+        kept = groups < 0
+        for _ in tl.static_range(GROUPS_PER_TOKEN):
+            left = tl.where(kept, float("-inf"), group_scores)
+            rank = tl.where(kept | (groups >= GROUPS), BLOCK_G, groups)
+            kept |= groups == tl.min(tl.where(left == tl.max(left), rank, BLOCK_G))
+        choice = tl.where(kept[:, None], choice, float("-inf"))
+    k = tl.arange(0, BLOCK_K)
+    ids = tl.zeros((BLOCK_K,), tl.int32)
+    weights = tl.zeros((BLOCK_K,), tl.float32)
+    taken = experts < 0
+    for j in tl.static_range(EXPERTS_PER_TOKEN):
+        rank = tl.where(taken | (live == 0), BLOCK_G * BLOCK_E, experts)
+        left = tl.where(taken, float("-inf"), choice)
+        expert = tl.min(tl.min(tl.where(left == tl.max(tl.max(left, 1), 0), rank, BLOCK_G * BLOCK_E), 1), 0)
+        is_next = experts == expert
+        taken |= is_next
+        score = tl.sum(tl.sum(tl.where(is_next, scores, 0.0), 1), 0)
+        ids = tl.where(k == j, expert, ids)
+        weights = tl.where(k == j, score, weights)
+    if NORMALIZE:
+        weights = weights / (tl.sum(weights) + 1e-20)
+    out = token * EXPERTS_PER_TOKEN + k
+    tl.store(ids_ptr + out, ids.to(tl.int64), mask=k < EXPERTS_PER_TOKEN)
+    tl.store(weights_ptr + out, weights * scaling, mask=k < EXPERTS_PER_TOKEN)
+
+
+def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    num_tokens, num_experts = logits.shape
+    group_size = num_experts // routing.expert_groups
+    shape = (num_tokens, routing.experts_per_token)
+    expert_ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    if num_tokens == 0:
+        return expert_ids, weights
+    _route_kernel[(num_tokens,)](
+        logits.contiguous(),
+        logits if correction is None else correction,  # not touched by softmax
+        expert_ids,
+        weights,
+        routing.scaling_factor,
+        GROUPS=routing.expert_groups,
+        GROUP_SIZE=group_size,
+        GROUPS_PER_TOKEN=routing.groups_per_token,
+        EXPERTS_PER_TOKEN=routing.experts_per_token,
+        NORMALIZE=routing.normalize_weights,
+        SOFTMAX=routing.scoring == "softmax",
+        BLOCK_G=triton.next_power_of_2(routing.expert_groups),
+        BLOCK_E=triton.next_power_of_2(group_size),
+        BLOCK_K=triton.next_power_of_2(routing.experts_per_token),
+        num_warps=1 if num_experts <= 256 else 4,
+    )
+    return expert_ids, weights
+
+
+def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
+
+    Ids are int64 and distinct, in no particular order; weights float32. Softmax takes no correction.
+    """
+    if routing.scoring == "softmax":
+        assert correction is None, "softmax routing has no correction"
+        assert routing.expert_groups == 1, "softmax routing has no groups"
+    if logits.is_cuda:
+        return _launch(logits, correction, routing)
+    return moe_route_reference(logits, correction, routing)

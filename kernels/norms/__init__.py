@@ -1,0 +1,1 @@
+"""Norms, gates and activations between matrix products."""

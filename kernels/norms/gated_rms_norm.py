@@ -1,0 +1,217 @@
+"""The norm at the end of a recurrent mixer, with its gate: RMS norm over groups of channels.
+
+    gated_group_rms_norm       u = y * silu(z),   out = u / sqrt(mean over its group of u^2 + eps) * weight
+    group_rms_norm_then_gate   out = y / sqrt(mean over its group of y^2 + eps) * weight * silu(z)
+
+Mamba-2 has the first (arXiv:2405.21060, section 7), Gated DeltaNet the second, with a head for a group
+(arXiv:2412.06464), and Mamba-2 layers of some checkpoints do too (``mamba_norm_before_gate``). Without the
+norm the gate alone is kernels/norms/silu_gate.py.
+
+Inside in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, float32 goes to numba
+and other dtypes to the reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu.exp import exp_f32
+from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.cpu.vector import lanes, load, multiply, multiply_add, silu, splat, store, sum_of
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+
+
+def gated_group_rms_norm_reference(
+    y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
+) -> torch.Tensor:
+    """:func:`gated_group_rms_norm`, term by term."""
+    acc = torch.promote_types(y.dtype, torch.float32)
+    gated = y.to(acc) * F.silu(z.to(acc))
+    return (_normalized(gated, group_size, eps) * weight.to(acc)).to(y.dtype)
+
+
+def group_rms_norm_then_gate_reference(
+    y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
+) -> torch.Tensor:
+    """:func:`group_rms_norm_then_gate`, term by term."""
+    acc = torch.promote_types(y.dtype, torch.float32)
+    return (_normalized(y.to(acc), group_size, eps) * weight.to(acc) * F.silu(z.to(acc))).to(y.dtype)
+
+
+def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
+    groups = torch.unflatten(u, -1, (-1, group_size))
+    return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
+
+
+# One program a (token, GROUPS groups): even a batch of one fills some SMs, and groups as small as a head
+# don't leave warps idle. They stand in registers between the sum of squares and the scaling: y and z are read
+# once, out is written once. z is read where the input projection left it.
+@triton_jit
+def _gated_norm_kernel(
+    y_ptr,
+    z_ptr,
+    weight_ptr,
+    out_ptr,
+    y_stride,
+    z_stride,
+    out_stride,
+    num_groups,
+    group_size,
+    eps,
+    GATE_FIRST: tl.constexpr,
+    ACC: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    offsets = tl.arange(0, BLOCK)
+    live = (groups < num_groups)[:, None] & (offsets < group_size)[None, :]
+    columns = groups[:, None] * group_size + offsets[None, :]
+    y = tl.load(y_ptr + token * y_stride + columns, mask=live, other=0.0).to(ACC)
+    z = tl.load(z_ptr + token * z_stride + columns, mask=live, other=0.0).to(ACC)
+    weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(ACC)
+    gate = z / (1.0 + tl.exp(-z))
+    if GATE_FIRST:
+        y *= gate
+    inverse = 1.0 / tl.sqrt(tl.sum(y * y, axis=1) / group_size + eps)
+    out = y * inverse[:, None] * weight
+    if not GATE_FIRST:
+        out *= gate
+    tl.store(out_ptr + token * out_stride + columns, out.to(out_ptr.dtype.element_ty), mask=live)
+
+
+def _launch(
+    y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, group_size: int, eps: float, gate_first: bool
+) -> torch.Tensor:
+    num_tokens, width = y.shape
+    out = torch.empty((num_tokens, width), dtype=y.dtype, device=y.device)
+    if num_tokens == 0:
+        return out
+    block, num_groups = triton.next_power_of_2(group_size), width // group_size
+    groups = min(triton.next_power_of_2(num_groups), max(1, _TILE_ELEMENTS // block))
+    _gated_norm_kernel[(num_tokens, triton.cdiv(num_groups, groups))](
+        y,
+        z,
+        weight,
+        out,
+        y.stride(0),
+        z.stride(0),
+        out.stride(0),
+        num_groups,
+        group_size,
+        eps,
+        GATE_FIRST=gate_first,
+        ACC=tl.float64 if y.dtype == torch.float64 else tl.float32,
+        GROUPS=groups,
+        BLOCK=block,
+        num_warps=min(16, max(1, groups * block // 256)),
+    )
+    return out
+
+
+_TILE_ELEMENTS = 512  # of small groups together: a 16-byte load a thread of two warps in bfloat16
+
+
+@cpu_jit
+def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
+    w, width = lanes(), weight.shape[0]
+    whole = group_size - group_size % w
+    for i in range(begin, end):
+        for start in range(0, width, group_size):
+            a, b, c = i * y_stride + start, i * z_stride + start, i * width + start
+            sums = splat(_ZERO)
+            for j in range(0, whole, w):
+                gated = multiply(load(y, a + j), silu(load(z, b + j)))
+                store(out, c + j, gated)
+                sums = multiply_add(gated, gated, sums)
+            squares = sum_of(sums)
+            for j in range(whole, group_size):
+                gated_j = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+                out[c + j] = gated_j
+                squares += gated_j * gated_j
+            inverse = np.float32(1 / np.sqrt(squares / group_size + eps))
+            scale = splat(inverse)
+            for j in range(0, whole, w):
+                store(out, c + j, multiply(multiply(load(out, c + j), scale), load(weight, start + j)))
+            for j in range(whole, group_size):
+                out[c + j] = out[c + j] * inverse * weight[start + j]
+
+
+@cpu_jit
+def _group_rms_norm_then_gate_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
+    w, width = lanes(), weight.shape[0]
+    whole = group_size - group_size % w
+    for i in range(begin, end):
+        for start in range(0, width, group_size):
+            a, b, c = i * y_stride + start, i * z_stride + start, i * width + start
+            sums = splat(_ZERO)
+            for j in range(0, whole, w):
+                y_j = load(y, a + j)
+                sums = multiply_add(y_j, y_j, sums)
+            squares = sum_of(sums)
+            for j in range(whole, group_size):
+                squares += y[a + j] * y[a + j]
+            inverse = np.float32(1 / np.sqrt(squares / group_size + eps))
+            scale = splat(inverse)
+            for j in range(0, whole, w):
+                normalized = multiply(multiply(load(y, a + j), scale), load(weight, start + j))
+                store(out, c + j, multiply(normalized, silu(load(z, b + j))))
+            for j in range(whole, group_size):
+                gate = np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+                out[c + j] = y[a + j] * inverse * weight[start + j] * gate
+
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+
+
+def gated_group_rms_norm(
+    y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
+) -> torch.Tensor:
+    """Gate y by silu(z), both ``[tokens, d]``, normalize each ``group_size`` channels, scale by weight.
+
+    weight ``[d]``. y and z may be column slices of wider tensors. Returns ``[tokens, d]`` in y's dtype.
+    """
+    if y.is_cuda:
+        return _launch(y, z, weight, group_size, eps, gate_first=True)
+    if not y.dtype == z.dtype == weight.dtype == torch.float32:
+        return gated_group_rms_norm_reference(y, z, weight, group_size=group_size, eps=eps)
+    return _on_cpu(_gated_group_rms_norm_cpu, y, z, weight, group_size, eps)
+
+
+def group_rms_norm_then_gate(
+    y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
+) -> torch.Tensor:
+    """Normalize each ``group_size`` channels of y, scale by weight, gate by silu(z).
+
+    y and z ``[tokens, d]``, which may be column slices of wider tensors; weight ``[d]``. Returns
+    ``[tokens, d]`` in y's dtype.
+    """
+    if y.is_cuda:
+        return _launch(y, z, weight, group_size, eps, gate_first=False)
+    if not y.dtype == z.dtype == weight.dtype == torch.float32:
+        return group_rms_norm_then_gate_reference(y, z, weight, group_size=group_size, eps=eps)
+    return _on_cpu(_group_rms_norm_then_gate_cpu, y, z, weight, group_size, eps)
+
+
+def _on_cpu(
+    kernel: CpuKernel, y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, group_size: int, eps: float
+) -> torch.Tensor:
+    num_tokens, width = y.shape
+    out = torch.empty((num_tokens, width), dtype=y.dtype)
+    kernel.parallel_for(
+        num_tokens,
+        1 + _GRAIN_ELEMENTS // width,
+        as_flat_array(y),
+        y.stride(0),
+        as_flat_array(z),
+        z.stride(0),
+        as_array(weight),
+        group_size,
+        eps,
+        as_array(out).ravel(),
+    )
+    return out

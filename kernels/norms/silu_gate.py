@@ -1,0 +1,90 @@
+"""A gate and no norm: ``out = y * silu(z)`` with ``silu(z) = z / (1 + e^-z)``.
+
+At the end of a Mamba-2 mixer that has no norm there, and of a gated MLP (SwiGLU, arXiv:2002.05202), where z
+is its gate. Inside in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, float32 goes
+to numba and other dtypes to the reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu.exp import exp_f32
+from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.vector import lanes, load, multiply, silu, store
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+
+_BLOCK = 1024
+
+
+def silu_gate_reference(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """:func:`silu_gate` in torch's words."""
+    acc = torch.promote_types(y.dtype, torch.float32)
+    return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
+
+
+# One program a (token, 1,024 neighbouring channels): one 16-byte load a thread of 128 in bfloat16. y and z
+# are read where a projection left them side by side.
+@triton_jit
+def _silu_gate_kernel(
+    y_ptr, z_ptr, out_ptr, y_stride, z_stride, width, ACC: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = columns < width
+    y = tl.load(y_ptr + token * y_stride + columns, mask=live, other=0.0).to(ACC)
+    z = tl.load(z_ptr + token * z_stride + columns, mask=live, other=0.0).to(ACC)
+    out = y * (z / (1.0 + tl.exp(-z)))
+    tl.store(out_ptr + token * width + columns, out.to(out_ptr.dtype.element_ty), mask=live)
+
+
+def _launch(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    num_tokens, width = y.shape
+    out = torch.empty((num_tokens, width), dtype=y.dtype, device=y.device)
+    if out.numel() > 0:
+        acc = tl.float64 if y.dtype == torch.float64 else tl.float32
+        _silu_gate_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
+            y, z, out, y.stride(0), z.stride(0), width, ACC=acc, BLOCK=_BLOCK, num_warps=4
+        )
+    return out
+
+
+@cpu_jit
+def _silu_gate_cpu(y, y_stride, z, z_stride, width, out, begin, end):
+    whole = width - width % lanes()
+    for i in range(begin, end):
+        a, b, c = i * y_stride, i * z_stride, i * width
+        for j in range(0, whole, lanes()):
+            store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
+        for j in range(whole, width):
+            out[c + j] = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+
+
+_ONE = np.float32(1)
+_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+
+
+def silu_gate(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """``y * silu(z)`` of y and z ``[tokens, d]``, which may be column slices of wider tensors.
+
+    Returns ``[tokens, d]`` in y's dtype.
+    """
+    if y.is_cuda:
+        return _launch(y, z)
+    if not y.dtype == z.dtype == torch.float32:
+        return silu_gate_reference(y, z)
+    num_tokens, width = y.shape
+    out = torch.empty((num_tokens, width), dtype=y.dtype)
+    _silu_gate_cpu.parallel_for(
+        num_tokens,
+        1 + _GRAIN_ELEMENTS // width,
+        as_flat_array(y),
+        y.stride(0),
+        as_flat_array(z),
+        z.stride(0),
+        width,
+        as_array(out).ravel(),
+    )
+    return out

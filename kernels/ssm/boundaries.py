@@ -1,0 +1,133 @@
+"""States that a scan over ragged rows stores on its way: prefix caching's mode ``all``.
+
+A boundary cuts its row in two. The pieces between boundaries, the *segments*, are ragged rows in their own
+right: each but a row's first starts from the state that the one before it left in the boundary's slot.
+
+    row            0                    1          2
+    tokens         a b c d e f g h i    j k        l m n o
+    boundaries         ^     ^                         ^
+    segments       0   1     2          3          4   5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.jit import as_array
+
+
+class Segments(NamedTuple):
+    """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32.
+
+    A named tuple: every prefill of every layer makes one, and a frozen dataclass takes 2 µs.
+    """
+
+    cu_seqlens: Tensor
+    """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""
+    read_slots: Tensor
+    """``[G]`` the row's in its first segment, else where the segment before wrote."""
+    write_slots: Tensor
+    """``[G]`` the row's in its last segment, else the boundary's; 0 marks a padding row."""
+    has_initial: Tensor
+    """``[G]`` bool; the row's in its first segment, else True."""
+    num_before: Tensor | None
+    """``[G]`` tokens of the sequence before the segment; None where nobody asks."""
+    row_starts: Tensor | None
+    """``[S + 1]`` first segment of each row, and ``G``; None: every row is one."""
+    max_seq_len: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.write_slots) if self.row_starts is None else len(self.row_starts) - 1
+
+    def as_arrays(self) -> list[np.ndarray]:
+        """What a CPU kernel takes for rows: :meth:`as_rows` and ``num_before``, zeros where that is None."""
+        before = torch.zeros_like(self.write_slots) if self.num_before is None else self.num_before
+        return [as_array(tensor.contiguous()) for tensor in (*self.as_rows(), before)]
+
+    def as_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What an op takes for rows: right where segments are done in order."""
+        return self.cu_seqlens, self.read_slots, self.write_slots, self.has_initial
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """``nb`` boundaries of a batch of ragged rows, by row, then by offset. Integers are int32."""
+
+    rows: Tensor
+    """``[nb]`` row, ascending; never a padding row"""
+    offsets: Tensor
+    """``[nb]`` tokens of that row before the boundary, ascending in a row: at least 1, less than the row's"""
+    slots: Tensor
+    """``[nb]`` slot that receives the state; neither null nor any other slot of the batch"""
+    segments: Segments
+
+    @classmethod
+    def cut(
+        cls,
+        rows: Tensor,
+        offsets: Tensor,
+        slots: Tensor,
+        *,
+        cu_seqlens: Tensor,
+        read_slots: Tensor,
+        write_slots: Tensor,
+        has_initial: Tensor,
+        num_before: Tensor,
+    ) -> Boundaries:
+        """Cut a batch's rows there. All tensors are on the host; :meth:`map` moves the result.
+
+        Raises ValueError where rows, offsets or slots break what is said of them above.
+        """
+        num_rows, num_boundaries = len(write_slots), len(rows)
+        if (rows.diff() < 0).any():
+            raise ValueError(f"boundaries stand in the order of their rows, not {rows.tolist()}")
+        if (slots == 0).any() or (write_slots[rows] == 0).any():
+            raise ValueError("neither a boundary's slot nor its row's write slot can be the null slot")
+        ends = rows + torch.arange(num_boundaries, dtype=torch.int32)  # the segment before each boundary
+        row_ids = torch.arange(num_rows + 1, dtype=torch.int32)
+        row_starts = row_ids + torch.searchsorted(rows, row_ids, out_int32=True)
+        cut_seqlens = torch.empty(num_rows + num_boundaries + 1, dtype=torch.int32)
+        cut_seqlens[row_starts] = cu_seqlens
+        cut_seqlens[ends + 1] = cu_seqlens[rows] + offsets
+        lengths = cut_seqlens.diff()
+        if (lengths[ends] <= 0).any() or (lengths[ends + 1] <= 0).any():
+            raise ValueError(
+                f"offsets {offsets.tolist()} of rows {rows.tolist()} neither ascend nor stay within the rows"
+            )
+        cut_write = torch.empty(num_rows + num_boundaries, dtype=torch.int32)
+        cut_write[row_starts[1:] - 1] = write_slots
+        cut_write[ends] = slots
+        cut_read = cut_write.roll(1)
+        cut_read[row_starts[:-1]] = read_slots
+        cut_initial = torch.ones(num_rows + num_boundaries, dtype=torch.bool)
+        cut_initial[row_starts[:-1]] = has_initial
+        row_of = torch.repeat_interleave(row_starts.diff())
+        cut_before = num_before[row_of] + cut_seqlens[:-1] - cu_seqlens[row_of]
+        segments = Segments(
+            cut_seqlens, cut_read, cut_write, cut_initial, cut_before, row_starts, int(lengths.max())
+        )
+        return cls(rows, offsets, slots, segments)
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Boundaries:
+        """The same with ``move(tensor)`` for every tensor: an upload."""
+        segments = Segments._make(move(part) if isinstance(part, Tensor) else part for part in self.segments)
+        return Boundaries(move(self.rows), move(self.offsets), move(self.slots), segments)
+
+
+def segments_of(
+    boundaries: Boundaries | None,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    num_before: Tensor | None,
+    max_seq_len: int,
+) -> Segments:
+    """Those that the boundaries cut, or else the rows as they are."""
+    if boundaries is not None:
+        return boundaries.segments
+    return Segments(*rows, num_before, None, max_seq_len)

@@ -1,0 +1,270 @@
+"""One decode step of a Mamba-2 layer: the SSM recurrence over the ``T`` positions of each row.
+
+    dt' = clamp(softplus(dt + dt_bias), *dt_limit)
+    h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] a head
+    y_t = h_t C_t + D x_t
+
+Head h uses B and C of group ``h // (H // G)``. ``T = 1 + k``: with speculation, the state after each
+position goes to a slot of its own, so that the next step may start after any accepted prefix. A state of 16
+bits is rounded behind every position (kernels/formats/stochastic_round.py), and the next one starts from
+that: what is stored does not depend on how positions were divided among steps.
+
+| device | form |
+|---|---|
+| CUDA | Triton |
+| CPU | numba, in place (kernels/ssm/ssm_recurrence.py) |
+| float64 anywhere | reference |
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cpu.jit import as_array
+from kernels.formats.stochastic_round import NEAREST, StateRounding
+from kernels.gpu.tiles import TileRequest, choose
+from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.ssm.reference_row import reference_decode_rows
+from kernels.ssm.scan_row import fill_padding_positions, leave_position, time_step
+from kernels.ssm.ssm_recurrence import update_heads
+from kernels.ssm.state_arguments import decode_states, flat_rows
+
+
+def selective_state_update_reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    *,
+    dt_limit: tuple[float, float],
+    seq_lens: Tensor | None = None,
+    rounding: StateRounding = NEAREST,
+) -> Tensor:
+    """:func:`selective_state_update`, one row and position after the other."""
+    inputs = [t.flatten(0, 1) for t in (x, dt, B, C)]
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    for row in reference_decode_rows(read_slots, write_slots, seq_lens):
+        # Position by position: torch rounds a tensor's last elements in another way than those before.
+        places = (slice(i, i + 1) for i in range(row.tokens.start, row.tokens.stop))
+        each = (reference_tokens((t[place] for t in inputs), A, D, dt_bias, dt_limit) for place in places)
+        tokens = itertools.chain.from_iterable(each)
+        row.scan(reference_step, tokens, ssm_state, y.flatten(0, 1), rounding)
+    return y
+
+
+def reference_tokens(
+    inputs: Iterable[Tensor], A: Tensor, D: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]
+) -> Iterator[tuple[Tensor, ...]]:
+    """``(dt' x, exp(A dt'), B, C, D x)`` of each token, from x, dt, B and C of ``n`` tokens."""
+    inputs = list(inputs)
+    acc = torch.promote_types(inputs[0].dtype, torch.float32)
+    x, dt, B, C = (t.to(acc) for t in inputs)
+    step = F.softplus(dt + dt_bias.to(acc)).clamp(*dt_limit)
+    B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in (B, C))
+    decay, skipped = torch.exp(A.to(acc) * step), D.to(acc)[:, None] * x
+    return zip(step[..., None] * x, decay, B, C, skipped, strict=True)
+
+
+def reference_step(
+    h: Tensor, u: Tensor, decay: Tensor, B: Tensor, C: Tensor, skipped: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The next state ``[H, P, N]`` and its output ``[H, P]``."""
+    h = decay[:, None, None] * h + u[:, :, None] * B[:, None, :]
+    return h, (h * C[:, None, :]).sum(dim=-1) + skipped
+
+
+# One program a (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
+# positions, so that the state is read once, and written once a position. The step is bound by that traffic:
+# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are on their way
+# before the one ahead of it is computed, the first of them before the slot is known.
+@triton_jit
+def _update_tiles_kernel(
+    x_ptr,
+    dt_ptr,
+    A_ptr,
+    B_ptr,
+    C_ptr,
+    D_ptr,
+    dt_bias_ptr,
+    state_ptr,
+    read_slots_ptr,
+    write_slots_ptr,
+    seq_lens_ptr,
+    y_ptr,
+    x_row_stride,
+    x_position_stride,
+    x_head_stride,
+    dt_row_stride,
+    dt_position_stride,
+    B_row_stride,
+    B_position_stride,
+    B_group_stride,
+    C_row_stride,
+    C_position_stride,
+    C_group_stride,
+    slot_stride,
+    head_stride,
+    state_row_stride,
+    dt_min,
+    dt_max,
+    layer_seed,
+    first_head,
+    num_heads,
+    head_dim,
+    state_dim,
+    HEADS_PER_GROUP: tl.constexpr,
+    NUM_POSITIONS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row, blocks_p = tl.program_id(1).to(tl.int64), tl.cdiv(head_dim, BLOCK_P)
+    head = tl.program_id(0) // blocks_p
+    slot = tl.load(read_slots_ptr + row).to(tl.int64)
+    p = tl.program_id(0) % blocks_p * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    live_p, live_n = p < head_dim, n < state_dim
+    live = live_p[:, None] & live_n[None, :]
+    x_row = x_ptr + row * x_row_stride + head * x_head_stride + p
+    dt_row = dt_ptr + row * dt_row_stride + head
+    B_row = B_ptr + row * B_row_stride + head // HEADS_PER_GROUP * B_group_stride + n
+    C_row = C_ptr + row * C_row_stride + head // HEADS_PER_GROUP * C_group_stride + n
+    y_row = y_ptr + (row * NUM_POSITIONS * num_heads + head) * head_dim + p
+    dt = tl.load(dt_row)
+    x = tl.load(x_row, mask=live_p, other=0.0)
+    B = tl.load(B_row, mask=live_n, other=0.0)
+    C = tl.load(C_row, mask=live_n, other=0.0)
+    A = tl.load(A_ptr + head).to(tl.float32)
+    D = tl.load(D_ptr + head).to(tl.float32)
+    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+    if slot == 0:  # padding: y is zero
+        fill_padding_positions(y_row, num_heads * head_dim, live_p, NUM_POSITIONS, BLOCK_P)
+        return
+    state_tile = state_ptr + head * head_stride + p[:, None] * state_row_stride + n[None, :]
+    h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
+    for i in tl.static_range(NUM_POSITIONS):
+        dt_i, x_i, B_i, C_i = dt.to(tl.float32), x.to(tl.float32), B.to(tl.float32), C.to(tl.float32)
+        if i + 1 < NUM_POSITIONS:
+            dt = tl.load(dt_row + (i + 1) * dt_position_stride)
+            x = tl.load(x_row + (i + 1) * x_position_stride, mask=live_p, other=0.0)
+            B = tl.load(B_row + (i + 1) * B_position_stride, mask=live_n, other=0.0)
+            C = tl.load(C_row + (i + 1) * C_position_stride, mask=live_n, other=0.0)
+        step = time_step(dt_i + dt_bias, dt_min, dt_max)
+        h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
+        y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
+        tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
+        elements = p[:, None] * state_dim + n[None, :]
+        h = leave_position(
+            h, state_tile, slot_stride, live, elements, write_slots_ptr, seq_lens_ptr, row, i, layer_seed,
+            head + first_head, NUM_POSITIONS, STOCHASTIC,
+        )  # fmt: skip
+
+
+@functools.cache
+def tile_request(
+    dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
+) -> TileRequest:
+    """2,048 elements of state a tile: 16 a thread on their way at once, and 4 programs an SM at batch 1."""
+    block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
+    return TileRequest.of(
+        "selective_state_update",
+        {"BLOCK_P": block_p, "num_warps": 4},
+        dtype=dtype,
+        state_dtype=state_dtype,
+        head_dim=head_dim,
+        state_dim=state_dim,
+        positions=positions,
+    )
+
+
+def _launch(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, dt_limit: tuple[float, float], seq_lens: Tensor | None = None,
+    rounding: StateRounding = NEAREST,
+) -> Tensor:  # fmt: skip
+    num_rows, num_positions, num_heads, head_dim = x.shape
+    num_groups, state_dim = B.shape[2:]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return y
+    tiles = choose(tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim, num_positions), x.device)
+    _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
+        x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots.contiguous(), seq_lens, y,
+        *x.stride()[:3], *dt.stride()[:2], *B.stride()[:3], *C.stride()[:3], *ssm_state.stride()[:3],
+        *dt_limit, rounding.signed_seed, rounding.first_head, num_heads, head_dim, state_dim,
+        HEADS_PER_GROUP=num_heads // num_groups, NUM_POSITIONS=num_positions,
+        STOCHASTIC=rounding.is_stochastic, BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
+    )  # fmt: skip
+    return y
+
+
+def _update_on_cpu(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, ssm_state: Tensor,
+    read_slots: Tensor, write_slots: Tensor, dt_limit: tuple[float, float], seq_lens: Tensor | None,
+    rounding: StateRounding,
+) -> Tensor:  # fmt: skip
+    num_rows, num_positions, num_heads, head_dim = x.shape
+    num_groups, width = B.shape[2:]
+    y = torch.empty(x.shape)
+    update_heads.parallel_for(
+        num_rows * num_heads,
+        max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
+        *flat_rows(x, dt, B, C),
+        *(as_array(t.float()) for t in (A, D, dt_bias)),
+        *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
+        (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
+        (num_positions, num_heads, head_dim, num_groups, width),
+        as_array(y).ravel(),
+    )
+    return y.to(x.dtype)
+
+
+_GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache
+
+
+def selective_state_update(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    *,
+    dt_limit: tuple[float, float],
+    seq_lens: Tensor | None = None,
+    rounding: StateRounding = NEAREST,
+) -> Tensor:
+    """Advance each row's state by its ``T`` positions, in place in the pool.
+
+    x ``[R, T, H, P]``, dt ``[R, T, H]``, A, D and dt_bias ``[H]``, B and C ``[R, T, G, N]``, ssm_state
+    ``[num_slots, H, P, N]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts from
+    ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
+    ``write_slots[r, i]`` unless that is 0. The pool is of float32 or, as ``rounding`` says, of bfloat16.
+    seq_lens ``[R]``, tokens with the new ones, is needed where rounding is stochastic. Returns y
+    ``[R, T, H, P]``; zero in padding rows (read slot 0).
+    """
+    assert seq_lens is not None or not rounding.is_stochastic
+    operands = (x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots)
+    if x.dtype == torch.float64:
+        return selective_state_update_reference(
+            *operands, dt_limit=dt_limit, seq_lens=seq_lens, rounding=rounding
+        )
+    run = _launch if x.is_cuda else _update_on_cpu
+    return run(*operands, dt_limit, seq_lens, rounding)

@@ -1,0 +1,51 @@
+"""What kernels of recurrent layers take for rows and for the states of a pool, whatever recurs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.jit import as_array, as_flat_array
+from kernels.formats.stochastic_round import GRID_TOKENS, StateRounding
+from kernels.gpu.strides import adjacent
+from kernels.ssm.boundaries import Segments
+
+
+def flat_rows(*operands: Tensor) -> Iterator[Any]:
+    """For a CPU kernel: operands in float32, each flat and with its first strides, at most three."""
+    for operand in operands:
+        rows = adjacent(operand.float())
+        yield from (as_flat_array(rows), rows.stride()[:3])
+
+
+def decode_states(
+    pool: Tensor, read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None, rounding: StateRounding
+) -> tuple[Any, ...]:
+    """For a CPU kernel: the states that decode rows read and write in place."""
+    lengths = read_slots if seq_lens is None else seq_lens
+    slots = map(as_array, (read_slots, write_slots.contiguous(), lengths))
+    return as_flat_array(pool), pool.stride()[:3], *slots, rounding.arguments
+
+
+def scan_states(pool: Tensor, segments: Segments, rounding: StateRounding) -> tuple[Any, ...]:
+    """For a CPU kernel: the states of a prefill's segments."""
+    return as_flat_array(pool), *pool.stride()[:3], *segments.as_arrays(), rounding.arguments
+
+
+def scan_launch(
+    pool: Tensor, segments: Segments, rounding: StateRounding, chunk: int
+) -> tuple[int, int, tuple[Any, ...], tuple[int, ...], dict[str, Any]]:
+    """For Triton: tokens of a chunk where ``chunk`` are wished, most chunks of a segment, the arguments
+    from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and constants."""
+    *rows, has_initial = segments.as_rows()
+    is_narrow = pool.dtype == torch.bfloat16
+    chunk = min(chunk, GRID_TOKENS) if is_narrow else chunk
+    most_tokens = segments.max_seq_len + (chunk - 1 if is_narrow else 0)
+    pointers = pool, *rows, has_initial.view(torch.uint8), segments.num_before, segments.row_starts
+    numbers = *pool.stride()[:3], rounding.signed_seed, rounding.first_head
+    flags = {"ROUNDED": is_narrow, "STOCHASTIC": rounding.is_stochastic, "GRID": GRID_TOKENS}
+    flags["HAS_BOUNDARIES"] = segments.row_starts is not None
+    return chunk, -(-most_tokens // chunk), pointers, numbers, flags

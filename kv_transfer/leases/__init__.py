@@ -1,0 +1,1 @@
+"""The prefill side: memory lent until it was read, and the epochs that say it was not reused."""

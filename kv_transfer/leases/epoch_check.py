@@ -1,0 +1,133 @@
+"""The seqlock's reader: after the data, the lease's epoch; if it moved, the data may be another request's.
+
+NIXL gives no order within one read, hence a read of its own behind the last of the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from engine.memory.index_pool import IndexPool
+from kv_transfer.nixl.agent import TransferAgent, region_of
+from kv_transfer.nixl.descriptors import EPOCH_BYTES, cells_of
+from kv_transfer.nixl.flights import Flights, Patience
+from kv_transfer.nixl.peer_memories import Peer
+from wire.codec import encode
+from wire.errors import TransferError
+from wire.messages.handoff import Done, Region
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+
+class EpochCheck:
+    """Reads epochs into ``epochs``, int64, registered with the agent. On the transfer thread.
+
+    Every read that somebody waits for has a cell to itself; cell 0 takes what nobody looks at.
+    """
+
+    def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
+        self._agent = agent
+        self._flights = flights
+        self._cells = epochs.numpy()
+        region = region_of(epochs)
+        self._own = agent.prepare(None, cells_of(region), region)
+        self._free = IndexPool(len(self._cells), "cell")
+
+    def validate(
+        self,
+        peer: Peer,
+        lease: Done,
+        *,
+        patience: Patience,
+        on_end: Callable[[TransferError | None], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Reads the lease's epoch; ``on_end`` is told an error if that failed or the lease had ended by then.
+
+        Raises :class:`TransferError` if the peer has no such lease, or if as many reads as there are cells
+        have not ended.
+        """
+        if self._free.num_free == 0:
+            raise TransferError(
+                f"{self._free.capacity} reads of leases' epochs have not ended: their servers do not answer",
+                cause="deadline",
+            )
+        (cell,) = self._free.allocate(1)
+
+        def ended(error: TransferError | None) -> None:
+            found = int(self._cells[cell])
+            self._free.free([cell])
+            on_end(error or _moved(found, lease))
+
+        try:
+            self._read(peer, lease.lease_id, cell, patience=patience, on_end=ended, on_late=on_late)
+        except TransferError:
+            self._free.free([cell])
+            raise
+
+    def _read(
+        self,
+        peer: Peer,
+        lease_id: int,
+        cell: int,
+        *,
+        patience: Patience,
+        on_end: Callable[[TransferError | None], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
+        epochs = peer.ranks[0].epochs
+        assert epochs is not None
+        theirs = np.array([checked_lease(lease_id, peer.reply.epoch_region)])
+        self._flights.post(
+            peer.ranks[0],
+            lambda: self._agent.read_listed(self._own, np.array([cell]), epochs, theirs),
+            patience=patience,
+            on_end=on_end,
+            on_late=on_late,
+        )
+
+    def conclude(self, peer: Peer, lease: Done, request_id: str) -> None:
+        """Tells the peer that its lease may end, and sees to it that this arrives."""
+        try:
+            self._agent.notify(peer.ranks[0].name, encode(lease))
+        except TransferError as error:  # the data is valid; the lease ends by its time to live
+            kind = f"prefill server {peer.address} was not told that it was read"
+            lines.write(logging.WARNING, kind, "request %s: %s: %s", request_id, kind, error)
+        self._flush(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        """A small read behind a notification: when it has ended, the notification has arrived.
+
+        It keeps this thread polling until then, and whatever wait for the peer a notification causes is over
+        before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
+        """
+        nobody = Patience(math.inf)
+        self._read(peer, 0, 0, patience=nobody, on_end=lambda error: None, on_late=lambda: None)
+
+
+def _moved(found: int, lease: Done) -> TransferError | None:
+    """What is wrong where the lease had ended before its epoch was read."""
+    if found == lease.epoch:
+        return None
+    return TransferError(
+        f"the lease ended while its data was read (epoch {found}, the ticket's is {lease.epoch}); what was "
+        "read is thrown away",
+        cause="lease_ended",
+    )
+
+
+def checked_lease(lease_id: int, epochs: Region) -> int:
+    """The lease's entry in the table's list. Raises :class:`TransferError` if there is none."""
+    if not 0 <= lease_id < epochs.num_bytes // EPOCH_BYTES:
+        raise TransferError(
+            f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"
+        )
+    return lease_id

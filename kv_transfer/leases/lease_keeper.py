@@ -1,0 +1,123 @@
+"""Keeps the leases of requests alive that wait for room here.
+
+A lease's time to live measures whether its reader lives, not how long the reader's queue is: a burst of
+requests on a small server must not lose its prompts to a deadline (tokenspeed PR 1427). While a request
+waits, its lease is renewed several times a lifetime, all leases of one server in one call. A process that
+dies renews nothing, so what it held comes free by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from wire.errors import TwinfangError
+from wire.messages.handoff import AnyTicket, RenewedLeases, RenewLeases
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+RENEWALS_PER_LIFETIME = 3
+"""Two may be lost before a lease is."""
+
+
+class Peers(Protocol):
+    """Who calls other servers."""
+
+    async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
+        """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
+        ...
+
+
+@dataclass
+class _Held:
+    ticket: AnyTicket
+    due: float
+    """When it has to be renewed next, in the event loop's time."""
+
+    @property
+    def interval_s(self) -> float:
+        return self.ticket.ttl_s / RENEWALS_PER_LIFETIME
+
+
+class LeaseKeeper:
+    """Tickets whose read has not ended. Lives on the event loop."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._held: dict[tuple[str, int, int], _Held] = {}
+        self._joined = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, ticket: AnyTicket) -> None:
+        """From now on the ticket's lease is renewed, until :meth:`let_go`."""
+        held = _Held(ticket, 0.0)
+        held.due = asyncio.get_running_loop().time() + held.interval_s
+        self._held[lease_of(ticket)] = held
+        self._joined.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._renew_while_any())
+
+    def announce(self, ticket: AnyTicket) -> None:
+        """The same, and its server is told at once that it will be read: nobody was expected there."""
+        self.hold(ticket)
+        self._held[lease_of(ticket)].due = 0.0
+
+    def let_go(self, ticket: AnyTicket) -> None:
+        """The read has ended, or will never begin."""
+        self._held.pop(lease_of(ticket), None)
+
+    async def close(self) -> None:
+        self._held.clear()
+        tasks = [*self._calls, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _renew_while_any(self) -> None:
+        """Ends when nothing waits any more: an idle server has no timer."""
+        loop = asyncio.get_running_loop()
+        while self._held:
+            self._joined.clear()
+            pause_s = max(0.0, min(held.due for held in self._held.values()) - loop.time())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._joined.wait(), pause_s)
+            due = [held for held in self._held.values() if held.due <= loop.time()]
+            for held in due:
+                held.due = loop.time() + held.interval_s
+            by_address: dict[str, list[AnyTicket]] = defaultdict(list)
+            for held in due:
+                by_address[held.ticket.address].append(held.ticket)
+            for address, tickets in by_address.items():
+                # Not awaited: a frozen server would hold up the renewals of the others.
+                call = asyncio.create_task(self._renew(address, tickets))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+
+    async def _renew(self, address: str, held: list[AnyTicket]) -> None:
+        timeout_s = min(ticket.ttl_s for ticket in held) / RENEWALS_PER_LIFETIME
+        message = RenewLeases(tuple((ticket.lease_id, ticket.epoch) for ticket in held))
+        try:
+            reply = await self._peers.renew(address, message, timeout_s=timeout_s)
+        except TwinfangError as error:
+            log.warning("%d leases of %s were not renewed: %s", len(held), address, error)
+            return
+        for ticket in held:
+            if ticket.lease_id in reply.ended and lease_of(ticket) in self._held:
+                kind = f"a lease at {address} had ended before"
+                lines.write(logging.WARNING, kind, "request %s: %s", ticket.request_id, kind)
+                self.let_go(ticket)
+
+
+def lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
+    """Which lease a ticket is of, among those of all servers."""
+    return ticket.incarnation, ticket.lease_id, ticket.epoch

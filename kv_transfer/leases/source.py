@@ -1,0 +1,280 @@
+"""The prefill side of the handoff: memory that decode servers read under a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grpc
+import torch
+
+from engine.memory.caches import Caches
+from kv_transfer.handshake import check_same_model
+from kv_transfer.leases.lease_table import Lease, LeaseTable
+from kv_transfer.nixl.agent import TransferAgent, memory_of, region_of
+from kv_transfer.nixl.poll_thread import PollThread, idle_delay, poll_delay
+from wire.codec import decode
+from wire.errors import WireError
+from wire.messages.generation import Empty
+from wire.messages.handoff import (
+    AnyTicket,
+    Digests,
+    Done,
+    EndLease,
+    HandshakeReply,
+    HandshakeRequest,
+    PartialTicket,
+    RankMemory,
+    RenewedLeases,
+    RenewLeases,
+    Ticket,
+)
+from wire.repeated_lines import RepeatedLines
+from wire.rpc import END_LEASE, HANDSHAKE, RENEW_LEASES, unary_handler
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+LINGER_S = 5e-3
+"""How long to go on polling after the last lease has ended, so that its reader learns that we know."""
+CONNECT_WINDOW_S = 5.0
+"""After a handshake the peer connects, which takes our polling even while no lease is held."""
+
+
+@dataclass(frozen=True)
+class EndedLease:
+    """A lease that is over: its blocks and slot may be reused."""
+
+    request_id: str
+    lease_id: int
+    epoch: int
+    reason: Literal["done", "ended", "expired"]
+
+
+class SourceListener:
+    """Whoever lends memory; this one takes note of nothing. Told on the transfer thread."""
+
+    def lease_ended(self, lease: EndedLease) -> None:
+        """Once a lease, after its epoch has moved."""
+
+    def serving(self, is_on: bool) -> None:
+        """Whether others may be reading just now."""
+
+    def failed(self, fault: BaseException) -> None:
+        """A fault of ours: leases end no more, and the process is expected to end."""
+
+
+class TransferSource:
+    """Owns the prefill server's leases and its NIXL agent. Methods are thread-safe.
+
+    ``introduction`` says who we are, ``address`` where. ``other_ranks`` is the memory of tensor-parallel
+    ranks 1 and up, which hold shares of the same blocks and slots.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        introduction: HandshakeRequest,
+        listener: SourceListener,
+        *,
+        address: str,
+        lease_ttl_s: float,
+        max_leases: int,
+        other_ranks: Sequence[RankMemory] = (),
+    ) -> None:
+        epochs = torch.zeros(max_leases, dtype=torch.int64)
+        self._introduction = introduction
+        self._listener = listener
+        self._address = address
+        self._lease_ttl_s = lease_ttl_s
+        self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
+        self._lock = threading.Lock()  # of the lease table: granted by the engine, ended by many
+        self._agent = TransferAgent(introduction.incarnation, [caches.kv, caches.state, epochs])
+        self._reply = HandshakeReply(
+            incarnation=introduction.incarnation,
+            fingerprint=introduction.fingerprint,
+            ranks=(memory_of(caches, self._agent), *other_ranks),
+            epoch_region=region_of(epochs),
+        )
+        self._is_serving = False
+        self._last_news_s = 0.0
+        self._connect_until_s = 0.0
+        self._reader_until_s = 0.0
+        self._last_unread_s = -math.inf
+        self._thread = PollThread("transfer", self._poll, listener.failed)
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    def handshake(self, request: HandshakeRequest) -> HandshakeReply:
+        """All a decode server needs to read from here; :class:`HandshakeError` if it may not."""
+        check_same_model(self._introduction, request, f"decode server {request.incarnation}")
+        self._thread.post(self._expect_connection)
+        return self._reply
+
+    def grant(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket:
+        """Leases a prefilled request's blocks and slot, which stay unchanged until the lease has ended."""
+        self._thread.post(self._expect_reader)
+        return self.keep(
+            request_id, num_tokens=num_tokens, block_ids=block_ids, state_slot=state_slot, digests=digests
+        )
+
+    def keep(
+        self,
+        request_id: str,
+        *,
+        num_tokens: int,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket:
+        """The same for whoever may come one day: a reader makes itself known by renewing the lease."""
+        with self._lock:
+            lease = self._leases.grant(request_id)
+        return self._early_ticket(lease, num_tokens).completed(block_ids, state_slot, digests)
+
+    def open(self, request_id: str, *, num_tokens: int) -> PartialTicket:
+        """Leases a prompt that is still computed: blocks stay as they are once they were told to be full."""
+        with self._lock:
+            lease = self._leases.open(request_id)
+        self._thread.post(self._expect_reader)
+        return self._early_ticket(lease, num_tokens)
+
+    def _early_ticket(self, lease: Lease, num_tokens: int) -> PartialTicket:
+        return PartialTicket(
+            request_id=lease.request_id,
+            lease_id=lease.lease_id,
+            epoch=lease.epoch,
+            address=self._address,
+            incarnation=self._introduction.incarnation,
+            num_tokens=num_tokens,
+            ttl_s=self._lease_ttl_s,
+        )
+
+    def settle(
+        self,
+        early: PartialTicket,
+        *,
+        block_ids: Sequence[int],
+        state_slot: int,
+        digests: Digests | None = None,
+    ) -> Ticket | None:
+        """The whole ticket of an open lease whose prompt is computed; None if the lease has ended already."""
+        with self._lock:
+            is_settled = self._leases.settle(early.lease_id, early.epoch)
+        self._thread.post(self._expect_reader)
+        return early.completed(block_ids, state_slot, digests) if is_settled else None
+
+    def revoke(self, ticket: AnyTicket) -> None:
+        """Ends a lease here and now: its memory is about to be reused."""
+        with self._lock:
+            lease = self._leases.end(ticket.lease_id, ticket.epoch)
+        if lease is not None:
+            self._thread.post(lambda: self._tell(lease, "ended"))
+
+    def end(self, message: EndLease) -> None:
+        """Ends a lease before it was read; one that has ended already is left alone."""
+        self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
+
+    def renew(self, message: RenewLeases) -> RenewedLeases:
+        """Starts the time to live of leases anew whose reader still waits for room, or is about to read."""
+        with self._lock:
+            ended = [one for one, epoch in message.leases if not self._leases.renew(one, epoch)]
+        self._thread.post(self._expect_reader)
+        return RenewedLeases(tuple(ended))
+
+    def close(self) -> None:
+        self._thread.stop()
+        self._agent.close()
+
+    # --- on the transfer thread ------------------------------------------------------------------
+
+    def _poll(self) -> float:
+        for sender, message in self._agent.poll():
+            self._on_notification(sender, message)
+        with self._lock:
+            expired = self._leases.end_expired()
+        for lease in expired:
+            self._tell(lease, "expired")
+        now = time.monotonic()
+        is_serving = self._expects_reads(now)
+        if self._is_serving != is_serving:
+            self._is_serving = is_serving
+            self._listener.serving(is_serving)
+        return poll_delay(now - self._last_news_s) if is_serving else idle_delay(now - self._last_unread_s)
+
+    def _expects_reads(self, now: float) -> bool:
+        """Whether somebody may be reading, connecting, or waiting to see that its ``Done`` has arrived."""
+        if self.num_leases > 0 and now < self._reader_until_s:
+            return True
+        return now <= max(self._connect_until_s, self._last_news_s + LINGER_S)
+
+    def _on_notification(self, sender: str, message: bytes) -> None:
+        try:
+            done = decode(message, Done)
+        except WireError as error:
+            kind = f"a notification of {sender} can't be read"
+            lines.write(logging.WARNING, kind, "%s: %s", kind, error)
+            return
+        self._end(done.lease_id, done.epoch, "done")
+
+    def _end(self, lease_id: int, epoch: int, reason: Literal["done", "ended"]) -> None:
+        with self._lock:
+            lease = self._leases.end(lease_id, epoch)
+        self._note_news()
+        if lease is None:
+            log.debug("lease %d, epoch %d, had ended before", lease_id, epoch)
+        else:
+            self._tell(lease, reason)
+
+    def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
+        if reason != "done":
+            self._last_unread_s = time.monotonic()
+        self._listener.lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
+
+    def _note_news(self) -> None:
+        self._last_news_s = time.monotonic()
+
+    def _expect_reader(self) -> None:
+        """Whoever reads renews its lease before its time to live is over."""
+        self._note_news()
+        self._reader_until_s = self._last_news_s + self._lease_ttl_s
+
+    def _expect_connection(self) -> None:
+        self._note_news()
+        self._connect_until_s = self._last_news_s + CONNECT_WINDOW_S
+
+
+def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Handlers of :data:`wire.rpc.TRANSFER_SERVICE`, by method name: handshake, renewal and early end."""
+
+    async def handshake(message: HandshakeRequest, _context: Any) -> HandshakeReply:
+        return await asyncio.to_thread(source.handshake, message)
+
+    async def end_lease(message: EndLease, _context: Any) -> Empty:
+        source.end(message)
+        return Empty()
+
+    async def renew_leases(message: RenewLeases, _context: Any) -> RenewedLeases:
+        return source.renew(message)
+
+    return {
+        HANDSHAKE.name: unary_handler(HANDSHAKE, handshake),
+        END_LEASE.name: unary_handler(END_LEASE, end_lease),
+        RENEW_LEASES.name: unary_handler(RENEW_LEASES, renew_leases),
+    }

@@ -1,0 +1,1 @@
+"""NIXL: agents, descriptors, reads in flight, and the thread that polls them."""

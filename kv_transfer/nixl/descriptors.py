@@ -1,0 +1,149 @@
+"""From block and slot ids on both sides to bounds-checked indices into lists of descriptors. Pure arithmetic.
+
+A list names every piece of every unit of a pool and is prepared with NIXL once a peer; a read then takes
+indices (measured: 5 to 50 µs instead of 80 to 250 for descriptors of its own). NIXL joins those that are
+neighbours on both sides. Layouts name their axes, and nothing is inferred from a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.nixl.unit_cut import Cut
+from wire.errors import HandshakeError, TransferError
+from wire.messages.handoff import RankMemory, Region
+from wire.messages.layout import Layout
+
+Descriptors = NDArray[np.uint64]
+"""``[n, 2]``: address, bytes."""
+Indices = NDArray[np.int64]
+EPOCH_BYTES = 8
+MAX_DESCRIPTORS = 1 << 22
+"""Of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a block and of a slot is read from one rank of a peer."""
+
+    block: Cut
+    slot: Cut
+
+
+def local_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
+    """Pieces of all units of our pool at ``address``: of ``P``, piece ``p`` of unit ``u`` is ``u P + p``."""
+    return _descriptors(layout, address, [(piece.local, piece.num_bytes) for piece in cut])
+
+
+def remote_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
+    """The same of a peer's pool."""
+    return _descriptors(layout, address, [(piece.remote, piece.num_bytes) for piece in cut])
+
+
+def cells_of(epochs: Region) -> Descriptors:
+    """The cells of a table of epochs."""
+    num_cells = epochs.num_bytes // EPOCH_BYTES
+    _check_length(num_cells, "epochs")
+    starts = np.arange(num_cells, dtype=np.uint64) * np.uint64(EPOCH_BYTES) + np.uint64(epochs.address)
+    return np.stack([starts, np.full_like(starts, EPOCH_BYTES)], axis=1)
+
+
+def own_list(ours: RankMemory, share: Share) -> Descriptors:
+    """All blocks, then all slots, as far as they are read from one rank of a peer."""
+    return np.concatenate(
+        [
+            local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
+            local_descriptors(ours.state_layout, ours.state_region.address, share.slot),
+        ]
+    )
+
+
+def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
+    """The same on the peer's side."""
+    return np.concatenate(
+        [
+            remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),
+            remote_descriptors(theirs.state_layout, theirs.state_region.address, share.slot),
+        ]
+    )
+
+
+def _check_length(count: int, what: str) -> None:
+    if count > MAX_DESCRIPTORS:
+        raise HandshakeError(f"a list of {count} {what} is longer than the {MAX_DESCRIPTORS} that are taken")
+
+
+def _descriptors(layout: Layout, address: int, pieces: list[tuple[int, int]]) -> Descriptors:
+    _check_length(layout.num_units * len(pieces), f"pieces of {layout.unit}s")
+    starts = np.arange(layout.num_units, dtype=np.uint64) * np.uint64(layout.unit_bytes) + np.uint64(address)
+    made = np.empty((layout.num_units, len(pieces), 2), dtype=np.uint64)
+    for index, (offset, num_bytes) in enumerate(pieces):
+        made[:, index, 0] = starts + np.uint64(offset)
+        made[:, index, 1] = num_bytes
+    return made.reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class UnitIndices:
+    """Entries of both lists: ``remote[i]`` is read into ``local[i]``."""
+
+    local: Indices
+    remote: Indices
+    num_runs: int
+    """Reads that are left when neighbours on both sides are joined."""
+
+
+def unit_indices(
+    local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int], num_pieces: int
+) -> UnitIndices:
+    """Entries of both lists that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]``.
+
+    Raises :class:`TransferError` for an id that is the null entry or outside its pool, and for lists of
+    different length.
+    """
+    if len(local_ids) != len(remote_ids):
+        raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
+    ours, ours_run = _checked(local, local_ids, "this server's")
+    theirs, theirs_run = _checked(remote, remote_ids, "the prefill server's")
+    if num_pieces == 1:
+        return UnitIndices(ours, theirs, 1 if ours_run and theirs_run else _num_runs(ours, theirs))
+    pieces = np.arange(num_pieces)
+    ours, theirs = ((ids[:, None] * num_pieces + pieces).reshape(-1) for ids in (ours, theirs))
+    return UnitIndices(ours, theirs, _num_runs(ours, theirs))
+
+
+def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, bool]:
+    """The ids, and whether they are one run, each the one before plus 1.
+
+    Most are, and that is found and checked without numpy: when a read has just gone through the processor's
+    caches, each of its functions takes 10 µs, and with them a handoff of 4 MB was a tenth longer.
+    """
+    last = layout.num_units - 1
+    # The length first: a peer may name the first unit of a pool and the last one of millions.
+    spans = bool(ids) and ids[0] >= 1 and ids[-1] <= last and ids[-1] - ids[0] == len(ids) - 1
+    if spans and list(ids) == list(range(ids[0], ids[-1] + 1)):
+        return np.arange(ids[0], ids[-1] + 1, dtype=np.int64), True
+    try:
+        array = np.array(ids, dtype=np.int64)
+    except OverflowError:  # an id of more than 63 bits is outside any pool
+        array = np.empty(0, dtype=np.int64)
+        is_good = False
+    else:
+        is_good = len(array) == 0 or bool(array.min() >= 1 and array.max() <= last)
+    if not is_good:
+        bad = next(index for index in ids if not 1 <= index <= last)
+        raise TransferError(
+            f"{layout.unit} {bad} is not one that can be read: {whose} pool has {layout.unit}s 1 to {last}"
+        )
+    return array, False
+
+
+def _num_runs(ours: Indices, theirs: Indices) -> int:
+    if len(ours) == 0:
+        return 0
+    joined = (ours[1:] - ours[:-1] == 1) & (theirs[1:] - theirs[:-1] == 1)
+    return len(ours) - int(np.count_nonzero(joined))

@@ -1,0 +1,137 @@
+"""Reads under way, whatever they are for. On the transfer thread.
+
+A read that is late is reported and stays: its bytes may land as long as NIXL does not say that it has ended,
+since a frozen peer may thaw. Who posted it keeps the destination in quarantine until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_transfer.nixl.agent import PreparedList, Read, TransferAgent
+from kv_transfer.nixl.descriptors import Share
+from kv_transfer.nixl.poll_thread import FAST_S, read_poll_delay
+from wire.errors import TransferError
+from wire.messages.handoff import RankMemory
+
+
+@dataclass(frozen=True)
+class PeerMemory:
+    """One rank of one life of a server whose memory can be read, under the name that NIXL knows it by."""
+
+    name: str
+    address: str
+    incarnation: str
+    memory: RankMemory
+    share: Share
+    """What of each block and slot is read from this rank."""
+    own_list: PreparedList
+    peer_list: PreparedList
+    """Entries of both as :class:`kv_transfer.reads.part.PartIndices` has them."""
+    epochs: PreparedList | None = None
+    """One entry a lease, of a rank 0 whose leases are validated here."""
+
+
+class Patience:
+    """How long there may be something to read and nothing comes. Flights may share one; news renew it."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self._until = time.monotonic() + deadline_s
+
+    def renew(self) -> None:
+        self._until = time.monotonic() + self.deadline_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self._until
+
+
+@dataclass
+class Flight:
+    """A read under way and what to do when it ends or is late."""
+
+    peer: PeerMemory
+    read: Read
+    patience: Patience
+    on_end: Callable[[TransferError | None], None]
+    """Called once, with what went wrong."""
+    on_late: Callable[[], None]
+    is_late: bool = False
+
+
+class Flights:
+    """Posts reads and sees to their ends. ``on_lost`` is told of a peer that can't be read from any more."""
+
+    def __init__(self, agent: TransferAgent, on_lost: Callable[[PeerMemory], None]) -> None:
+        self._agent = agent
+        self._on_lost = on_lost
+        self._flights: list[Flight] = []
+        self._last_news_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def post(
+        self,
+        peer: PeerMemory,
+        start: Callable[[], Read],
+        *,
+        patience: Patience,
+        on_end: Callable[[TransferError | None], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Posts a read by ``start``; small ones are often over, and reported, when the call returns."""
+        self._last_news_s = time.monotonic()
+        try:
+            read = start()
+        except TransferError as error:
+            self._on_lost(peer)
+            on_end(error)
+            return
+        flight = Flight(peer, read, patience, on_end, on_late)
+        if not self._has_ended(flight):
+            self._flights.append(flight)
+
+    def poll(self) -> float | None:
+        """Looks at all of them; seconds until it wants to again, None if none is under way."""
+        flights, self._flights = self._flights, []
+        for flight in flights:  # what ends may post the next read, which joins the new list
+            if not self._has_ended(flight):
+                self._flights.append(flight)
+        quiet_s = time.monotonic() - self._last_news_s
+        return read_poll_delay(quiet_s) if self._flights else None
+
+    def is_reading(self, peer: PeerMemory) -> bool:
+        return any(flight.peer.name == peer.name for flight in self._flights)
+
+    def drain(self, give_up_s: float) -> None:
+        """Lets reads end that a living peer is answering; over TCP it might not survive to find us gone."""
+        give_up = time.monotonic() + give_up_s
+        while self._flights and time.monotonic() < give_up:
+            time.sleep(FAST_S)
+            self._agent.poll()
+            self.poll()
+
+    def release(self) -> None:
+        """Gives all handles back: one that is kept would keep NIXL's agent alive, and late bytes coming."""
+        for flight in self._flights:
+            flight.read.release()
+        self._flights.clear()
+
+    def _has_ended(self, flight: Flight) -> bool:
+        state = flight.read.poll()
+        if state == "busy":
+            if not flight.is_late and flight.patience.is_over:
+                flight.is_late = True
+                flight.on_late()
+            return False
+        error = None
+        if state == "failed":
+            error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
+            self._on_lost(flight.peer)
+        flight.on_end(error)
+        flight.read.release()  # last: a request waits for the news, and nobody for this
+        return True

@@ -1,0 +1,198 @@
+"""The servers whose memory can be read: connecting, and letting NIXL forget the ones that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kv_transfer.nixl.agent import PreparedList, TransferAgent
+from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
+from kv_transfer.nixl.flights import Flights, Patience, PeerMemory
+from kv_transfer.nixl.unit_cut import cut_unit
+from wire.errors import TransferError
+from wire.messages.handoff import HandshakeReply, RankMemory, Region
+
+WARM_UP_DEADLINE_S = 10.0
+
+OnConnected = Callable[[TransferError | None], None]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One life of a server, as far as this rank reads from it."""
+
+    address: str
+    reply: HandshakeReply
+    ranks: tuple[PeerMemory, ...]
+    """Those that hold something of ours; the first is its rank 0, with the leases' epochs, if we validate."""
+
+
+def agent_name(incarnation: str, rank: int) -> str:
+    """By which NIXL knows a rank of a server; of rank 0 it is the incarnation alone."""
+    return f"{incarnation}.{rank}" if rank else incarnation
+
+
+class PeerMemories:
+    """By incarnation. On the transfer thread, but for :meth:`knows`.
+
+    ``rank`` is ours; rank 0 validates, and connects to each peer's rank 0 whether or not that holds something
+    of ours. ``scratch`` takes the few bytes of a first read.
+    """
+
+    def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, scratch: Region) -> None:
+        self._agent = agent
+        self.flights = Flights(agent, self._lost)
+        """Reads of peers' memory, whatever they are for."""
+        self._ours = ours
+        self._rank = rank
+        self._scratch = scratch
+        self._peers: dict[str, Peer] = {}
+        self._gone: list[PeerMemory] = []
+
+    def knows(self, incarnation: str) -> bool:
+        """From any thread."""
+        return incarnation in self._peers
+
+    def get(self, incarnation: str) -> Peer | None:
+        return self._peers.get(incarnation)
+
+    def connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
+        """Adds a peer and reads once from each rank, so that no request pays for the first contact."""
+        if self.knows(reply.incarnation):
+            on_connected(None)
+            return
+        for stale in [peer for peer in self._peers.values() if peer.address == address]:
+            self.forget(stale.reply.incarnation)
+        self.remove_gone()
+        try:
+            peer = self._add_to_agent(address, reply)
+        except TransferError as error:
+            on_connected(error)
+            return
+        first_contact = _FirstContact(len(peer.ranks), lambda error: self._met(peer, error, on_connected))
+        for one in peer.ranks:
+            self._read_once(one, self._place_in(reply, one), first_contact)
+
+    def _met(self, peer: Peer, error: TransferError | None, on_connected: OnConnected) -> None:
+        if error is None:
+            self._peers[peer.reply.incarnation] = peer
+        else:
+            self._gone += peer.ranks
+        on_connected(error)
+
+    def _place_in(self, reply: HandshakeReply, one: PeerMemory) -> Region:
+        """What a first read reads from: the epochs, if they are ours to read."""
+        if one.name == reply.incarnation and self._rank == 0:
+            return reply.epoch_region
+        return one.memory.state_region if one.share.slot else one.memory.kv_region
+
+    def _read_once(self, one: PeerMemory, region: Region, first_contact: _FirstContact) -> None:
+        few = np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64)
+        self.flights.post(
+            one,
+            lambda: self._agent.read(one.name, few, local=self._scratch, remote=region),
+            patience=Patience(WARM_UP_DEADLINE_S),
+            on_end=first_contact.ended,
+            on_late=first_contact.late,
+        )
+
+    def _add_to_agent(self, address: str, reply: HandshakeReply) -> Peer:
+        """Tells NIXL of the ranks that we read from. Raises :class:`TransferError` if one can't be added."""
+        blocks = cut_unit(self._ours.kv_layout, [one.kv_layout for one in reply.ranks], rank=self._rank)
+        slots = cut_unit(self._ours.state_layout, [one.state_layout for one in reply.ranks], rank=self._rank)
+        added: list[PeerMemory] = []
+        for rank, share in enumerate(map(Share, blocks, slots)):
+            is_needed = share.block or share.slot or (rank == 0 and self._rank == 0)
+            if not is_needed:
+                continue
+            try:
+                added.append(self._make(rank, share, address, reply))
+            except TransferError:
+                for one in added:
+                    self._remove(one)
+                raise
+        return Peer(address, reply, tuple(added))
+
+    def _make(self, rank: int, share: Share, address: str, reply: HandshakeReply) -> PeerMemory:
+        memory, ours = reply.ranks[rank], self._ours
+        name = self._add_rank(agent_name(reply.incarnation, rank), memory.agent_metadata)
+        made: list[PreparedList] = []
+        try:
+            made.append(self._agent.prepare(None, own_list(ours, share), ours.kv_region))
+            made.append(self._agent.prepare(name, peer_list(memory, share), memory.kv_region))
+            if rank == 0 and self._rank == 0:
+                made.append(self._agent.prepare(name, cells_of(reply.epoch_region), reply.epoch_region))
+        except TransferError:
+            for one in made:
+                self._agent.release(one)
+            self._agent.remove_peer(name)
+            raise
+        return PeerMemory(name, address, reply.incarnation, memory, share, *made)
+
+    def _remove(self, one: PeerMemory) -> None:
+        for prepared in (one.own_list, one.peer_list, one.epochs):
+            if prepared is not None:
+                self._agent.release(prepared)
+        self._agent.remove_peer(one.name)
+
+    def _add_rank(self, expected: str, metadata: bytes) -> str:
+        if any(peer.name == expected for peer in self._gone):
+            raise TransferError("reads that it failed to answer have not ended yet; try again later")
+        name = self._agent.add_peer(metadata)
+        if name != expected:
+            if not self._is_in_use(name):
+                self._agent.remove_peer(name)
+            raise TransferError(f"its metadata is of {name!r}, its handshake of {expected!r}")
+        return name
+
+    def _is_in_use(self, name: str) -> bool:
+        return any(one.name == name for peer in self._peers.values() for one in peer.ranks)
+
+    def _lost(self, one: PeerMemory) -> None:
+        """A rank can't be read from any more: its server is gone."""
+        self.forget(one.incarnation)
+
+    def forget(self, incarnation: str) -> None:
+        """The peer is gone or another; NIXL lets go of it once no read of it is under way.
+
+        Not before: removing a peer does not stop a read, it only hides that the bytes still land.
+        """
+        peer = self._peers.pop(incarnation, None)
+        if peer is not None:
+            self._gone += peer.ranks
+
+    def remove_gone(self) -> None:
+        for one in [one for one in self._gone if not self.flights.is_reading(one)]:
+            self._gone.remove(one)
+            self._remove(one)
+
+    def remove_all(self) -> None:
+        for one in (*(one for peer in self._peers.values() for one in peer.ranks), *self._gone):
+            self._remove(one)
+
+
+class _FirstContact:
+    """The first reads from a peer's ranks: one outcome for all of them, told once."""
+
+    def __init__(self, num_reads: int, on_outcome: Callable[[TransferError | None], None]) -> None:
+        self._num_left = num_reads
+        self._on_outcome = on_outcome
+        self._error: TransferError | None = None
+        self._is_told = False
+
+    def ended(self, error: TransferError | None) -> None:
+        self._num_left -= 1
+        self._error = self._error or error
+        if not self._is_told and self._num_left == 0:
+            self._tell(self._error)
+
+    def late(self) -> None:
+        """What a peer did not answer in time is not built on, even if it comes."""
+        if not self._is_told:
+            self._tell(TransferError(f"no answer within {WARM_UP_DEADLINE_S} s"))
+
+    def _tell(self, error: TransferError | None) -> None:
+        self._is_told = True
+        self._on_outcome(error)

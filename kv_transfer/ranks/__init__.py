@@ -1,0 +1,1 @@
+"""Reads by servers whose ranks are processes of their own."""

@@ -1,0 +1,60 @@
+"""The other tensor-parallel ranks of this server as memory that peers read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from engine.ranks.processes import RankProcesses
+from kv_transfer.reads.rank_readers import RankReport
+from wire.errors import UnavailableError
+from wire.messages.handoff import RankMemory
+from wire.messages.ranks import Introduce, RankConnected, RankPartEnded, RankPartLate, RankServes, ServePeers
+
+REPORTS = (RankServes, RankConnected, RankPartLate, RankPartEnded)
+"""What :func:`kv_transfer.ranks.rank_exchange.serve_rank` may send."""
+START_TIMEOUT_S = 60.0
+
+
+class OtherRanks:
+    """Ranks 1 and up, of which there may be none. Hands what they report of reads to ``take_report``."""
+
+    def __init__(
+        self,
+        ranks: RankProcesses | None,
+        take_report: Callable[[int, RankReport], None],
+        *,
+        incarnation: str,
+    ) -> None:
+        self._ranks = ranks
+        self._take_report = take_report
+        self._memories: dict[int, RankMemory] = {}
+        self._changed = threading.Condition()
+        if ranks is not None:
+            ranks.listen(self._take)
+            ranks.tell(Introduce(incarnation))
+
+    def memories(self) -> list[RankMemory]:
+        """What they told when they were ready, in the order of ranks; waits for that."""
+        num_others = 0 if self._ranks is None else self._ranks.size - 1
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._memories) == num_others, START_TIMEOUT_S):
+                raise UnavailableError(
+                    f"{num_others - len(self._memories)} tensor-parallel ranks were not ready to be read "
+                    f"within {START_TIMEOUT_S} s"
+                )
+            return [self._memories[rank] for rank in sorted(self._memories)]
+
+    def serve(self, is_on: bool) -> None:
+        """Whether peers may be reading just now."""
+        if self._ranks is not None:
+            self._ranks.tell(ServePeers(is_on))
+
+    def _take(self, rank: int, report: Any) -> None:
+        if not isinstance(report, RankServes):
+            self._take_report(rank, report)
+            return
+        with self._changed:
+            self._memories[rank] = report.memory
+            self._changed.notify_all()

@@ -1,0 +1,157 @@
+"""The handoff on a tensor-parallel rank other than 0: its memory is read and it reads its share of others'.
+
+What is read when, and whether it may be used, is rank 0's business; see
+:mod:`kv_transfer.reads.rank_readers`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine.engine import Engine
+from engine.group.rank_link import RankLink
+from engine.memory.caches import Caches
+from engine.ranks.process import RankMain, work
+from engine.ranks.worker import RankWorker
+from kv_transfer.nixl.flights import Patience
+from kv_transfer.nixl.poll_thread import PollThread, idle_delay, poll_delay
+from kv_transfer.reads.part import Part
+from kv_transfer.reads.part_reader import NOTHING, OwnReader, ReadSize
+from wire.errors import TransferError
+from wire.messages.handoff import Role
+from wire.messages.ranks import (
+    ConnectRank,
+    Introduce,
+    RankConnected,
+    RankPartEnded,
+    RankPartLate,
+    RankServes,
+    ReadRankPart,
+    ServePeers,
+)
+
+
+def rank_main(role: Role) -> RankMain:
+    """What the process of such a rank runs, on a server of that role."""
+    return work if role == "both" else serve_rank
+
+
+def serve_rank(engine: Engine, link: RankLink) -> None:
+    """A rank of a prefill or a decode server."""
+    incarnation = link.receive(Introduce).incarnation
+    failures: list[BaseException] = []
+    exchange = RankExchange(
+        engine.caches, link, incarnation=incarnation, rank=engine.tp.rank, on_fatal=failures.append
+    )
+    try:
+        link.takers = exchange.takers()
+        RankWorker(engine, link).run()
+    finally:
+        exchange.close()
+    if failures:
+        raise failures[0]
+
+
+class RankExchange:
+    """One NIXL agent for both sides of the handoff."""
+
+    def __init__(
+        self,
+        caches: Caches,
+        link: RankLink,
+        *,
+        incarnation: str,
+        rank: int,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._link = link
+        scratch = torch.zeros(1, dtype=torch.int64)
+        self._reader = OwnReader(caches, scratch, incarnation=incarnation, rank=rank)
+        self._is_serving = False
+        self._last_news_s = 0.0
+        self._thread = PollThread("transfer", self._poll, on_fatal)
+        link.send(RankServes(self._reader.memory))
+
+    def takers(self) -> dict[type, Callable[[object], None]]:
+        """What rank 0 asks of the exchange, and who takes it; for :class:`RankWorker`."""
+
+        def on_thread(take: Callable[..., None]) -> Callable[[object], None]:
+            return lambda message: self._thread.post(lambda: take(message))
+
+        return {
+            ServePeers: on_thread(self._serve),
+            ConnectRank: on_thread(self._connect),
+            ReadRankPart: on_thread(self._read_part),
+        }
+
+    def close(self) -> None:
+        self._reader.close(self._thread)
+
+    # --- on the transfer thread ------------------------------------------------------------------
+
+    def _serve(self, message: ServePeers) -> None:
+        self._is_serving = message.is_on
+        self._last_news_s = time.monotonic()
+
+    def _connect(self, message: ConnectRank) -> None:
+        def on_connected(error: TransferError | None) -> None:
+            self._link.send(RankConnected(message.number, None if error is None else error.message))
+
+        self._reader.peers.connect(message.address, message.reply, on_connected)
+
+    def _read_part(self, message: ReadRankPart) -> None:
+        reads = _RankPart(message, self._link)
+        peer = self._reader.peers.get(message.incarnation)
+        part = Part(message.local_blocks, message.remote_blocks, message.local_slots, message.remote_slots)
+        reads.took_off()  # until all are posted
+        if peer is None:
+            reads.landed(TransferError("the server that wrote the ticket is gone"), NOTHING)
+            return
+        error = None
+        try:
+            self._reader.post(peer, part, reads)
+        except TransferError as refused:
+            error = TransferError(refused.message, cause="ticket_refused")
+        reads.landed(error, NOTHING)
+
+    def _poll(self) -> float:
+        delay_s = self._reader.poll()
+        if delay_s is not None:
+            return delay_s
+        quiet_s = time.monotonic() - self._last_news_s
+        return poll_delay(quiet_s) if self._is_serving else idle_delay(quiet_s)
+
+
+class _RankPart:
+    """Reads of one part; one report when the last of them has ended."""
+
+    def __init__(self, message: ReadRankPart, link: RankLink) -> None:
+        self.patience = Patience(message.deadline_s)
+        self._number = message.number
+        self._link = link
+        self._num_left = self._num_bytes = self._num_descriptors = 0
+        self._error: TransferError | None = None
+        self._is_late = False
+
+    def took_off(self) -> None:
+        self._num_left += 1
+
+    def landed(self, error: TransferError | None, size: ReadSize) -> None:
+        self._num_left -= 1
+        self._error = self._error or error
+        if error is None:
+            self._num_bytes += size.num_bytes
+            self._num_descriptors += size.num_descriptors
+        if self._num_left == 0:
+            message, cause = (None, "") if self._error is None else (self._error.message, self._error.cause)
+            self._link.send(
+                RankPartEnded(self._number, self._num_bytes, self._num_descriptors, message, cause)
+            )
+
+    def late(self) -> None:
+        if not self._is_late:
+            self._is_late = True
+            self._link.send(RankPartLate(self._number))

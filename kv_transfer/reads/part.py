@@ -1,0 +1,69 @@
+"""A part of a transfer: some blocks, and with the last of them states, that are read from one peer at once.
+
+Reading a part validates nothing: :mod:`kv_transfer.leases.epoch_check` does that once for all parts of a
+transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.memory.index_pool import NULL_INDEX
+from kv_transfer.nixl.descriptors import Indices, Share, unit_indices
+from kv_transfer.nixl.unit_cut import Cut
+from wire.messages.handoff import RankMemory
+
+
+@dataclass(frozen=True)
+class Part:
+    """Unit ``remote_…[i]`` of the peer's pool is read into unit ``local_…[i]`` of ours."""
+
+    local_blocks: Sequence[int]
+    remote_blocks: Sequence[int]
+    local_slots: Sequence[int] = ()
+    remote_slots: Sequence[int] = ()
+
+    @classmethod
+    def last(
+        cls, local_blocks: Sequence[int], remote_blocks: Sequence[int], local_slot: int, remote_slot: int
+    ) -> Part:
+        """With the state; where the model has none both slots are the null one."""
+        return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot))
+
+
+@dataclass(frozen=True)
+class PartIndices:
+    """A part as entries of the two lists that :mod:`kv_transfer.nixl.descriptors` makes of a pair of
+    ranks."""
+
+    local: Indices
+    remote: Indices
+    num_bytes: int
+    num_descriptors: int
+    """After neighbours on both sides were joined."""
+
+
+def _named(slot: int) -> tuple[int, ...]:
+    return () if slot == NULL_INDEX else (slot,)
+
+
+def part_indices(part: Part, ours: RankMemory, theirs: RankMemory, share: Share) -> PartIndices:
+    """The part's entries on both sides; :class:`TransferError` for a unit outside either side's pools."""
+    num_block, num_slot = len(share.block), len(share.slot)
+    blocks = unit_indices(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block)
+    slots = unit_indices(
+        ours.state_layout, part.local_slots, theirs.state_layout, part.remote_slots, num_slot
+    )
+    return PartIndices(
+        np.concatenate([blocks.local, slots.local + ours.kv_layout.num_units * num_block]),
+        np.concatenate([blocks.remote, slots.remote + theirs.kv_layout.num_units * num_block]),
+        len(part.local_blocks) * _num_bytes(share.block) + len(part.local_slots) * _num_bytes(share.slot),
+        blocks.num_runs + slots.num_runs,
+    )
+
+
+def _num_bytes(cut: Cut) -> int:
+    return sum(piece.num_bytes for piece in cut)

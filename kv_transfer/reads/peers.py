@@ -1,0 +1,154 @@
+"""The servers that this one has shaken hands with, to read from their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from functools import partial
+
+import grpc.aio
+
+from kv_transfer.reads.failure_counts import FailureCounts
+from kv_transfer.reads.sink import TransferSink
+from wire.errors import DeadlineError, HandshakeError, TransferError, TwinfangError, UnavailableError
+from wire.messages.handoff import (
+    AnyTicket,
+    EndLease,
+    Follow,
+    HandshakeReply,
+    PartialTicket,
+    Progress,
+    RenewedLeases,
+    RenewLeases,
+    Ticket,
+)
+from wire.repeated_lines import RepeatedLines
+from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, call, call_for_replies, open_channel
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+RECONNECT_S = 1.0
+"""What a channel that broke gets to connect again before a handshake, longer than gRPC's pause between two
+tries: a server that has just come back must not be given up because of that pause."""
+
+
+class Peers:
+    """One channel an address, one handshake an incarnation. Lives on the event loop."""
+
+    def __init__(self, sink: TransferSink, failures: FailureCounts, *, timeout_s: float) -> None:
+        self._sink = sink
+        self._failures = failures
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._handshakes: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ensure(self, ticket: AnyTicket) -> None:
+        """Returns once memory of the ticket's server can be read.
+
+        Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket;
+        :class:`UnavailableError` or :class:`TransferError` if it can't be reached from here.
+        """
+        try:
+            if not self._sink.knows(ticket.incarnation):
+                await self._connect(ticket.address)
+            if not self._sink.knows(ticket.incarnation):
+                raise HandshakeError(
+                    f"the server at {ticket.address} has restarted: its ticket is of incarnation "
+                    f"{ticket.incarnation}, which is gone with all its leases",
+                    cause="peer_gone",
+                )
+        except TwinfangError as error:
+            self._failures.count(error)
+            raise
+
+    def connect_soon(self, address: str) -> None:
+        """Shakes hands in the background, so that the first request does not pay for it."""
+        self._spawn(self._connect_quietly(address))
+
+    def end_lease_soon(self, ticket: AnyTicket) -> None:
+        """Tells the server that nobody will read; its time to live covers a message that is lost."""
+        self._spawn(self._end_lease(ticket))
+
+    def follow(self, early: PartialTicket) -> AsyncGenerator[Progress | Ticket, None]:
+        """How a prompt gets on that its server still computes, and last its ticket.
+
+        Raises :class:`TwinfangError`. There is no deadline: a server that dies ends the call, one that is
+        frozen loses it to gRPC's keepalive.
+        """
+        message = Follow(early.incarnation, early.lease_id, early.epoch)
+        return call_for_replies(self._channel(early.address), FOLLOW, message, timeout_s=None)
+
+    async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
+        """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
+        reply: RenewedLeases = await call(self._channel(address), RENEW_LEASES, leases, timeout_s=timeout_s)
+        return reply
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *self._handshakes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]
+
+    async def _connect(self, address: str) -> None:
+        """One handshake at a time an address; whoever comes meanwhile waits for the same one."""
+        task = self._handshakes.get(address)
+        if task is None:
+            task = asyncio.create_task(self._shake_hands(address))
+            self._handshakes[address] = task
+            task.add_done_callback(lambda _: self._handshakes.pop(address, None))
+        await asyncio.shield(task)
+
+    async def _shake_hands(self, address: str) -> None:
+        try:
+            reply = await self._ask_for_memory(address)
+        except UnavailableError as error:
+            raise UnavailableError(f"the server at {address} is out of reach: {error.message}") from error
+        except DeadlineError as error:  # not the request's deadline: it may be tried again elsewhere
+            raise TransferError(
+                f"the server at {address} is out of reach: {error.message}", cause="deadline"
+            ) from error
+        if not self._sink.knows(reply.incarnation):
+            await asyncio.to_thread(self._sink.add_peer, address, reply)
+            log.info("connected to server %s, incarnation %s", address, reply.incarnation)
+
+    async def _ask_for_memory(self, address: str) -> HandshakeReply:
+        """Once more if the channel was broken and connects again."""
+        request, channel = self._sink.introduction, self._channel(address)
+        ask = partial(call, channel, HANDSHAKE, request, timeout_s=self._timeout_s)
+        try:
+            reply: HandshakeReply = await ask()
+        except UnavailableError:
+            with suppress(TimeoutError):  # it is gone: the second call says how
+                await asyncio.wait_for(channel.channel_ready(), RECONNECT_S)
+            reply = await ask()
+        return reply
+
+    async def _connect_quietly(self, address: str) -> None:
+        try:
+            await self._connect(address)
+        except TwinfangError as error:
+            log.warning("no connection to server %s yet: %s", address, error)
+
+    async def _end_lease(self, ticket: AnyTicket) -> None:
+        message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)
+        try:
+            await call(self._channel(ticket.address), END_LEASE, message, timeout_s=self._timeout_s)
+        except TwinfangError as error:
+            kind = f"a lease of {ticket.address} was not ended"
+            lines.write(logging.WARNING, kind, "request %s: %s: %s", ticket.request_id, kind, error)
+
+    def _spawn(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

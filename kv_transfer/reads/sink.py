@@ -1,0 +1,157 @@
+"""The decode side of the handoff: reads a peer's blocks and state, and trusts nothing before it is checked.
+
+This is the door to the transfer thread. What happens there is in :mod:`kv_transfer.reads.transfer` (one
+request's parts and their validation), :mod:`kv_transfer.nixl.flights` (reads under way),
+:mod:`kv_transfer.leases.epoch_check` (the seqlock) and :mod:`kv_transfer.nixl.peer_memories` (who can be
+read).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import torch
+
+from engine.memory.caches import Caches
+from engine.ranks.processes import RankProcesses
+from kv_transfer.handshake import check_regions, check_same_model
+from kv_transfer.leases.epoch_check import EpochCheck
+from kv_transfer.nixl.peer_memories import WARM_UP_DEADLINE_S, OnConnected
+from kv_transfer.nixl.poll_thread import PollThread
+from kv_transfer.reads.part import Part
+from kv_transfer.reads.part_reader import OwnReader, PartReader
+from kv_transfer.reads.rank_readers import RankReaders, RankReport
+from kv_transfer.reads.transfer import Transfer, TransferCounts, TransferListener, TransferSetup
+from wire.errors import HandshakeError, TransferError, TwinfangError
+from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
+
+
+class TransferSink:
+    """Owns the decode server's transfers and its NIXL agent. Methods are thread-safe.
+
+    ``introduction`` says who we are. ``ranks`` are this server's others, which read their shares.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        introduction: HandshakeRequest,
+        listener: TransferListener,
+        ranks: RankProcesses | None = None,
+    ) -> None:
+        # So many transfers may be under way: each fills a slot, or blocks where the model has no states.
+        num_units = caches.num_slots if caches.spec.has_state else caches.num_blocks
+        epochs = torch.zeros(num_units, dtype=torch.int64)
+        self.introduction = introduction
+        self.counts = TransferCounts()
+        self._reader = OwnReader(caches, epochs, incarnation=introduction.incarnation)
+        check = EpochCheck(self._reader.agent, self._reader.flights, epochs)
+        self._thread = PollThread("transfer", self._reader.poll, listener.failed)
+        readers: list[PartReader] = [self._reader]
+        self._rank_readers: RankReaders | None = None
+        if ranks is not None:
+            self._rank_readers = RankReaders(ranks, self._thread.post, self._reader.peers.forget)
+            readers.append(self._rank_readers)
+        self._setup = TransferSetup(self._reader.peers, readers, check, self.counts, listener)
+
+    def take_report(self, rank: int, report: RankReport) -> None:
+        """What another rank says of its reads; from any thread."""
+        assert self._rank_readers is not None
+        self._rank_readers.take_report(rank, report)
+
+    def knows(self, incarnation: str) -> bool:
+        """Whether memory of this life of a prefill server can be read."""
+        return self._reader.peers.knows(incarnation)
+
+    def add_peer(self, address: str, reply: HandshakeReply) -> None:
+        """Connects to a prefill server and reads once from it, so that no request pays for that.
+
+        Blocks until it is done. Raises :class:`HandshakeError` if the two may not share state or the peer
+        can't be reached.
+        """
+        check_same_model(self.introduction, reply, f"the prefill server at {address}")
+        check_regions(reply)
+        outcome: Future[TransferError | None] = Future()
+        self._thread.post(lambda: self._connect(address, reply, outcome.set_result))
+        try:
+            error = outcome.result(timeout=WARM_UP_DEADLINE_S * 2)
+            if error is not None:
+                raise error
+        except (TransferError, TimeoutError) as error:
+            raise HandshakeError(
+                f"the prefill server at {address} can't be read from: {error}", cause="peer_gone"
+            ) from error
+
+    # --- transfers -------------------------------------------------------------------------------
+
+    def begin(self, request_id: str, incarnation: str, *, deadline_s: float) -> SinkTransfer:
+        """A transfer from that life of a prefill server, of which nothing is read yet.
+
+        It has to be brought to an end, by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The
+        listener is told, while something is being read no later than about ``deadline_s`` seconds after the
+        last news.
+        """
+        transfer = Transfer(self._setup, request_id, incarnation, deadline_s=deadline_s)
+        self._thread.post(transfer.begin)
+        return SinkTransfer(self._thread, transfer)
+
+    def read(
+        self,
+        ticket: Ticket,
+        *,
+        block_ids: Sequence[int],
+        first_block: int = 0,
+        state_slot: int,
+        deadline_s: float,
+    ) -> None:
+        """Reads all that ``ticket`` names into our ``block_ids`` and ``state_slot``; returns at once.
+
+        The prompt's first ``first_block`` blocks are here already; ``block_ids`` are for the others. The slot
+        is null where the model has no state.
+        """
+        transfer = self.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s)
+        part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
+        transfer.finish(part, Done(ticket.lease_id, ticket.epoch))
+
+    def close(self) -> None:
+        self._reader.close(self._thread)
+
+    # --- on the transfer thread ------------------------------------------------------------------
+
+    def _connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
+        """The other ranks first: a peer that this one knows can be read from by all."""
+
+        def connect_own(error: TransferError | None) -> None:
+            if error is None:
+                self._reader.peers.connect(address, reply, on_connected)
+            else:
+                on_connected(error)
+
+        if self._rank_readers is None:
+            connect_own(None)
+        else:
+            self._rank_readers.connect(address, reply, connect_own)
+
+
+class SinkTransfer:
+    """A :class:`Transfer` as other threads drive it; calls return at once and are carried out in order."""
+
+    def __init__(self, thread: PollThread, transfer: Transfer) -> None:
+        self.request_id = transfer.request_id
+        self._thread = thread
+        self._transfer = transfer
+
+    def read_part(self, part: Part) -> None:
+        """Reads a part; more may be under way."""
+        self._thread.post(lambda: self._transfer.read_part(part))
+
+    def finish(self, part: Part, lease: Done) -> None:
+        """Reads the last part, which has the state, and validates all of them against their lease."""
+        asked_s = time.monotonic()
+        self._thread.post(lambda: self._transfer.finish(part, lease, asked_s=asked_s))
+
+    def fail(self, error: TwinfangError) -> None:
+        """Nothing more will be read."""
+        self._thread.post(lambda: self._transfer.fail(error))

@@ -1,0 +1,128 @@
+"""Times in which nobody serves a model: how long they last, and the answers that wait for their end.
+
+A server that was killed is back after seconds if somebody starts it again. Until then requests wait in the
+queue (:mod:`router.admission.gate`) and answers under way wait here, for ``hold_s`` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from router.config import RouterConfig
+from router.fleet.model_servers import ModelServers
+from router.policies.policy import Demand
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 0.25
+"""Between two looks at servers that nobody waits for."""
+WAIT_INTERVAL_S = 0.01
+"""Between two looks at servers that an answer waits for."""
+
+
+class Hold:
+    """Of one model: since when nobody serves it, and what waits for that to end.
+
+    ``is_stopping`` says whether the router has no more time to wait for anybody.
+    """
+
+    def __init__(
+        self, servers: ModelServers, config: RouterConfig, *, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.hold_s = config.hold_s
+        self.num_waiting = 0
+        """Answers under way that wait for a server."""
+        self._servers = servers
+        self._is_stopping = is_stopping
+        self._was_served = False
+        self._since_s: float | None = None
+        """When the absence began, by the monotonic clock; None: the model is served."""
+        self._waiting: dict[Demand, list[asyncio.Future[bool]]] = {}
+        """By what a server must be able to take."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def use_limits(self, config: RouterConfig) -> None:
+        """Those of ``config`` from now on; an answer that waits already waits as long as it was to."""
+        self.hold_s = config.hold_s
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a wait has a point: some server may come back while the router still runs."""
+        return self.hold_s > 0 and not self._is_stopping() and self._servers.may_return()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a request that comes now is likely to be served: nobody is missed, or not for long."""
+        self.look()
+        if self._since_s is None:
+            return True
+        return self._was_served and self.may_end and time.monotonic() - self._since_s < self.hold_s
+
+    def look(self) -> None:
+        """Notes the beginning and the end of an absence."""
+        absence = self._servers.not_ready_reason()
+        if absence is None:
+            if self._since_s is not None and self._was_served:
+                took_s = time.monotonic() - self._since_s
+                log.info("model %s is served again after %.1f s", self._servers.model, took_s)
+            self._was_served, self._since_s = True, None
+        elif self._since_s is None:
+            self._since_s = time.monotonic()
+            if self._was_served:
+                log.warning("model %s: nobody serves it: %s", self._servers.model, absence.detail)
+
+    async def end(self, demand: Demand, *, deadline: float) -> bool:
+        """Waits until some server can take ``demand``. False: none could within ``hold_s`` or until
+        ``deadline``, of the event loop's clock, or none is expected any more."""
+        loop = asyncio.get_running_loop()
+        kind = replace(demand, token_ids=(), cache_salt="", session=None)
+        with self._wait_of(kind) as verdict:
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + self.hold_s)):
+                    return await verdict
+            except TimeoutError:
+                return False
+
+    @contextmanager
+    def _wait_of(self, kind: Demand) -> Iterator[asyncio.Future[bool]]:
+        """The verdict on a wait: True once somebody can take it, False once nobody ever will."""
+        verdict = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(kind, []).append(verdict)
+        self.num_waiting += 1
+        self._look_soon()
+        try:
+            yield verdict
+        finally:
+            self.num_waiting -= 1
+            self._waiting[kind].remove(verdict)
+            if not self._waiting[kind]:
+                del self._waiting[kind]
+
+    def _look_soon(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(WAIT_INTERVAL_S, self._judge)
+
+    def _judge(self) -> None:
+        """One look for all that wait for the same."""
+        self._timer = None
+        may_end = self.may_end
+        for kind, waiting in self._waiting.items():
+            can_take = self._servers.can_take(kind)
+            if can_take or not may_end:
+                for verdict in waiting:
+                    if not verdict.done():
+                        verdict.set_result(can_take)
+        self._look_soon()
+
+
+async def watch(holds: Sequence[Hold]) -> None:
+    """Has all of them look at their servers, until it is cancelled."""
+    while True:
+        for hold in holds:
+            hold.look()
+        await asyncio.sleep(WATCH_INTERVAL_S)

@@ -1,0 +1,158 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from router.access.client import Client
+from router.api.openai.chat_prompt import ChatFields, chat_text
+from router.api.openai.chat_response import ChatWriter
+from router.api.openai.logprobs import check_in_one_piece, check_in_step, longest_in_one_piece
+from router.api.openai.schemas import ChatCompletion, answers
+from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices, ranged
+from router.api.text_endpoint import answer_text
+from router.http.bodies.json_body import body_schema
+from router.http.openai_errors import shown
+from router.models.prompt import check_context, encode_prompt
+from router.models.structured_output import wanted_structure
+from router.models.tools.tool_choice import offered_tools
+from router.models.tools.tool_use import wanted_tool_use
+from router.serving.services import Services
+from router.serving.text_request import TextRequest
+from wire.errors import InvalidRequestError
+from wire.messages.sampling_params import MAX_LOGPROBS, RANGES
+
+
+class ChatBody(ChatFields, SamplingFields):
+    """The body as clients send it: types are checked, values not yet."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = ranged(0, MAX_LOGPROBS)
+    parallel_tool_calls: bool | None = None
+    max_tokens: int | None = ranged(1, RANGES["max_tokens"][1])
+    max_completion_tokens: int | None = ranged(1, RANGES["max_tokens"][1])
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {
+        "audio": (None,),
+        "best_of": (None, 1),
+        "chat_template": (None,),
+        "continue_final_message": (None, False),
+        "documents": (None, []),
+        "echo": (None, False),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "prediction": (None,),
+        "suffix": (None, ""),
+        "web_search_options": (None,),
+    }
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives a token; None: no log-probabilities."""
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {shown(self.top_logprobs)}",
+                param="top_logprobs",
+            )
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+
+    def answer_length(self, room: int) -> tuple[str, int]:
+        """The field that says how long the answer may become, and its value: all of ``room`` if none does."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise InvalidRequestError(
+                f"max_tokens is {shown(old)} and max_completion_tokens {shown(new)}: give one of them",
+                param="max_tokens",
+            )
+        param = "max_tokens" if new is None and old is not None else "max_completion_tokens"
+        given = old if new is None else new
+        value = max(room, 1) if given is None else given
+        if value < 1:
+            raise InvalidRequestError(f"{param} must be at least 1, got {shown(value)}", param=param)
+        return param, value
+
+
+async def check_chat(
+    http: Request, body: ChatBody, services: Services, client: Client, deadline: float
+) -> TextRequest:
+    """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
+    with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
+    model = services.models.find(body.model)
+    model.gate.refuse_early(client.name, body.priority_for(client.api_key))
+    body.check_extra_fields()
+    body.check_stream_options()
+    check_num_choices(1, body.num_choices, services.config.max_choices, param="n")
+    num_logprobs = body.num_logprobs
+    if num_logprobs is not None:
+        check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
+    body.answer_length(1)  # what is wrong there is said before any work is done
+    structure = await wanted_structure(body, services.grammars)
+    text = await chat_text(body, model)
+    tools, tool_choice = offered_tools(body.tools, body.tool_choice)
+    tool_use = await wanted_tool_use(
+        tools,
+        tool_choice,
+        model.tool_format,
+        tokenizer=model.tokenizer,
+        structure=structure,
+        may_repeat=body.parallel_tool_calls is not False,
+        grammars=services.grammars,
+    )
+    form = structure if tool_use is None else tool_use
+    limits = model.servers.limits()
+    prompt = await encode_prompt(
+        text,
+        model.tokenizer,
+        limits,
+        add_special_tokens=bool(body.add_special_tokens),
+        param="messages",
+    )
+    num_prompt_tokens = len(prompt.token_ids)
+    room = limits.max_model_len - num_prompt_tokens
+    keeps_logprobs = num_logprobs is not None and not body.stream
+    if keeps_logprobs:  # bounds an answer whose length is not said
+        room = min(room, longest_in_one_piece(body.num_choices, num_logprobs or 0))
+    length_param, max_tokens = body.answer_length(room)
+    check_context(
+        num_prompt_tokens, max_tokens, limits.max_model_len, param="messages", length_param=length_param
+    )
+    if keeps_logprobs:
+        check_in_one_piece(body.num_choices, max_tokens, num_logprobs or 0, param=length_param)
+    params = body.sampling_params(
+        model.defaults,
+        max_tokens=max_tokens,
+        logprobs=num_logprobs,
+        vocab_size=limits.vocab_size,
+        grammar=None if form is None else form.grammar,
+    )
+    return body.text_request(
+        http,
+        services,
+        id_prefix="chatcmpl",
+        model=model,
+        prompts=[prompt],
+        params=params,
+        tool_use=tool_use,
+        client=client,
+        deadline=deadline,
+    )
+
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, streams=True),
+    openapi_extra=body_schema(ChatBody),
+)
+async def create_chat_completion(request: Request) -> Response:
+    return await answer_text(request, ChatBody, check_chat, ChatWriter)

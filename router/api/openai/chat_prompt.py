@@ -1,0 +1,72 @@
+"""What a chat's prompt is made of, and the text that the checkpoint's template makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from router.http.bodies.bounds import num_chars_of
+from router.models.catalog import ServedModel
+from router.models.chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA, checked_messages
+from router.models.prompt import check_chars
+from router.models.tokenizer import INLINE_CHARS
+from router.models.tools.tool_choice import offered_tools
+from wire.errors import InvalidRequestError
+
+OF_THE_PROMPT = ("messages", "tools", "tool_choice", "add_generation_prompt")
+
+
+class ChatFields(BaseModel):
+    """The fields that templates read; messages and tools are checked by
+    :mod:`router.models.chat_messages`."""
+
+    messages: Any = Field(default=None, json_schema_extra=MESSAGES_SCHEMA)
+    tools: Any = Field(default=None, json_schema_extra=TOOLS_SCHEMA)
+    tool_choice: Any = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    """Null is false: templates write special tokens themselves."""
+
+
+async def chat_text(body: ChatFields, model: ServedModel) -> str:
+    """The prompt's text. Raises :class:`InvalidRequestError`."""
+    template = model.chat_template
+    if template is None:
+        raise InvalidRequestError(
+            "this model has no chat template: use /v1/completions, or put a chat_template.jinja into the "
+            "model's folder and restart the router",
+            param="messages",
+        )
+    variables = _variables(body)
+    num_chars = sum(len(message["content"]) for message in variables["messages"])
+    check_chars(num_chars, model.tokenizer, model.max_model_len, param="messages")  # before it is rendered
+    if num_chars_of(variables) <= INLINE_CHARS:
+        return template.render(variables)
+    return await asyncio.to_thread(template.render, variables)
+
+
+def _variables(body: ChatFields) -> dict[str, Any]:
+    further = body.chat_template_kwargs or {}
+    for name in OF_THE_PROMPT:
+        if name in further:
+            raise InvalidRequestError(
+                f"chat_template_kwargs may not hold {name}: it is a field of its own",
+                param="chat_template_kwargs",
+            )
+    tools, choice = offered_tools(body.tools, body.tool_choice)
+    variables: dict[str, Any] = {
+        "messages": checked_messages(body.messages),
+        "tools": None if choice == "none" else tools,
+        "documents": None,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+    }
+    # What was not given stays undefined: templates ask for that.
+    if choice is not None:
+        variables["tool_choice"] = choice
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    return variables | further

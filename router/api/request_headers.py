@@ -1,0 +1,50 @@
+"""What a client says of its request in headers: how long it may take, and which session it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from fastapi import Request
+
+from router.config import RouterConfig
+from router.http.bodies.bounds import SESSION
+from router.http.openai_errors import shown
+from wire.errors import InvalidRequestError
+
+
+def session_of(request: Request, config: RouterConfig) -> str | None:
+    """The value of the configured header; None without such a header, or if it is empty.
+
+    Raises :class:`InvalidRequestError` for one that is too long.
+    """
+    session = request.headers.get(config.session_header) or None if config.session_header else None
+    SESSION.check(session, config.session_header)
+    return session
+
+
+HEADER = "X-Request-Timeout"
+"""Seconds from the request's arrival to its last token."""
+
+
+def deadline_of(request: Request, config: RouterConfig) -> float:
+    """On the event loop's clock. Raises :class:`InvalidRequestError` for a header that is no time."""
+    given = request.headers.get(HEADER)
+    timeout_s = config.request_timeout_s
+    if given is not None:
+        seconds = _seconds(given)
+        request.state.chose_deadline = seconds < timeout_s
+        timeout_s = min(timeout_s, seconds)
+    return asyncio.get_running_loop().time() + timeout_s
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text) if text.isascii() else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise InvalidRequestError(
+            f"{HEADER} must be a number of seconds above 0, got {shown(text)}", param=HEADER
+        )
+    return value

@@ -1,0 +1,257 @@
+"""Fields that completions and chats share, and what they become: sampling parameters, a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from router.access.api_keys import ApiKey
+from router.access.client import Client
+from router.api.request_headers import session_of
+from router.http.openai_errors import request_id_of, shown
+from router.models.catalog import ServedModel
+from router.models.folder import SamplingDefaults
+from router.models.prompt import Prompt
+from router.models.structured_output import StructuredFields
+from router.models.tools.tool_use import ToolUse
+from router.observe.request_trace import begin_trace
+from router.serving.services import Services
+from router.serving.text_request import TextRequest
+from wire.errors import InvalidRequestError, PermissionDeniedError
+from wire.messages.sampling_params import RANGES, SamplingParams
+
+log = logging.getLogger(__name__)
+
+MAX_N = 128
+MAX_PRIORITY = 2**31 - 1
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+    "prompt_logprobs": (None,),
+    "logprob_token_ids": (None, []),
+    "prompt_embeds": (None,),
+}
+"""Fields of OpenAI or vLLM that would change the answer, with the values that change nothing. Ignoring
+another value would answer a question that was not asked, so it is refused."""
+
+
+def ranged(least: float, most: float) -> Any:
+    """A field whose range /openapi.json tells. It is checked later, in words that name the remedy."""
+    return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(StructuredFields):
+    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both.
+
+    Unknown fields are ignored, as vLLM does, with a line in the debug log.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = ranged(1, MAX_N)
+    stop: str | list[str] | None = None
+    seed: int | None = ranged(*RANGES["seed"])
+    temperature: float | None = ranged(*RANGES["temperature"])
+    top_p: float | None = ranged(*RANGES["top_p"])
+    presence_penalty: float | None = ranged(*RANGES["presence_penalty"])
+    frequency_penalty: float | None = ranged(*RANGES["frequency_penalty"])
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    top_k: int | None = ranged(-1, RANGES["top_k"][1])
+    min_p: float | None = ranged(*RANGES["min_p"])
+    repetition_penalty: float | None = ranged(*RANGES["repetition_penalty"])
+    min_tokens: int | None = ranged(*RANGES["max_tokens"])
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    speculate: bool | None = None
+    priority: int | None = ranged(-MAX_PRIORITY, MAX_PRIORITY)
+
+    def check_extra_fields(self) -> None:
+        """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
+        extra = self.model_extra or {}
+        for name, harmless in self.unsupported.items():
+            if name in extra and extra[name] not in harmless:
+                raise InvalidRequestError(
+                    f"{name} is not supported here, got {shown(extra[name])}; leave it out", param=name
+                )
+        if ignored := extra.keys() - self.unsupported.keys():
+            log.debug("fields of a request that are ignored: %s", ", ".join(sorted(ignored))[:500])
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed with stream: true", param="stream_options"
+            )
+
+    def priority_for(self, api_key: ApiKey) -> int:
+        """When the request's turn is among those that wait: lower is earlier.
+
+        Raises :class:`PermissionDeniedError` for a priority that is not for this key to ask for.
+        """
+        earliest = api_key.min_priority
+        if self.priority is None:
+            return max(0, earliest or 0)
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {shown(self.priority)}",
+                param="priority",
+            )
+        if earliest is not None and self.priority < earliest:
+            raise PermissionDeniedError(
+                f"priority {self.priority} is earlier than API key {api_key.name!r} may ask for, which is "
+                f"{earliest}: send that, or leave it out",
+                param="priority",
+            )
+        return self.priority
+
+    @property
+    def num_choices(self) -> int:
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= MAX_N:
+            raise InvalidRequestError(f"n must be between 1 and {MAX_N}, got {shown(n)}", param="n")
+        return n
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if "" in stops:
+            raise InvalidRequestError("a stop string must have at least 1 character, got 0", param="stop")
+        return stops
+
+    def sampling_params(
+        self,
+        defaults: SamplingDefaults,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        vocab_size: int,
+        grammar: str | None = None,
+    ) -> tuple[SamplingParams, ...]:
+        """One set a choice: choice j of a seeded request uses ``seed + j``.
+
+        A field that is not given takes the checkpoint's default. Raises :class:`InvalidRequestError`.
+        """
+        top_k = _or(self.top_k, defaults.top_k)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, defaults.temperature),
+            top_k=0 if top_k == -1 else top_k,
+            top_p=_or(self.top_p, defaults.top_p),
+            min_p=_or(self.min_p, defaults.min_p),
+            seed=self.seed,
+            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            min_tokens=_or(self.min_tokens, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            speculate=self.speculate is not False,
+            grammar=grammar,
+        )
+        params.check_vocabulary(vocab_size)
+        if params.seed is None:
+            return (params,) * self.num_choices
+        return tuple(
+            dataclasses.replace(params, seed=_wrap(params.seed + j)) for j in range(self.num_choices)
+        )
+
+    def text_request(
+        self,
+        http: Request,
+        services: Services,
+        *,
+        id_prefix: str,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        params: tuple[SamplingParams, ...],
+        client: Client,
+        deadline: float,
+        echo: bool = False,
+        tool_use: ToolUse | None = None,
+    ) -> TextRequest:
+        """What checked fields ask for. Begins the request's trace. Raises :class:`InvalidRequestError` for a
+        session that is too long."""
+        options = self.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        shows_marks = tool_use is not None and tool_use.has_special_marks
+        session = session_of(http, services.config)
+        request_id = f"{id_prefix}-{request_id_of(http)}"
+        return TextRequest(
+            id=request_id,
+            created=int(time.time()),
+            model=model,
+            prompts=tuple(prompts),
+            params=params,
+            stop=self.stop_strings,
+            stream=bool(self.stream),
+            include_usage=include_usage,
+            continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
+            echo=echo,
+            return_token_ids=bool(self.return_token_ids),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
+            cache_salt=self.cache_salt or "",
+            tool_use=tool_use,
+            client=client,
+            priority=self.priority_for(client.api_key),
+            deadline=deadline,
+            session=session,
+            trace=begin_trace(http, request_id, services.tracing),
+        )
+
+
+def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str) -> None:
+    if num_prompts * n > max_choices:
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+        raise InvalidRequestError(
+            f"{prompts} with n = {n} make {num_prompts * n} choices, the limit is {max_choices}: "
+            "send fewer at a time, or raise the router's --max-choices",
+            param=param,
+        )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _wrap(seed: int) -> int:
+    """Into the range of a signed 64-bit integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _token_id(key: str) -> int:
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise InvalidRequestError(
+            f"the keys of logit_bias are token ids, got {shown(key)}", param="logit_bias"
+        )
+    return int(key)

@@ -1,0 +1,162 @@
+"""What endpoints for text do: read a request, check it, run it, and answer in a stream or in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from router.access.client import Client, client_of
+from router.api.request_headers import deadline_of
+from router.api.sampling_fields import SamplingFields
+from router.http.bodies.body_room import share_of
+from router.http.bodies.json_body import read_json
+from router.http.connection import WritePart
+from router.http.disconnect import run_until_disconnect
+from router.http.event_stream import DONE, EventStream, event
+from router.http.json_answer import JsonAnswer
+from router.serving.answer import Answer, Delta
+from router.serving.generation import Generation
+from router.serving.services import Services, services_of
+from router.serving.slice_lane import SliceLane
+from router.serving.text_lane import TextLane
+from router.serving.text_request import TextRequest
+
+Body = TypeVar("Body", bound=SamplingFields)
+
+
+class Writer(Protocol):
+    """Puts deltas into the JSON objects of one API, all but their ``usage``."""
+
+    async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
+        """Writes what is told of a choice's prompt: to be awaited before the choice is told."""
+
+    def keep(self, index: int, delta: Delta) -> Delta:
+        """Takes what is long out of a part of an answer in one piece, and returns the rest."""
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """The answer in one object; ``deltas[i]`` is all of choice i but what :meth:`keep` took."""
+
+    def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
+        """One choice's news in a stream."""
+
+    def last_chunk(self) -> dict[str, Any]:
+        """What ends a stream if usage was asked for: it has no choices."""
+
+
+async def answer_text(
+    http: Request,
+    kind: type[Body],
+    check: Callable[[Request, Body, Services, Client, float], Awaitable[TextRequest]],
+    writer_of: Callable[[TextRequest], Writer],
+) -> Response:
+    """``check`` is also given whose request it is and its deadline."""
+    services, client = services_of(http), client_of(http)
+    with services.metrics.refusals(client.api_key.name):
+        deadline = deadline_of(http, services.config)
+        request = await check(
+            http,
+            # by no name, which would keep it as long as the answer
+            await _read_once_known(http, kind, services, client, deadline=deadline),
+            services,
+            client,
+            deadline,
+        )
+    share_of(http.scope).give_back()
+    writer = writer_of(request)
+    if request.stream:
+        return EventStream(partial(_events, request, writer, services))
+    return await run_until_disconnect(http.receive, _answer(request, writer, services))
+
+
+async def _read_once_known(
+    http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
+) -> Body:
+    """Reads a request's body, and waits for its model's first server, which says what it is checked against.
+
+    Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
+    if the client goes away.
+    """
+    body = await read_json(http, kind)
+    model = services.models.find(body.model)
+    if not model.servers.has_limits:
+        priority = body.priority_for(client.api_key)
+        wait = model.gate.wait_for_servers(client.name, priority, deadline=deadline)
+        await run_until_disconnect(http.receive, wait)
+    return body
+
+
+async def _answer(request: TextRequest, writer: Writer, services: Services) -> Response:
+    async with Generation(services, request) as generation:
+        answers = generation.answers
+        wholes = [Delta() for _ in answers]
+        while deltas := await generation.step():
+            for index, delta in deltas:
+                wholes[index] += writer.keep(index, delta)
+        for index, answer in enumerate(answers):
+            await writer.begin(index, answer, services.slices)
+        usage = _final_usage(request, generation, services)
+    return JsonAnswer(writer.whole(wholes) | {"usage": usage})
+
+
+async def _events(
+    request: TextRequest, writer: Writer, services: Services, write_now: WritePart
+) -> AsyncGenerator[bytes, None]:
+    """One write a step, or a slice of it, with the events of all choices that have news.
+
+    Behind its first token a single choice's text takes a :class:`TextLane`; this is woken for the rest.
+    """
+    lane = TextLane(write_now) if request.tells_just_text else None
+    async with Generation(services, request, lane) as generation:
+        answers = generation.answers
+        seen: set[int] = set()
+
+        def written(index: int, delta: Delta) -> bytes:
+            usage = None
+            if request.continuous_usage:
+                num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
+                usage = usage_of(num_prompt_tokens, answers[index].num_tokens, None)
+            chunks = writer.chunks(index, delta, answers[index], is_first=index not in seen)
+            seen.add(index)
+            if request.include_usage:
+                for chunk in chunks:
+                    chunk["usage"] = usage
+            return event(chunks[0]) if len(chunks) == 1 else b"".join(map(event, chunks))
+
+        while deltas := await generation.step():
+            for index, _ in deltas:
+                if index not in seen:
+                    await writer.begin(index, answers[index], services.slices)
+            data = b"".join(written(index, delta) for index, delta in deltas)
+            if generation.has_ended:
+                usage = _final_usage(request, generation, services)
+                if request.include_usage:
+                    data += event(writer.last_chunk() | {"usage": usage})
+                data += DONE
+            if data:  # a call of a tool is shown when it is complete
+                yield data
+            # What could not be written now comes again, but who looks for calls takes a text just once.
+            if lane is not None and not lane.is_open:
+                lane.open(lambda text: written(0, Delta(text)))
+
+
+def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:
+    num_prompt_tokens = request.num_prompt_tokens
+    cached = sum(generation.cached_tokens(i * request.n) for i in range(len(request.prompts)))
+    services.metrics.prompt_tokens.inc(num_prompt_tokens)
+    services.metrics.cached_prompt_tokens.inc(cached)
+    return usage_of(num_prompt_tokens, sum(answer.num_tokens for answer in generation.answers), cached)
+
+
+def usage_of(num_prompt_tokens: int, num_completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
+    usage: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+    }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return usage

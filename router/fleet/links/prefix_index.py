@@ -1,0 +1,55 @@
+"""Which prefixes one server can serve from its cache, as far as it has told this router."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from router.policies.policy import Demand
+from wire.messages.generation import ServerInfo
+from wire.messages.prefixes import PrefixNews, block_keys
+
+
+class PrefixIndex:
+    """A copy of the server's set of keys."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        """Of the copy; None: there is none."""
+        self._keys: set[bytes] = set()
+        self._fingerprint = ""
+        self._block_size = 1
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def appeared(self, info: ServerInfo) -> None:
+        """A server answers: what it has is not known yet."""
+        self._fingerprint, self._block_size = info.fingerprint, info.block_size
+        self._keys, self.version = set(), None
+
+    def forget(self) -> None:
+        """Nobody asks any more."""
+        self._keys, self.version = set(), None
+
+    def update(self, news: PrefixNews) -> None:
+        if news.is_whole:
+            self._keys = set(news.added)
+        else:
+            self._keys.update(news.added)
+            self._keys.difference_update(news.removed)
+        self.version = news.version
+
+    def cached_tokens(self, demand: Demand) -> int:
+        """Tokens that the server would not have to compute. The last one is always recomputed."""
+        if not self._keys:
+            return 0
+        keys = _keys_of(demand.token_ids, demand.cache_salt, self._fingerprint, self._block_size)
+        for index in range(len(keys) - 1, -1, -1):
+            if keys[index] in self._keys:
+                return (index + 1) * self._block_size
+        return 0
+
+
+@lru_cache(maxsize=4)  # all servers that are compared for one request
+def _keys_of(token_ids: tuple[int, ...], salt: str, fingerprint: str, block_size: int) -> list[bytes]:
+    return block_keys(token_ids[:-1], block_size=block_size, fingerprint=fingerprint, salt=salt)

@@ -1,0 +1,169 @@
+"""A gRPC channel of the router to one server, and who answers at its other end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from wire.errors import ConfigError, DeadlineError, TwinfangError
+from wire.health import watch_health
+from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats
+from wire.messages.handoff import Role
+from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.75
+"""Between two looks whether a server that is in use still answers."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""Who does not even say who it is for so long is taken to be frozen or cut off: with :data:`LOOK_INTERVAL_S`,
+within 3 s. A server's event loop answers whatever its engine does, and gRPC's own threads keep the time: a
+router that is late itself still finds an answer that came in time."""
+RETRY_INTERVAL_S = 0.5
+"""The longest pause between two tries to reach a server that is away."""
+STATS_TIMEOUT_S = 2.0
+NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
+
+MayConnect = Callable[[str], Awaitable[None]]
+"""Raises :class:`ConfigError` for an address that is not to be connected to."""
+
+
+async def require_nothing(_address: str) -> None:
+    """Every address will do."""
+
+
+class Connection:
+    """The channel to ``address``. The server has to say that its role is one of ``roles`` and, unless that
+    is None, that what it serves is one of ``served_models``."""
+
+    def __init__(
+        self,
+        address: str,
+        roles: tuple[Role, ...],
+        served_models: frozenset[str] | None = None,
+        *,
+        may_connect: MayConnect = require_nothing,
+    ) -> None:
+        self.address = address
+        self.roles = roles
+        self._served_models = served_models
+        self._may_connect = may_connect
+        self.channel = open_channel(address)
+        self.is_serving = True
+        """False while the server's own health service says so; one that says nothing is taken to serve."""
+        self.held_back = ""
+        """Why the router does not want to use it now; empty if it does."""
+        self.last_info: ServerInfo | None = None
+        """What the server said of itself when it was asked last and answered."""
+        self._num_heard = 0
+        """Signs of life."""
+        self._problem: str = "not reached yet"
+
+    @property
+    def is_usable(self) -> bool:
+        """As far as the server's health and the router's own wish go."""
+        return self.is_serving and not self.held_back
+
+    @property
+    def problem(self) -> str:
+        """Why the server is not in use; said by /readyz. Logged when it changes."""
+        return self.held_back or (self._problem if self.is_serving else NOT_SERVING)
+
+    async def keep_health(self, retry_interval_s: float) -> None:
+        """Follows what the server says of its health, until it is cancelled."""
+        while True:
+            async with aclosing(watch_health(self.channel)) as news:
+                async for is_serving in news:
+                    if self.is_serving and not is_serving:
+                        log.warning("server %s is not in use: %s", self.address, NOT_SERVING)
+                    self.is_serving = is_serving
+            self.is_serving = True  # nobody says otherwise: whether it can be reached shows elsewhere
+            await asyncio.sleep(retry_interval_s)
+
+    async def describe(self) -> ServerInfo | None:
+        """Who is there; None, with the reason in :attr:`problem`, if nobody fit for use answers."""
+        try:
+            return await self._ask_who()
+        except TwinfangError as error:
+            self.failed(error.message)
+            return None
+
+    async def look(self) -> ServerInfo | None:
+        """As :meth:`describe`, of a server that is in use: one that is just slow to answer counts as there as
+        long as it says anything else."""
+        num_heard = self._num_heard
+        try:
+            return await self._ask_who()
+        except DeadlineError as error:
+            if self._num_heard > num_heard:
+                return self.last_info
+            self.failed(f"it does not answer: {error.message}")
+        except TwinfangError as error:
+            self.failed(error.message)
+        return None
+
+    def heard(self) -> None:
+        """The server has said something, so it is not frozen."""
+        self._num_heard += 1
+
+    async def _ask_who(self) -> ServerInfo:
+        """Raises what :meth:`examine` raises."""
+        info = await self.examine(DESCRIBE_TIMEOUT_S)
+        self.succeeded()
+        self.last_info = info
+        return info
+
+    async def examine(self, timeout_s: float) -> ServerInfo:
+        """Who is there. Raises :class:`ConfigError` if it is none that can be used, and what :func:`call`
+        raises if nobody answers."""
+        if self._problem:  # else it is known, and connected to
+            await self._may_connect(self.address)
+        info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=timeout_s)
+        if info.role not in self.roles:
+            raise ConfigError(
+                f"it is a server of role {info.role!r}, expected {' or '.join(self.roles)}: "
+                "check --prefill and --decode"
+            )
+        if self._served_models is not None and info.served_model_name not in self._served_models:
+            raise ConfigError(
+                f"it serves {info.served_model_name!r}, and this router "
+                f"{', '.join(map(repr, sorted(self._served_models)))}: check the server's "
+                "--served-model-name and the router's --model"
+            )
+        return info
+
+    async def stats(self) -> ServerStats | None:
+        """The server's figures; None if it does not give them in time."""
+        try:
+            stats: ServerStats = await call(self.channel, GET_STATS, GetStats(), timeout_s=STATS_TIMEOUT_S)
+        except TwinfangError as error:
+            log.debug("server %s gave no figures: %s", self.address, error.message)
+            return None
+        self.heard()
+        return stats
+
+    async def prefix_news(self, since: int | None) -> PrefixNews | None:
+        """What the server's cache can serve now; None if it does not say in time."""
+        try:
+            request = GetPrefixes(since)
+            news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)
+        except TwinfangError as error:
+            log.debug("server %s did not tell its prefixes: %s", self.address, error.message)
+            return None
+        self.heard()
+        return news
+
+    def succeeded(self) -> None:
+        """Nothing is wrong with the server as far as the connection tells."""
+        self._problem = ""
+
+    def failed(self, reason: str) -> None:
+        if reason != self._problem:
+            log.warning("server %s is not in use: %s", self.address, reason)
+            self._problem = reason
+
+    async def close(self) -> None:
+        await self.channel.close()

@@ -1,0 +1,89 @@
+"""Whether a server takes new requests: what an operator wants, what the server says, who must be told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from router.fleet.links.server_connection import Connection
+from wire.errors import TwinfangError
+from wire.messages.generation import ServerInfo, SetDraining
+from wire.rpc import SET_DRAINING, call
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+
+
+class ServerDrain:
+    """Draining is a state of the server, so that all routers see it; a new life of it is told again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.why = ""
+        """Why it is not to serve again; empty if it may."""
+        self._is_draining = False
+        self.num_wishes = 0
+        """Since the start."""
+        self._connection = connection
+        self._incarnation = ""
+        self._untold: SetDraining | None = None
+        """What an operator wants and the server does not know yet."""
+        self._telling = asyncio.Lock()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining or self.is_retired
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it drains for good."""
+        return bool(self.why)
+
+    def retire(self, why: str, *, lets_go: bool) -> None:
+        """Nothing takes that back. Another process at this address is not the one that was meant: it gets
+        nothing from here, and is told nothing."""
+        self.why = why
+        self.num_wishes += 1
+        self._untold = SetDraining(True, lets_go) if self._incarnation else None
+
+    def wish(self, is_draining: bool, *, lets_go: bool = False) -> None:
+        """Counts for this router from now on; :meth:`tell` has to follow once the server can be reached."""
+        self._is_draining = is_draining
+        self.num_wishes += 1
+        self._untold = SetDraining(is_draining, lets_go)
+
+    async def tell(self) -> bool:
+        """Tells the server what it does not know yet, what is wished meanwhile included.
+
+        False: it could not be told, and is when it appears.
+        """
+        async with self._telling:
+            while (wanted := self._untold) is not None:
+                try:
+                    await call(self._connection.channel, SET_DRAINING, wanted, timeout_s=TIMEOUT_S)
+                except TwinfangError as error:
+                    address = self._connection.address
+                    log.warning("server %s was not told whether to drain: %s", address, error)
+                    return False
+                if self._untold is wanted:
+                    self._untold = None
+            return True
+
+    def appeared(self, info: ServerInfo, *, num_wishes: int) -> None:
+        """The server has said who it is, as it does again and again.
+
+        ``num_wishes``: before it was asked; if there were more since, what it says of draining is old.
+        """
+        is_new = info.incarnation != self._incarnation
+        self._incarnation = info.incarnation
+        if is_new and self.is_retired:
+            self._untold = None
+        elif is_new and self.is_draining and not info.is_draining and self._untold is None:
+            self._untold = SetDraining(True)
+        if num_wishes == self.num_wishes:
+            self.heard(info.is_draining)
+
+    def heard(self, is_draining: bool) -> None:
+        """What the server says; maybe another router's operator wanted it."""
+        if self._untold is None:
+            self._is_draining = is_draining

@@ -1,0 +1,234 @@
+"""All servers that a router knows: their connections, their figures."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from router.background import OnFatal, cancel_and_wait
+from router.config import RouterConfig
+from router.fleet.absence import Absence
+from router.fleet.links.assignments import Assignments
+from router.fleet.links.decode_stream import DecodeStream
+from router.fleet.links.link_local import require_reachable
+from router.fleet.links.prefill_client import PrefillClient
+from router.fleet.links.server_connection import Connection, MayConnect, require_nothing
+from router.fleet.links.server_link import ROLES, AddedBy, PoolRole
+from router.fleet.links.worker_watch import Worker, WorkerWatch
+from router.fleet.model_servers import ModelServers
+from wire.errors import ConfigError, ConflictError, TwinfangError
+from wire.messages.generation import ServerInfo, ServerStats
+
+log = logging.getLogger(__name__)
+
+EXAMINE_TIMEOUT_S = 2.0
+"""What a server gets to say who it is before it is added as one that is not up yet."""
+COLLECT_DELAY_S = 0.1
+"""After a worker has left, when nothing of its end is under way."""
+LEAVE_POLL_S = 0.1
+LEAVE_GRACE_S = 5.0
+"""A removed prefill server's lease may have to be given back after its request has left."""
+
+
+class _LinkSettings(TypedDict):
+    """What links to servers of both roles are made with."""
+
+    served_models: frozenset[str] | None
+    may_connect: MayConnect
+    probe_interval_s: float
+    added_by: AddedBy
+
+
+class ServerPool:
+    """Owns the connections; :attr:`models` chooses among them, by the names that servers announce.
+
+    Servers may come and go while it runs: what happens to the pool's lists is seen by all models.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        names = [source.name for source in config.models]
+        self._served = frozenset(names) if len(names) > 1 else None
+        self._interval_s = config.probe_interval_s
+        self._may_connect = require_nothing if config.allow_link_local_workers else require_reachable
+        self._prefill: list[PrefillClient] = []
+        self._decode: list[DecodeStream] = []
+        self._watches: dict[Worker, WorkerWatch] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._on_fatal: OnFatal | None = None
+        self.models = {name: ModelServers(name, config, self._prefill, self._decode) for name in names}
+        for address in config.prefill_addresses:
+            self.add("prefill", address, added_by="flag")
+        for address in config.decode_addresses:
+            self.add("decode", address, added_by="flag")
+
+    def start(self, on_fatal: OnFatal) -> None:
+        self._on_fatal = on_fatal
+        for worker in self.workers():
+            self._watch(worker, on_fatal)
+
+    async def close(self) -> None:
+        await cancel_and_wait(*self._leaving)
+        await asyncio.gather(*(watch.close() for watch in self._watches.values()))
+
+    # --- members ---------------------------------------------------------------------------------
+
+    def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
+        """A server to be used as soon as it answers. Raises :class:`ConflictError` if it is there already."""
+        self._require_new(role, address)
+        settings: _LinkSettings = {
+            "served_models": self._served,
+            "may_connect": self._may_connect if added_by == "api" else require_nothing,
+            "probe_interval_s": self._interval_s,
+            "added_by": added_by,
+        }
+        worker: Worker
+        if role == "prefill":
+            worker = PrefillClient(address, on_appear=self._introduce_to_decode, **settings)
+            self._prefill.append(worker)
+        else:
+            worker = DecodeStream(address, prefill_addresses=self._prefill_addresses, **settings)
+            self._decode.append(worker)
+        if self._on_fatal is not None:
+            self._watch(worker, self._on_fatal)
+        return worker
+
+    async def examine(self, role: PoolRole, address: str) -> None:
+        """Looks at a server that is about to be added by the admin API; one that is not up yet will do.
+
+        Raises :class:`ConfigError` for an address or a server that can't be used, and
+        :class:`ConflictError` if it is there already.
+        """
+        self._require_new(role, address)
+        connection = Connection(address, ROLES[role], self._served, may_connect=self._may_connect)
+        try:
+            await connection.examine(EXAMINE_TIMEOUT_S)
+        except ConfigError:
+            raise
+        except TwinfangError as error:
+            log.info("%s server %s is not up yet: %s", role, address, error.message)
+        finally:
+            await connection.close()
+
+    def _require_new(self, role: PoolRole, address: str) -> None:
+        if any((one.pool_role, one.address) == (role, address) for one in self.workers()):
+            raise ConflictError(f"{address} is a {role} server of this router already")
+
+    def remove(self, worker: Worker) -> None:
+        """Sends it nothing more. Its connection is closed at once, or when what is under way there has
+        ended."""
+        if isinstance(worker, PrefillClient):
+            self._prefill.remove(worker)
+        else:
+            self._decode.remove(worker)
+        if worker in self._watches:
+            task = asyncio.create_task(self._let_leave(worker))
+            self._leaving.add(task)
+            task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """gRPC keeps a connection for as long as one of its streams is referred to. Those that have ended are
+        parts of cycles, and this process has few collections: this is one more."""
+        self._leaving.discard(task)
+        asyncio.get_running_loop().call_later(COLLECT_DELAY_S, gc.collect)
+
+    def use_policies(self, config: RouterConfig) -> None:
+        for servers in self.models.values():
+            servers.use_policies(config)
+        for worker, watch in self._watches.items():
+            watch.read_prefixes(self._reads_prefixes(worker))
+
+    def _watch(self, worker: Worker, on_fatal: OnFatal) -> None:
+        watch = WorkerWatch(
+            worker, idle_interval_s=self._interval_s, on_hang=self._leave_hanging, on_fatal=on_fatal
+        )
+        watch.read_prefixes(self._reads_prefixes(worker))
+        self._watches[worker] = watch
+
+    def _leave_hanging(self, worker: Worker) -> None:
+        """Answers of a decode server go on at another one. Whoever runs prompts may only be slow."""
+        if isinstance(worker, DecodeStream) and self.has_other_decode(worker):
+            worker.give_up()
+
+    def _reads_prefixes(self, worker: Worker) -> bool:
+        any_model = next(iter(self.models.values()))  # policies are the same for all
+        policy = any_model.prefill_policy if worker.pool_role == "prefill" else any_model.decode_policy
+        return policy.reads_prefixes
+
+    async def _let_leave(self, worker: Worker) -> None:
+        if worker.assignments.num_requests:
+            while worker.assignments.num_requests:
+                await asyncio.sleep(LEAVE_POLL_S)
+            await asyncio.sleep(LEAVE_GRACE_S)
+        await self._watches[worker].close()
+        del self._watches[worker]
+
+    @property
+    def is_letting_go(self) -> bool:
+        """Whether there are connections to servers that were removed."""
+        return bool(self._leaving)
+
+    # --- what is known of them -------------------------------------------------------------------
+
+    def not_ready_reason(self) -> Absence | None:
+        """Why no request of any model can be served; None if one can."""
+        reasons = []
+        for servers in self.models.values():
+            reason = servers.not_ready_reason()
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return Absence("; ".join(one.missing for one in reasons), "; ".join(one.detail for one in reasons))
+
+    def num_connected(self) -> dict[str, int]:
+        """Servers in use, by the role they were configured for."""
+        return {
+            "prefill": sum(client.info is not None for client in self._prefill),
+            "decode": sum(stream.info is not None for stream in self._decode),
+        }
+
+    def num_configured(self) -> dict[str, int]:
+        """Servers that there should be, by the role they were configured for."""
+        return {"prefill": len(self._prefill), "decode": len(self._decode)}
+
+    def workers(self) -> list[Worker]:
+        """All servers, prefill servers first."""
+        return [*self._prefill, *self._decode]
+
+    def has_other_decode(self, stream: DecodeStream) -> bool:
+        """Whether a server can go on with what this one lets go."""
+        info = stream.info
+        return info is not None and any(
+            other is not stream
+            and other.info is not None
+            and other.info.role == "decode"
+            and other.info.fingerprint == info.fingerprint
+            and not other.drain.is_draining
+            and other.assignments.breaker.allows()
+            for other in self._decode
+        )
+
+    def assignments(self) -> list[tuple[str, str, Assignments]]:
+        """Role that it is configured for, address, and what is known of it, for every server."""
+        prefill = [("prefill", client.address, client.assignments) for client in self._prefill]
+        return prefill + [("decode", stream.address, stream.assignments) for stream in self._decode]
+
+    def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
+        """What prefill and decode servers that are in use have told last, by address."""
+        return _told(self._prefill), _told(self._decode)
+
+    def _prefill_addresses(self, decode: ServerInfo) -> Iterable[str]:
+        """Of those whose state a decode server can read."""
+        return [c.address for c in self._prefill if c.info and c.info.fingerprint == decode.fingerprint]
+
+    def _introduce_to_decode(self, client: PrefillClient) -> None:
+        for stream in self._decode:
+            if stream.info and client.info and stream.info.fingerprint == client.info.fingerprint:
+                stream.connect_peers([client.address])
+
+
+def _told(servers: Sequence[PrefillClient | DecodeStream]) -> dict[str, ServerStats]:
+    found = ((one.address, one.assignments.stats) for one in servers if one.info is not None)
+    return {address: stats for address, stats in found if stats is not None}

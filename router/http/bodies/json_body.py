@@ -1,0 +1,78 @@
+"""Reads a request's JSON body into a pydantic model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from router.http.bodies.body_room import share_of
+from router.http.bodies.bounds import add_bounds, check_bounds
+from router.http.bodies.json_shape import check_shape
+from router.http.bodies.turn_lane import LARGE_BODY_BYTES
+from router.http.openai_errors import from_validation, shown
+from wire.errors import CancelledRequestError, InvalidRequestError
+
+BODY_TIMEOUT_S = 60.0
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_json(request: Request, model: type[Model]) -> Model:
+    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts and whose fields are
+    within their bounds, and :class:`CancelledRequestError` if the client goes away while it sends."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidRequestError(
+            f"Content-Type must be application/json, got {shown(content_type)}; "
+            "with curl, add -H 'Content-Type: application/json'"
+        )
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = b"".join([chunk async for chunk in request.stream()])  # the request keeps none of it
+    except TimeoutError as error:
+        raise InvalidRequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    except ClientDisconnect as error:
+        raise CancelledRequestError("the client went away while sending its request") from error
+    if len(body) <= LARGE_BODY_BYTES:
+        return _parsed(body, model)
+    async with share_of(request.scope).turn():
+        return _parsed(body, model)
+
+
+def _parsed(body: bytes, model: type[Model]) -> Model:
+    check_shape(body)
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    if isinstance(value, dict):
+        check_bounds(value)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of an endpoint whose body :func:`read_json` reads."""
+    schema = model.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
+    add_bounds(schema)
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Without references: those of a schema that stands in a document would be looked for at its root."""
+    if isinstance(schema, dict):
+        if name := str(schema.get("$ref", "")).removeprefix("#/$defs/"):
+            return _inlined(definitions[name], definitions)
+        return {key: _inlined(value, definitions) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    return schema

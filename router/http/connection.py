@@ -1,0 +1,235 @@
+"""A client's connection: uvicorn's, with limits to what may come before a request's body.
+
+uvicorn limits headers where h11 parses them. httptools, which takes a fifth of the time, keeps whatever
+comes: a client that never ends its headers would fill the memory, and one that never sends any would keep its
+connection. Trailers, which stand behind a body's chunks, would become headers, as many as come. And with a
+way past ASGI for the parts of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.http.half_close import COMMENT, CONTINUE, HalfClose
+from router.http.lingering import LingeringTransport
+from wire.http.address import host_port
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+UVICORN = logging.getLogger("uvicorn.of_connections")
+UVICORN.setLevel(logging.ERROR)
+
+WRITE_PART = "twinfang.write_part"
+"""In a request's scope: writes a part of its answer, :data:`WritePart`."""
+
+WritePart = Callable[[bytes], bool]
+"""For use once the answer's start is out. It never waits: False if the client is behind, and took nothing."""
+
+HEADER_TIMEOUT_S = 30.0
+"""From a connection, or the first byte of a request's head, to the head's end."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """The limit is uvicorn's ``h11_max_incomplete_event_size``, in bytes. Larger heads or trailers: 431."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._lingering = LingeringTransport(transport, self._may_send)
+        super().connection_made(cast(asyncio.Transport, self._lingering))
+        self._half_close: HalfClose | None = None
+        self._keeps_alive = True
+        self._previous_cycle: RequestResponseCycle | None = None
+        self._refusal: bytes | None = None
+        """The answer to what can't be taken: the connection's last one, behind those to whole requests."""
+        self._is_refused = False
+        self.logger = UVICORN  # its warnings name no client, and advise to install things
+        self._is_in_head = True
+        self._num_line_bytes = 0  # read since the last of a request or of its body
+        self._num_trailer_bytes = 0
+        self._is_too_large = False
+        self._head_timeout: asyncio.TimerHandle | None = None
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._lingering.lost()
+        if self._half_close is not None:
+            self._half_close.stop()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps the connection open: a request that has all come is answered to who waits for it."""
+        cycle = self.cycle
+        if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        cycle.keep_alive = self._refusal is not None
+        self._half_close = HalfClose(self.transport, self._probe, has_begun=cycle.response_started)
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.lingers or self._refusal is not None:
+            self._lingering.drop(len(data))
+            return
+        self._num_line_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self._refusal is not None:
+            return
+        if self._num_line_bytes > self._max_bytes:
+            self._is_too_large = True
+            self.send_400_response("")
+        elif self._is_in_head and self._num_line_bytes and self._head_timeout is None:
+            self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What stands behind a body, trailers, says nothing that is acted on: it is counted and dropped."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            return
+        self._num_trailer_bytes += len(name) + len(value) + 4
+        self._refuse_above(self._num_trailer_bytes, "the trailers are")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_line_bytes = 0
+        super().on_body(body)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        self._is_in_head = False
+        self._num_line_bytes = self._num_trailer_bytes = 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        self._refuse_above(size, "the head is")
+        self._previous_cycle = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not None:
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope[WRITE_PART] = partial(_write_part, self.cycle)
+            # An answer before the body's end is the last one: the rest of the body could trickle in for ever.
+            self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+            if scope["http_version"] < "1.1":
+                _end_by_closing(self.cycle)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+        self._is_in_head = True
+        self._num_line_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for whatever can't be parsed, in OpenAI's form. Requests that came whole before
+        it are answered first."""
+        if self._is_too_large:
+            status, code = b"431 Request Header Fields Too Large", "headers_too_large"
+            msg = (
+                f"the request's URL and headers, or its trailers, have more than {self._max_bytes} bytes, "
+                "which is the limit: send less, or raise the router's --max-header-size, which is in KiB"
+            )
+        else:
+            status, code = b"400 Bad Request", "invalid_http"
+        self._tell(code, "sent what is no HTTP request that can be taken")
+        error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
+        body = json.dumps({"error": error}).encode()
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
+        self._refusal = b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body)
+        self._stop_waiting()
+        if self.pipeline and self.cycle.more_body:  # the request that is broken still waits for its turn
+            self.pipeline.popleft()
+            self.cycle = cast(RequestResponseCycle, self._previous_cycle)
+        if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
+            self._refuse(self._refusal)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and self.cycle.response_complete and not self.transport.is_closing():
+            self._refuse(self._refusal)
+
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self._tell("upgrade", "asked for another protocol, as WebSocket is, and is answered over HTTP")
+
+    def _tell(self, what: str, message: str) -> None:
+        host, port = self.client or ("?", 0)
+        lines.write(
+            logging.INFO, f"{what} from {host}", "%s: client %s %s", what, host_port(host, port), message
+        )
+
+    @property
+    def _max_bytes(self) -> int:
+        limit = self.config.h11_max_incomplete_event_size
+        assert limit is not None
+        return limit
+
+    def _refuse(self, answer: bytes) -> None:
+        self.transport.write(answer)
+        self._is_refused = True
+        self.transport.close()
+
+    def _refuse_above(self, num_bytes: int, what: str) -> None:
+        """Ends the parsing by ValueError, which comes back as a bad request."""
+        if num_bytes > self._max_bytes:
+            self._is_too_large = True
+            raise ValueError(f"{what} too large")
+
+    def _may_send(self) -> bool:
+        """Whether a client may still send what belongs to a request that is answered."""
+        cycle = self.cycle
+        return self._half_close is None and (self._is_refused or (cycle is not None and cycle.more_body))
+
+    def _probe(self) -> bytes | None:
+        """What :class:`HalfClose` may write at this moment."""
+        cycle = self.cycle
+        if cycle.response_started:
+            return COMMENT if cycle.chunked_encoding and not cycle.flow.write_paused else b""
+        is_answered_next = not self.pipeline
+        return CONTINUE if is_answered_next and self.scope["http_version"] == "1.1" else None
+
+    def _await_head(self) -> None:
+        self._head_timeout = self.loop.call_later(HEADER_TIMEOUT_S, self._on_head_timeout)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timeout is not None:
+            self._head_timeout.cancel()
+            self._head_timeout = None
+
+    def _on_head_timeout(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def _end_by_closing(cycle: RequestResponseCycle) -> None:
+    """Has an answer whose length is not known end with its connection: HTTP/1.0 knows no chunks (RFC 9112,
+    section 6.1). Such a connection is closed behind each answer."""
+    send = cycle.send
+    is_open_ended = False
+
+    async def send_unchunked(message: Any) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            is_open_ended = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_unchunked  # type: ignore[method-assign]
+
+
+def _write_part(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """As ``send`` does, which costs a message, a coroutine and an exception for every event."""
+    if cycle.flow.write_paused or not cycle.chunked_encoding:
+        return False
+    if not cycle.disconnected:
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True

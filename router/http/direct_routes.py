@@ -1,0 +1,42 @@
+"""The two endpoints that nearly every request is for, called without what FastAPI does for any endpoint.
+
+They read their body and make their response themselves, so nothing is left for the framework to do but to
+find that out: matching routes, resolving dependencies, exit stacks and telemetry of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.http.openai_errors import answer_error
+from wire.errors import TwinfangError
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class DirectRoutes:
+    """Pure ASGI: a POST to one of ``endpoints``, by path, goes there; all else goes on.
+
+    The application knows the same endpoints: it describes them, and refuses other methods.
+    """
+
+    def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Endpoint]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._endpoints.get(scope["path"]) if is_post else None
+        if endpoint is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await endpoint(request)
+            await response(scope, receive, send)
+        except TwinfangError as error:  # of a stream too, as long as it has not begun
+            await answer_error(request, error)(scope, receive, send)

@@ -1,0 +1,70 @@
+"""The router's end: it takes no more requests, and those that it has go on."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.http.openai_errors import error_response
+from wire.errors import UnavailableError
+
+
+class Drain:
+    """Whether the router is about to end, and what runs on it that it waits for."""
+
+    def __init__(self) -> None:
+        self.began_s: float | None = None
+        """By the monotonic clock."""
+        self.num_running = 0
+
+    @property
+    def has_begun(self) -> bool:
+        return self.began_s is not None
+
+    def begin(self) -> None:
+        """May be called by a signal handler."""
+        if self.began_s is None:
+            self.began_s = time.monotonic()
+
+    def is_over(self, grace_s: float) -> bool:
+        """Whether nothing runs any more, or has run for ``grace_s`` since the drain began."""
+        return self.began_s is not None and (
+            not self.num_running or time.monotonic() - self.began_s >= grace_s
+        )
+
+
+class DrainMiddleware:
+    """Pure ASGI: once the drain has begun, new requests get a 503 and connections are closed behind answers,
+    so that clients and what balances them go elsewhere. Paths that begin as one of ``still_answered`` show
+    the end to who watches it, and nothing waits for them."""
+
+    def __init__(self, app: ASGIApp, *, drain: Drain, still_answered: tuple[str, ...]) -> None:
+        self._app = app
+        self._drain = drain
+        self._still_answered = still_answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(self._still_answered):
+            await self._app(scope, receive, send)
+            return
+        if self._drain.has_begun:
+            response = error_response(
+                UnavailableError.told(
+                    "this router is about to stop: send the request again, it will reach another one"
+                )
+            )
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+            return
+
+        async def send_and_part(message: Message) -> None:
+            if self._drain.has_begun and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        self._drain.num_running += 1
+        try:
+            await self._app(scope, receive, send_and_part)
+        finally:
+            self._drain.num_running -= 1

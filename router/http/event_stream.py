@@ -1,0 +1,92 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.http.connection import WRITE_PART, WritePart
+from router.http.disconnect import WriteLimit, run_until_disconnect
+from router.http.openai_errors import error_body, tell_log
+from wire.errors import CancelledRequestError, TwinfangError
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what ``writes`` yields, each item in one write; the last one brings :data:`DONE`.
+
+    The status goes out with the first item, so an error before it is an ordinary HTTP error; one
+    after it becomes an error event. The generator is closed as soon as the client goes away. It is given
+    :meth:`write_now`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, writes: Callable[[WritePart], AsyncGenerator[bytes, None]]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._writes = writes
+        self._write_part: WritePart | None = None
+        self._has_begun = False
+        self._scope: Scope = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write_part = scope.get(WRITE_PART)
+        self._scope = scope
+        try:
+            await run_until_disconnect(receive, self._send_all(send))
+        except CancelledRequestError:
+            if not self._has_begun:
+                raise
+
+    def write_now(self, data: bytes) -> bool:
+        """Writes without waiting; False if that can't be, and then nothing was written.
+
+        Only while the generator waits for news, or two writes would go on at one time. A write that does not
+        wait needs no task, and waking one for each token costs more than the write.
+        """
+        return self._has_begun and self._write_part is not None and self._write_part(data)
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._writes(self.write_now)) as writes, WriteLimit() as limit:
+            try:
+                async for data in writes:
+                    limit.began()
+                    if not self._has_begun:
+                        await send(
+                            {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                        )
+                        self._has_begun = True
+                    await send(_body(data))
+                    limit.ended()
+                return
+            except TwinfangError as error:
+                if not self._has_begun or isinstance(error, CancelledRequestError):
+                    raise
+                tell_log(self._scope, error)
+                last = event(error_body(error)) + DONE
+            except Exception:
+                if not self._has_begun:
+                    raise
+                log.exception("request %s: its stream failed", self._scope.get("state", {}).get("request_id"))
+                failure = TwinfangError.told("the router failed on this request; its log says why")
+                last = event(error_body(failure)) + DONE
+            limit.began()
+            await send(_body(last))
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": not data.endswith(DONE)}

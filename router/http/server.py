@@ -1,0 +1,91 @@
+"""The HTTP server of one router process: uvicorn, with a drain before its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from router.config import RouterConfig
+from router.http.connection import HttpConnection
+from router.http.drain import Drain
+from wire.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than the pools of common clients keep an idle connection, so that the client closes it first."""
+
+BACKLOG = 2048
+"""Connections that the kernel keeps until they are accepted."""
+ACCEPTED_AT_ONCE = 16
+"""libuv accepts one connection an iteration of the event loop for each handle that listens. With one handle a
+probe behind two hundred other connections waits for two hundred iterations."""
+
+CUT = (
+    "this router has stopped before the answer was finished: send the request again, and another one will "
+    "take it"
+)
+
+
+class HttpServer(uvicorn.Server):
+    """The first SIGTERM or SIGINT begins the drain: the port stays open and says 503 to new requests,
+    ``/readyz`` too, until those that run have ended or ``shutdown_grace_s`` is over. The second one ends the
+    process at once."""
+
+    def __init__(self, app: FastAPI, config: RouterConfig, drain: Drain) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                http=HttpConnection,
+                h11_max_incomplete_event_size=config.max_header_bytes,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                proxy_headers=bool(config.forwarded_allow_ips),
+                forwarded_allow_ips=list(config.forwarded_allow_ips),
+                timeout_graceful_shutdown=math.ceil(config.shutdown_grace_s),
+            )
+        )
+        self._drain = drain
+        self._state = app.state
+        self._grace_s = config.shutdown_grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        for server in list(self.servers):
+            for listening in server.sockets:
+                for _ in range(ACCEPTED_AT_ONCE - 1):
+                    again = socket.socket(fileno=os.dup(listening.fileno()))
+                    self.servers.append(await loop.create_server(self._protocol, sock=again, backlog=BACKLOG))
+
+    def _protocol(self) -> asyncio.Protocol:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain.has_begun or not self.started:
+            super().handle_exit(sig, frame)
+            return
+        self._captured_signals.append(sig)
+        self._drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; True: stop listening, and end what is left."""
+        if self._drain.is_over(self._grace_s) and not self.should_exit:
+            log.info("drained: %d requests are left", self._drain.num_running)
+            self._state.services.requests.abort_all(UnavailableError.told(CUT))
+            self.config.timeout_graceful_shutdown = 1  # for event streams and connections that are idle
+            self.should_exit = True
+        return await super().on_tick(counter)

@@ -1,0 +1,72 @@
+"""The models of a router by the names that clients have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from router.admission.gate import Gate
+from router.admission.hold import Hold
+from router.config import ModelAlias
+from router.fleet.model_servers import ModelServers
+from router.http.openai_errors import shown
+from router.models.chat_template import ChatTemplate
+from router.models.folder import SamplingDefaults
+from router.models.tokenizer import Tokenizer
+from router.models.tools.tool_format import ToolFormat
+from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """All that requests for one model need."""
+
+    name: str
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: SamplingDefaults
+    servers: ModelServers
+    gate: Gate
+    hold: Hold
+    tool_format: ToolFormat | None = None
+    """How the model writes calls of tools; None: nobody knows."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """None until a server has said it."""
+        try:
+            return self.servers.limits().max_model_len
+        except UnavailableError:
+            return None
+
+
+class ModelCatalog:
+    """Finds models. An alias is another name of one: answers give the model's own."""
+
+    def __init__(self, models: Sequence[ServedModel], aliases: Iterable[ModelAlias]) -> None:
+        self._only = models[0] if len(models) == 1 else None
+        self._by_name = {model.name: model for model in models}
+        self._by_name |= {alias.name: self._by_name[alias.model] for alias in aliases}
+
+    def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
+        """Every name, those of models first, and what it stands for."""
+        return iter(self._by_name.items())
+
+    def find(self, asked: str | None) -> ServedModel:
+        """A request that names none gets the one there is, if there is one only.
+
+        Raises :class:`ModelNotFoundError` for a name that is none of ours.
+        """
+        if asked is None:
+            if self._only is None:
+                raise InvalidRequestError(f"model is missing: it must be one of {self._names}", param="model")
+            return self._only
+        if asked not in self._by_name:
+            raise ModelNotFoundError(
+                f"The model {shown(asked)} does not exist; this server has {self._names}", param="model"
+            )
+        return self._by_name[asked]
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(repr, self._by_name))

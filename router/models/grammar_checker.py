@@ -1,0 +1,174 @@
+"""Has what clients send as grammars compiled in another process, and keeps what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import sys
+from asyncio.subprocess import Process
+from collections import OrderedDict
+from typing import NamedTuple
+
+from router.models.grammar_process import LENGTH, Question, Reply, pack, unpack
+from wire.errors import GrammarError, OverloadedError, TwinfangError
+from wire.messages.sampling_params import MAX_GRAMMAR_BYTES
+
+MAX_AT_ONCE = 8
+"""Grammars that are compiled side by side; more wait."""
+QUICK_S = 0.05
+"""Processor time in which nearly all are compiled. One that takes longer begins anew, where none of these
+waits for it."""
+MAX_CPU_S = 1.0
+"""A schema of 100 kilobytes takes a fifth of that."""
+MAX_SLOW_AT_ONCE = 2
+MAX_SLOW = 16
+"""Slow grammars that are compiled or wait for it; one more is refused."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of grammars whose checks are remembered."""
+IDLE_S = 20.0
+"""Without a question for so long the process ends; the next one starts another."""
+MODULE = "router.models.grammar_process"
+
+
+class Checked(NamedTuple):
+    problem: str
+    grammar: str
+
+
+class GrammarChecker:
+    """Starts its process with the first question. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._quick = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slow = asyncio.Semaphore(MAX_SLOW_AT_ONCE)
+        self._num_slow = 0
+        self._starting = asyncio.Lock()
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._asked: dict[int, tuple[Process, asyncio.Future[Reply]]] = {}
+        """By their numbers, and who was asked."""
+        self._idle: asyncio.TimerHandle | None = None
+        self._kept: OrderedDict[bytes, Checked] = OrderedDict()
+        self._num_kept_bytes = 0
+
+    async def check(self, grammar: str, *, param: str, is_text: bool = False) -> str:
+        """The grammar in llguidance's form; ``is_text``: it is Lark or GBNF, as clients write it.
+
+        Raises :class:`GrammarError`, with the library's message, for one that can't be compiled, and for one
+        that is too long or too hard to compile.
+        """
+        size = len(grammar.encode(errors="surrogatepass"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                f"{param} makes a grammar of {size} bytes, the limit is {MAX_GRAMMAR_BYTES}: shorten it",
+                param=param,
+            )
+        digest = hashlib.blake2b(
+            grammar.encode(errors="surrogatepass"), digest_size=16, key=b"text" if is_text else b""
+        ).digest()
+        checked = self._kept.get(digest)
+        if checked is None:
+            reply = await self._compiled(grammar, is_text)
+            checked = Checked(reply.problem, reply.grammar if is_text else "")
+            self._keep(digest, checked)
+        if checked.problem:
+            raise GrammarError(f"{param} can't be enforced: {checked.problem}", param=param)
+        return checked.grammar if is_text else grammar
+
+    async def close(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._process is None or self._reading is None:
+            return
+        self._reading.cancel()
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    async def _compiled(self, grammar: str, is_text: bool) -> Reply:
+        async with self._quick:
+            reply = await self._ask(grammar, is_text, QUICK_S, is_quick=True)
+        if not reply.is_late:
+            return reply
+        if self._num_slow >= MAX_SLOW:
+            raise OverloadedError(
+                f"{MAX_SLOW} grammars that take long to compile are waiting; make this one simpler or send "
+                "it again later"
+            )
+        self._num_slow += 1
+        try:
+            async with self._slow:
+                return await self._ask(grammar, is_text, MAX_CPU_S, is_quick=False)
+        finally:
+            self._num_slow -= 1
+
+    async def _ask(self, grammar: str, is_text: bool, max_cpu_s: float, *, is_quick: bool) -> Reply:
+        process = await self._running()
+        assert process.stdin is not None
+        number = next(self._numbers)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._asked[number] = process, reply
+        try:
+            process.stdin.write(pack(Question(number, grammar, is_text, max_cpu_s, is_quick)))
+            await process.stdin.drain()
+            return await reply
+        except ConnectionError as error:
+            raise TwinfangError("the grammar could not be checked: its process has ended") from error
+        finally:
+            self._asked.pop(number, None)
+            self._end_later(process)
+
+    def _end_later(self, process: Process) -> None:
+        """Its memory comes back when there has been nothing to check for a while."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = (
+            None if self._asked else asyncio.get_running_loop().call_later(IDLE_S, self._end, process)
+        )
+
+    def _end(self, process: Process) -> None:
+        if not self._asked and process.stdin is not None:
+            process.stdin.close()
+            self._process = None
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    MODULE,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                self._reading = asyncio.create_task(self._read(self._process), name="grammar checks")
+            return self._process
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+                reply = Reply(*unpack(await process.stdout.readexactly(length)))
+                asked = self._asked.get(reply.number)
+                if asked is not None and not asked[1].done():
+                    asked[1].set_result(reply)
+        except asyncio.IncompleteReadError:  # it has ended; the next question starts another one
+            await process.wait()
+            for owner, future in self._asked.values():
+                if owner is process and not future.done():
+                    future.set_exception(TwinfangError("the grammar could not be checked: its process ended"))
+
+    def _keep(self, digest: bytes, checked: Checked) -> None:
+        if digest in self._kept:  # asked twice at a time
+            return
+        self._kept[digest] = checked
+        self._num_kept_bytes += _size(checked)
+        while self._num_kept_bytes > MAX_KEPT_BYTES:
+            self._num_kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def _size(checked: Checked) -> int:
+    return 256 + len(checked.problem) + len(checked.grammar)

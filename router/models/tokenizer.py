@@ -1,0 +1,168 @@
+"""The model's tokenizer: text to token ids and back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import TypeVar
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel
+
+from router.heap import give_back
+from router.models.json_files import read_json
+from wire.errors import ModelLoadError
+
+INLINE_CHARS = 2_000
+"""Up to here encoding takes less than a hop to another thread and back would cost others in waiting."""
+
+INLINE_TOKENS = 1_000
+"""The same of decoding."""
+LARGE = 200_000
+"""Characters or tokens whose handling leaves tens of megabytes behind."""
+
+REPLACEMENT = "\ufffd"
+
+T = TypeVar("T")
+
+
+class Tokenizer:
+    """``tokenizer.json`` of a model folder.
+
+    Its post-processor alone decides about BOS and EOS: as in transformers 5, ``add_bos_token`` of
+    tokenizer_config.json counts for nothing where there is a tokenizer.json.
+    """
+
+    def __init__(self, backend: FastTokenizer) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._is_byte_level = isinstance(backend.decoder, ByteLevel)
+        self.own_text = lru_cache(maxsize=1 << 20)(self._own_text)
+        self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+
+    @classmethod
+    def from_directory(cls, model_dir: Path) -> Tokenizer:
+        path = model_dir / "tokenizer.json"
+        read_json(path, required=True)  # says what is wrong more clearly than the library
+        try:
+            backend = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{path} can't be loaded: {error}") from error
+        return cls(backend)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; a long one is encoded in another thread (the library lets go of the GIL)."""
+        encode = partial(self.encode_now, text, add_special_tokens=add_special_tokens)
+        return encode() if len(text) <= INLINE_CHARS else await self._in_thread(encode, len(text))
+
+    async def texts_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token on its own, see :attr:`decode_token`."""
+        decode: Callable[[], list[str]] = partial(list, map(self.decode_token, token_ids))
+        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+
+    async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """As :meth:`decode`, for more tokens than the event loop should stand still for."""
+        decode = partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+
+    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
+        """What comes while both threads work waits. ``size`` of the work's input in characters or tokens."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _then_give_back, work, size)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        # The only call of the library that skips character offsets, which nobody here looks at.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether a token has any text: ids beyond the tokenizer's (padded vocabularies) have none."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return False
+        return self._backend.id_to_token(token_id) is not None
+
+    def _own_text(self, token_id: int) -> str | None:
+        """What a token reads whatever stands before it, as long as that does not end within a code point.
+
+        None where that can't be said: for special tokens, for tokens with parts of code points or without
+        text, and with decoders other than byte-level BPE's, which joins the bytes of all tokens and does
+        nothing else.
+        """
+        if not self._is_byte_level or not self.has_text(token_id, skip_special_tokens=True):
+            return None
+        text = self.decode([token_id], skip_special_tokens=False)
+        return text if text and REPLACEMENT not in text else None
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
+    def _decode_token(self, token_id: int) -> str:
+        """One token on its own, as log-probabilities name it.
+
+        A token that is no complete UTF-8 text reads ``bytes:\\xe2\\x82``, as in OpenAI's API: two such
+        tokens must not fall together under one replacement character.
+        """
+        text = self.decode([token_id], skip_special_tokens=False)
+        if REPLACEMENT not in text:
+            return text
+        data = self._backend_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _token_bytes(self, token_id: int) -> tuple[int, ...]:
+        """What a token stands for, half a character too."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        return tuple(self._backend_bytes(token_id) if REPLACEMENT in text else text.encode())
+
+    def _backend_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):  # byte fallback
+            return bytes([int(match[1], 16)])
+        try:
+            return bytes(_byte_of_character()[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+    @cached_property
+    def max_token_chars(self) -> int | None:
+        """No token stands for more characters of a prompt; None where a normalizer may shorten it first."""
+        if self._backend.normalizer is not None:
+            return None
+        return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _then_give_back(work: Callable[[], T], size: int) -> T:
+    result = work()
+    if size >= LARGE:
+        give_back()
+    return result
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """The 256 characters by which byte-level BPE writes bytes (GPT-2's encoder.py, bytes_to_unicode)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}

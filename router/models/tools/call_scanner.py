@@ -1,0 +1,113 @@
+"""Finds calls of tools in text that arrives piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.models.tools.tool_format import Tool, ToolCall, ToolFormat, length_of_beginning
+
+
+@dataclass
+class Found:
+    """What is new: text beside calls, and calls that are complete."""
+
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class CallScanner:
+    """Splits one answer into content and calls. What it finds does not depend on how the text was cut.
+
+    White space around calls is no content. A block that can't be read, or that the model does not end, is:
+    nothing that it says gets lost. Of an answer that was cut, marks and their beginnings are no content.
+    """
+
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, max_calls: int | None = None) -> None:
+        self._form = form
+        self._tools = tools
+        self._max_calls = max_calls
+        self._held = ""
+        self._is_inside = False
+        self._num_searched = 0
+        """Characters of a block's text that its end does not begin in."""
+        self._opening = ""
+        """Of the block: its mark and the blanks before it, which are content if it is no call after all."""
+        self._is_behind_call = False
+        self.num_calls = 0
+
+    def push(self, text: str) -> Found:
+        """The next piece of the answer."""
+        found = Found()
+        self._held += text
+        while self._take_block(found) if self._is_inside else self._take_content(found):
+            pass
+        return found
+
+    def finish(self) -> Found:
+        """Nothing more comes."""
+        found = Found()
+        self._show(self._opening + self._held if self._is_inside else self._held, found)
+        self._held = ""
+        return found
+
+    def cut(self) -> Found:
+        """Nothing more comes, though the model has not ended: a call is told as far as it goes."""
+        if not self._is_inside:
+            if num_begun := length_of_beginning(self._held, self._form.begin):
+                self._held = self._held[:-num_begun].rstrip()
+            return self.finish()
+        found, held = Found(), self._held
+        self._held, self._is_inside = "", False
+        block = held[: len(held) - length_of_beginning(held, self._form.end)]
+        try:
+            self._add(self._form.parse_cut(block, self._tools), found)
+        except (ValueError, RecursionError):
+            self._show(f"{self._opening}{held}", found)
+        return found
+
+    def _take_content(self, found: Found) -> bool:
+        """Up to a block's begin; whether there is one."""
+        before, mark, behind = self._held.partition(self._form.begin)
+        if mark:
+            said = before.rstrip()
+            self._show(said, found)
+            self._opening = before[len(said) :] + mark
+            self._held, self._is_inside, self._num_searched = behind, True, 0
+            return True
+        num_sure = len(self._held) - length_of_beginning(self._held, self._form.begin)
+        num_sure = len(self._held[:num_sure].rstrip())  # blanks may stand before a call
+        self._show(self._held[:num_sure], found)
+        self._held = self._held[num_sure:]
+        return False
+
+    def _take_block(self, found: Found) -> bool:
+        """A whole block; whether it is there."""
+        end = self._form.end
+        at = self._held.find(end, self._num_searched)
+        if at < 0:
+            self._num_searched = max(0, len(self._held) - len(end) + 1)
+            return False
+        block, self._held = self._held[:at], self._held[at + len(end) :]
+        self._is_inside = False
+        try:
+            calls = self._form.parse(block, self._tools)
+        except (ValueError, RecursionError):
+            self._show(f"{self._opening}{block}{end}", found)
+            return True
+        self._add(calls, found)
+        self._is_behind_call = True
+        return True
+
+    def _add(self, calls: list[ToolCall], found: Found) -> None:
+        if self._max_calls is not None:
+            calls = calls[: self._max_calls - self.num_calls]
+        found.calls += calls
+        self.num_calls += len(calls)
+
+    def _show(self, text: str, found: Found) -> None:
+        if self._is_behind_call:
+            text = text.lstrip()
+        if text:
+            found.content += text
+            self._is_behind_call = False

@@ -1,0 +1,141 @@
+"""The format of Qwen3-Coder and of Nemotron 3 Nano: a tag for each parameter, its value as it stands.
+
+<tool_call>
+<function=look>
+<parameter=at>
+sky
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from router.models.grammar import literal, with_options
+from router.models.tools.tool_format import Marks, Tool, ToolCall, length_of_beginning
+from wire.errors import InvalidRequestError
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
+_BEGUN = re.compile(r"\s*<function=([^>\n]+)>(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_AS_TEXT = {"type", "description", "title", "default", "examples", "enum", "const"}
+"""Keywords of a string's schema that this format can enforce."""
+_SHARED: tuple[str, ...] = ("$defs", "definitions")
+
+
+class Qwen3Coder:
+    begin = "<tool_call>"
+    end = "</tool_call>"
+
+    def parse(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        match = _FUNCTION.fullmatch(block)
+        if match is None:
+            raise ValueError("a call must be <function=NAME> … </function>")
+        name = match[1].strip()
+        schemas = _schemas(name, tools)
+        arguments = {
+            key.strip(): _value(_without_lines(said), schemas.get(key.strip()))
+            for key, said in _PARAMETER.findall(match[2])
+        }
+        return [ToolCall(name, json.dumps(arguments, ensure_ascii=False))]
+
+    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """The JSON of parameters that are complete, and of a text that is not as much as there is of it."""
+        if "</function>" in block:
+            return self.parse(block, tools)
+        match = _BEGUN.fullmatch(block)
+        if match is None:
+            if not (begun := block.lstrip()).startswith("<function=") and not "<function=".startswith(begun):
+                raise ValueError("a call must be <function=NAME> … </function>")
+            return []
+        name = match[1].strip()
+        schemas, written = _schemas(name, tools), []
+        for said in _PARAMETER.finditer(match[2]):
+            key, schema = said[1].strip(), schemas.get(said[1].strip())
+            if said[0].endswith("</parameter>"):
+                value = json.dumps(_value(_without_lines(said[2]), schema), ensure_ascii=False)
+            else:
+                value = _begun(said[2], schema)
+            written.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
+        return [ToolCall(name, "{" + ", ".join(written))]
+
+    def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
+        line = literal("\n")
+        rules = [f"calls: {f'call ({line} call)*' if may_repeat else 'call'}"]
+        rules.append(f"call: {marks.begin} {line} one {line} {marks.end}")
+        rules.append(f"one: {' | '.join(f'tool{i}' for i in range(len(tools)))}")
+        for i, tool in enumerate(tools):
+            rules += _rules_of(tool, f"tool{i}")
+        return rules
+
+
+def _schemas(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """Of the parameters of the tool that has this name."""
+    for tool in tools:
+        if tool.name == name:
+            properties: dict[str, Any] = tool.parameters.get("properties", {})
+            return properties
+    return {}
+
+
+def _begun(text: str, schema: Any) -> str:
+    """The JSON that a value begins which is cut, without what may be its end's beginning."""
+    said = text[: len(text) - length_of_beginning(text, "\n</parameter>")].removeprefix("\n")
+    if isinstance(schema, dict) and not _is_text(schema):
+        return said
+    return json.dumps(said, ensure_ascii=False)[:-1]
+
+
+def _rules_of(tool: Tool, rule: str) -> list[str]:
+    """Parameters stand in the schema's order; those that are not required may be left out."""
+    required = tool.parameters.get("required", [])
+    parts, rules = [], []
+    for i, (name, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+        parts.append(f"{rule}_{i}{'' if name in required else '?'}")
+        rules.append(f"{rule}_{i}: {literal(f'<parameter={name}>')} {_value_rule(tool, name, schema)}")
+    body = " ".join([literal(f"<function={tool.name}>\n"), *parts, literal("</function>")])
+    return [f"{rule}: {body}", *rules]
+
+
+def _value_rule(tool: Tool, name: str, schema: Any) -> str:
+    """A value and what ends it: text must not end elsewhere, so it is one terminal with its end."""
+    closing = "\n</parameter>\n"
+    if not isinstance(schema, dict) or not _is_text(schema):
+        # What the schema refers to stands in the tool's own.
+        whole = {key: tool.parameters[key] for key in _SHARED if key in tool.parameters}
+        whole |= schema if isinstance(schema, dict) else {}
+        return f"{literal(chr(10))} %json {with_options(whole)} {literal(closing)}"
+    if further := schema.keys() - _AS_TEXT:
+        raise InvalidRequestError(
+            f"parameter {name!r} of tool {tool.name!r}: {', '.join(sorted(further))} can't be enforced for a "
+            "text that is written as it stands, as this model writes calls: use tool_choice 'auto'",
+            param="tools",
+        )
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if choices is None:
+        return r"/\n[^<]*\n<\/parameter>\n/"
+    return "(" + " | ".join(literal(f"\n{choice}{closing}") for choice in choices) + ")"
+
+
+def _is_text(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "string"
+
+
+def _without_lines(value: str) -> str:
+    """A value stands on lines of its own."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _value(text: str, schema: Any) -> Any:
+    """A text is taken as it stands, anything else is JSON if it can be."""
+    if not isinstance(schema, dict) or _is_text(schema):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

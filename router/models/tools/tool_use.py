@@ -1,0 +1,110 @@
+"""What a chat's request asks of tools: which may be called, and whether one must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.http.openai_errors import shown
+from router.models import grammar
+from router.models.grammar_checker import GrammarChecker
+from router.models.structured_output import Structure
+from router.models.tokenizer import Tokenizer
+from router.models.tools.call_scanner import CallScanner
+from router.models.tools.format_names import FORMATS
+from router.models.tools.tool_choice import FREE
+from router.models.tools.tool_format import Marks, Tool, ToolFormat
+from wire.errors import GrammarError, InvalidRequestError
+
+MAX_TOOLS_BLAMED = 16
+"""If all together can't be compiled so many are looked at one by one."""
+ENFORCED = FORMATS["hermes"]
+"""The format of calls that must be made by a model whose own is not known."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How the answers of one chat may call tools."""
+
+    form: ToolFormat
+    tools: tuple[Tool, ...]
+    max_calls: int | None
+    """None: as many as the model likes."""
+    grammar: str | None
+    """What the answers must follow, where that is not left to the model."""
+    has_special_marks: bool
+    """Whether marks are special tokens, which answers' text must show then."""
+
+    def scanner(self) -> CallScanner:
+        """For one answer."""
+        return CallScanner(self.form, self.tools, max_calls=self.max_calls)
+
+
+async def wanted_tool_use(
+    tools: Sequence[dict[str, Any]] | None,
+    choice: Any,
+    form: ToolFormat | None,
+    *,
+    tokenizer: Tokenizer,
+    structure: Structure | None,
+    may_repeat: bool,
+    grammars: GrammarChecker,
+) -> ToolUse | None:
+    """None where answers are just text. ``tools`` and ``choice`` are checked, ``form`` is the model's own.
+
+    Raises :class:`InvalidRequestError` for what can't be enforced.
+    """
+    is_forced = choice not in FREE
+    if not tools or choice == "none" or (form is None and not is_forced):
+        return None
+    form = form or ENFORCED
+    allowed = [Tool.of(tool) for tool in tools]
+    if is_forced and structure is not None:
+        raise InvalidRequestError(
+            f"tool_choice {shown(choice)} and {structure.param} can't both be followed: give one of them",
+            param="tool_choice",
+        )
+    if isinstance(choice, dict):
+        allowed = [tool for tool in allowed if tool.name == choice["function"]["name"]][:1]
+        may_repeat = False
+    marks, text_marks = _marks(form, tokenizer), Marks(grammar.literal(form.begin), grammar.literal(form.end))
+    lark: str | None = None
+    if is_forced or (structure is not None and structure.schema is not None):
+        schema = None if structure is None else structure.schema
+        calls = _grammar(form, allowed, text_marks, schema, may_repeat=may_repeat)
+        try:
+            await grammars.check(calls, param="tools")
+        except GrammarError:
+            for tool in allowed[:MAX_TOOLS_BLAMED]:  # words about one are clearer than those about all
+                await grammars.check(grammar.of_schema(tool.parameters), param="tools")
+            raise
+        lark = _grammar(form, allowed, marks, schema, may_repeat=may_repeat)
+    elif structure is not None:
+        lark = structure.grammar
+    return ToolUse(form, tuple(allowed), None if may_repeat else 1, lark, marks != text_marks)
+
+
+def _grammar(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    marks: Marks,
+    schema: dict[str, Any] | None,
+    *,
+    may_repeat: bool,
+) -> str:
+    """Calls, or else JSON of ``schema`` if there is one."""
+    rules = form.rules(tools, marks, may_repeat=may_repeat)
+    if schema is None:
+        return "\n".join(["start: calls", *rules])
+    return "\n".join(["start: calls | answer", f"answer: %json {grammar.with_options(schema)}", *rules])
+
+
+def _marks(form: ToolFormat, tokenizer: Tokenizer) -> Marks:
+    """As the model writes them: a special token is none of its text."""
+    return Marks(*(_terminal(mark, tokenizer) for mark in (form.begin, form.end)))
+
+
+def _terminal(mark: str, tokenizer: Tokenizer) -> str:
+    token_id = tokenizer.special_id(mark)
+    return grammar.literal(mark) if token_id is None else f"<[{token_id}]>"

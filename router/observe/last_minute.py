@@ -1,0 +1,67 @@
+"""What the router has seen in the last minute, for those who watch it; Prometheus has its own windows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from router.observe.window import WINDOW_S, WindowHistogram, WindowSum
+from wire.messages.generation import RequestStats
+
+
+class LastMinute:
+    """Fed once a step and choice with a number of tokens, with all else once a choice."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started_s = clock()
+        self.requests = WindowSum()
+        """HTTP requests that have ended, however."""
+        self.prompt_tokens = WindowSum()
+        self.cached_tokens = WindowSum()
+        """Of the prompt tokens, those that some prefix cache held."""
+        self.transfer_bytes = WindowSum()
+        self.tokens_with_drafts = WindowSum()
+        self.accepted_tokens = WindowSum()
+        self.ttft = WindowHistogram()
+        self.tpot = WindowHistogram()
+        """A choice's time from its first token to its last, divided by the tokens behind the first."""
+        self.transfer = WindowHistogram()
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    def covered_s(self, now_s: float) -> float:
+        """How much time the sums of now are of: the slot of this second is not full yet."""
+        return max(0.001, min(now_s - self._started_s, WINDOW_S - 1 + now_s % 1))
+
+    def choice_ended(
+        self,
+        *,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        num_tokens: int,
+        decode_s: float,
+        stats: RequestStats | None,
+    ) -> None:
+        """``decode_s``: from the first token to the last."""
+        now_s = self._clock()
+        self.prompt_tokens.add(num_prompt_tokens, now_s)
+        self.cached_tokens.add(num_cached_tokens, now_s)
+        if num_tokens > 1:
+            self.tpot.observe(decode_s / (num_tokens - 1), now_s)
+        if stats is None:
+            return
+        if stats.transfer_bytes:
+            self.transfer.observe(stats.transfer_s, now_s)
+            self.transfer_bytes.add(stats.transfer_bytes, now_s)
+        if stats.drafted_tokens:
+            self.tokens_with_drafts.add(num_tokens, now_s)
+            self.accepted_tokens.add(stats.accepted_tokens, now_s)
+
+    def accepted_length(self, now_s: float) -> float | None:
+        """Tokens that a request gains in a step with drafts, the bonus token included: each step has one."""
+        tokens = self.tokens_with_drafts.total(now_s)
+        steps = tokens - self.accepted_tokens.total(now_s)
+        return tokens / steps if steps > 0 else None

@@ -1,0 +1,174 @@
+"""Prometheus metrics of one router."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from router.admission.metrics import GateMetrics
+from router.fleet.metrics import ServerMetrics, ServerStatsMetrics
+from router.observe.phase_metrics import LONG_S, WIDE_S, PhaseMetrics
+from router.observe.token_metrics import TokenMetrics
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
+
+
+class KeyMetrics:
+    """Counts nothing for requests of a router without keys, whose name is empty."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "twinfang_key_requests",
+            "HTTP requests for text by API key and outcome, as twinfang_requests.",
+            ["key", "outcome"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "twinfang_key_tokens",
+            "Tokens by API key and kind: prompt, each prompt once a choice, and generation. Of requests that "
+            "were let in, however they ended.",
+            ["key", "kind"],
+            registry=registry,
+        )
+
+    def ended(self, key_name: str, outcome: str) -> None:
+        if key_name:
+            self._requests.labels(key_name, outcome).inc()
+
+    def used(self, key_name: str, *, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+        if key_name:
+            self._tokens.labels(key_name, "prompt").inc(num_prompt_tokens)
+            self._tokens.labels(key_name, "generation").inc(num_answer_tokens)
+
+
+Outcome = Literal["completed", "cancelled", "refused", "failed"]
+
+
+class Metrics:
+    """Each router has its own registry, so several can live in one process. Times in seconds."""
+
+    def __init__(self, retried_codes: Iterable[str]) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._servers_registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        ProcessCollector(registry=registry)
+        self.requests = counter(
+            "twinfang_requests",
+            "HTTP requests for text by outcome: completed, cancelled, refused (4xx), failed (5xx).",
+            ["outcome"],
+        )
+        self.request_errors = counter(
+            "twinfang_request_errors",
+            "HTTP requests for text that were refused or failed, by the error's code; overloaded: the queue "
+            "was full (429).",
+            ["code"],
+        )
+        self.in_flight = gauge("twinfang_requests_in_flight", "HTTP requests being answered, or waiting.")
+        self.prompt_tokens = counter("twinfang_prompt_tokens", "Prompt tokens, once a prompt.")
+        self.cached_prompt_tokens = counter(
+            "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held."
+        )
+        self.request_queue = histogram(
+            "twinfang_request_queue_seconds",
+            "Wait in the router's queue, of requests that were let in.",
+            buckets=WIDE_S,
+        )
+        self.time_to_first_token = histogram(
+            "twinfang_time_to_first_token_seconds",
+            "From a request's arrival to a choice's first token.",
+            buckets=LONG_S,
+        )
+        self.tokens = TokenMetrics()
+        registry.register(self.tokens)
+        self.request_duration = histogram(
+            "twinfang_request_duration_seconds", "From a request's arrival to its last token.", buckets=LONG_S
+        )
+        self.phases = PhaseMetrics(registry)
+        self.retries = counter(
+            "twinfang_request_retries",
+            "Further attempts at a choice that had said nothing yet, by what the last one failed with.",
+            ["code"],
+        )
+        self.servers = gauge("twinfang_servers_connected", "Servers in use, by configured role.", ["role"])
+        self.configured = gauge(
+            "twinfang_servers_configured", "Servers that this router is to use, by configured role.", ["role"]
+        )
+        self.unauthorized = counter(
+            "twinfang_unauthorized_requests", "HTTP requests without an API key that holds."
+        )
+        self.gates = GateMetrics()
+        registry.register(self.gates)
+        self.keys = KeyMetrics(registry)
+        self.router_view = ServerMetrics()
+        registry.register(self.router_view)
+        self.server_stats = ServerStatsMetrics()
+        self._servers_registry.register(self.server_stats)
+        self._begin_at_zero(retried_codes)
+
+    def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
+        """What can be counted is shown before it has happened: the first time is a rise that a rate sees."""
+        for outcome in get_args(Outcome):
+            self.requests.labels(outcome)
+        for code in all_codes():
+            self.request_errors.labels(code)
+        for code in sorted(retried_codes):
+            self.retries.labels(code)
+
+    @contextmanager
+    def refusals(self, key_name: str = "") -> Iterator[None]:
+        """Counts an HTTP request that ends in the block, with an error; :meth:`request` counts the others."""
+        try:
+            yield
+        except BaseException as error:
+            self._ended(key_name, error)
+            raise
+
+    @contextmanager
+    def request(self, key_name: str = "") -> Iterator[None]:
+        """Counts one HTTP request from here to the end of the block, under the outcome it has."""
+        started, ended_by = time.monotonic(), None
+        self.in_flight.inc()
+        try:
+            yield
+            self.request_duration.observe(time.monotonic() - started)
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            self.in_flight.dec()
+            self._ended(key_name, ended_by)
+
+    def _ended(self, key_name: str, error: BaseException | None) -> None:
+        outcome = "completed" if error is None else _outcome_of(error)
+        self.requests.labels(outcome).inc()
+        self.keys.ended(key_name, outcome)
+        if outcome in ("refused", "failed"):
+            code = error.code if isinstance(error, TwinfangError) else TwinfangError.code
+            self.request_errors.labels(code).inc()
+
+    def retried(self, code: str) -> None:
+        self.retries.labels(code).inc()
+
+    def of_router(self) -> bytes:
+        """What this process has measured."""
+        return generate_latest(self.registry)
+
+    def of_servers(self) -> bytes:
+        """What servers count; any router would tell the same."""
+        return generate_latest(self._servers_registry)
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    """How a request ended that this ended."""
+    if isinstance(error, AbortedRequestError):
+        return "cancelled"
+    if isinstance(error, TwinfangError) and not isinstance(error, CancelledRequestError):
+        return "refused" if error.http_status < 500 else "failed"
+    if isinstance(error, Exception) and not isinstance(error, CancelledRequestError):
+        return "failed"
+    return "cancelled"  # that error, a cancelled task, or the generator of a stream was closed

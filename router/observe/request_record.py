@@ -1,0 +1,153 @@
+"""One HTTP request for text as those who operate the router see it: what it waits for, and what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from router.access.client import ANYBODY, Client
+from router.observe.choice_timeline import ChoiceTimeline
+from router.observe.request_trace import UNTRACED, RequestTrace, TraceEnd
+from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
+
+RequestState = Literal["queued", "prefill", "transfer", "decode", "finished", "failed", "cancelled"]
+
+STAGES: tuple[RequestState, ...] = ("queued", "prefill", "transfer", "decode", "finished")
+
+
+class RequestRecord:
+    """Owned by the request while it runs. Holds numbers and names: no prompt, no answer, no key.
+
+    ``count_tokens`` says how many tokens there are so far; it is not asked any more once the request has
+    ended.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        num_prompt_tokens: int,
+        num_choices: int,
+        count_tokens: Callable[[], int],
+        priority: int = 0,
+        client: Client = ANYBODY,
+        trace: RequestTrace = UNTRACED,
+    ) -> None:
+        self.id = request_id
+        self.model = model
+        self.num_prompt_tokens = num_prompt_tokens
+        self.priority = priority
+        self.client = client
+        self.choices: Sequence[ChoiceTimeline] = [
+            ChoiceTimeline(trace.traceparent, is_traced=trace.is_recorded) for _ in range(num_choices)
+        ]
+        self._trace = trace
+        self.received_s = time.monotonic()
+        self.admitted_s: float | None = None
+        self.ended_s: float | None = None
+        self.error: str | None = None
+        """Code of what ended it before its time."""
+        self.error_message: str | None = None
+        """For operators."""
+        self._end: RequestState | None = None
+        self._count_tokens: Callable[[], int] | None = count_tokens
+        self._num_tokens = 0
+        self._abort: Callable[[TwinfangError], None] | None = None
+
+    @property
+    def state(self) -> RequestState:
+        """Of several choices that of the one that has come least far."""
+        if self._end is not None:
+            return self._end
+        if self.admitted_s is None:
+            return "queued"
+        return min((choice.stage for choice in self.choices), key=STAGES.index)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self._num_tokens if self._count_tokens is None else self._count_tokens()
+
+    def age_s(self, now_s: float) -> float:
+        """From its arrival to now, or to its end."""
+        return (now_s if self.ended_s is None else self.ended_s) - self.received_s
+
+    def admitted(self) -> None:
+        """It has waited long enough for its place."""
+        self.admitted_s = time.monotonic()
+
+    def abort(self, error: TwinfangError) -> bool:
+        """Ends it with ``error``; False if it has ended already."""
+        if self._abort is None:
+            return False
+        self._abort(error)
+        return True
+
+    @contextmanager
+    def abortable(self, abort: Callable[[TwinfangError], None]) -> Iterator[None]:
+        """In the block ``abort`` is what ends the request."""
+        before, self._abort = self._abort, abort
+        try:
+            yield
+        finally:
+            self._abort = before
+
+    @contextmanager
+    def abortable_task(self) -> Iterator[None]:
+        """In the block an abort ends whatever the running task waits for."""
+        task = asyncio.current_task()
+        assert task is not None
+        aborted_by: TwinfangError | None = None
+
+        def abort(error: TwinfangError) -> None:
+            nonlocal aborted_by
+            aborted_by = error
+            task.cancel()
+
+        with self.abortable(abort):
+            try:
+                yield
+            except asyncio.CancelledError:
+                if aborted_by is not None and task.uncancel() == 0:
+                    raise aborted_by from None
+                raise
+
+    def ended(self, error: BaseException | None) -> None:
+        """Told once, by :class:`RequestLog`."""
+        self.ended_s = time.monotonic()
+        self._end = _end_of(error)
+        if isinstance(error, TwinfangError):
+            self.error, self.error_message = error.code, error.message
+        self._num_tokens, self._count_tokens = self.num_generated_tokens, None
+        for choice in self.choices:
+            choice.ended(None, self.error or "")
+        self._end_trace(error)
+
+    def _end_trace(self, error: BaseException | None) -> None:
+        waited = None if self.admitted_s is None else (self.received_s, self.admitted_s)
+        attributes: dict[str, str | int | float | bool] = {
+            "gen_ai.request.model": self.model,
+            "gen_ai.usage.input_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": self.num_generated_tokens,
+        }
+        first_s = min((c.first_token_s for c in self.choices if c.first_token_s is not None), default=None)
+        if first_s is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = first_s - self.received_s
+        if self.error is not None:
+            attributes["error.type"] = self.error
+        status = (
+            error.http_status if isinstance(error, TwinfangError) else 200 if self._end != "failed" else 500
+        )
+        end = TraceEnd(status, self.error or str(self._end), attributes)
+        self._trace.ended(waited, [choice.calls for choice in self.choices], end)
+
+
+def _end_of(error: BaseException | None) -> RequestState:
+    if error is None:
+        return "finished"
+    if isinstance(error, CancelledRequestError | AbortedRequestError) or not isinstance(error, Exception):
+        return "cancelled"  # also a cancelled task, and a stream's generator that was closed
+    return "failed"

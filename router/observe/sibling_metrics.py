@@ -1,0 +1,78 @@
+"""The metrics of several processes on one port, as one answer.
+
+A scrape reaches any of them. Each process's own figures carry its index as ``process``, as if it were an
+instance of its own, so what is summed or rated over them is right and never goes back. What servers count
+would be told by every process alike and comes once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from router.config import ProcessPlace
+from router.http.sockets import LOOPBACK
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+PATH_OF_ONE = "/metrics/process"
+
+
+async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
+    """What the other processes say of themselves, by index; those that do not answer are missing."""
+    others = {i: port for i, port in enumerate(place.ports) if i != place.index}
+    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))
+    return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
+
+
+def merged(texts: Mapping[int, str]) -> bytes:
+    """One exposition of what each process says of itself, by index."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self._texts = texts
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering does not collect."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for index, text in sorted(self._texts.items()):
+            for family in text_string_to_metric_families(text):
+                known = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    labels = {**sample.labels, "process": str(index)}
+                    known.add_sample(sample.name, labels, sample.value)
+        yield from families.values()
+        answered = GaugeMetricFamily("twinfang_router_processes", "Processes that answered this scrape.")
+        answered.add_metric([], len(self._texts))
+        yield answered
+
+
+def _ask(port: int) -> str | None:
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", PATH_OF_ONE)
+        response = connection.getresponse()
+        return response.read().decode() if response.status == 200 else None
+    except (OSError, http.client.HTTPException) as error:
+        log.warning("the process at port %d gave no metrics: %s", port, error)
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,50 @@
+"""What is measured of every single token, in Prometheus' form.
+
+The client library's counters take a lock and several calls each. Tokens come by the ten thousand a second,
+all on the event loop, so they are counted in plain numbers here and put into that form when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from router.observe.window import WindowSum
+from telemetry.histogram import Tally
+
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+
+
+class TokenMetrics(Collector):
+    """Counts tokens and the time between them. Times are seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._gaps = Tally(SHORT_S)
+        self.recent = WindowSum()
+        """Tokens of the last minute."""
+
+    def first(self, num_tokens: int, now_s: float) -> None:
+        """A choice's first tokens, which came together."""
+        self._num_tokens += num_tokens
+        self.recent.add(num_tokens, now_s)
+
+    def later(self, num_tokens: int, now_s: float, before_s: float) -> None:
+        """Further ones, which share the time since the last."""
+        self._num_tokens += num_tokens
+        self._gaps.add((now_s - before_s) / num_tokens, num_tokens)
+        self.recent.add(num_tokens, now_s)
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "twinfang_generation_tokens", "Tokens generated, over all choices.", value=self._num_tokens
+        )
+        gaps = HistogramMetricFamily(
+            "twinfang_inter_token_latency_seconds",
+            "Time between two tokens of a choice; tokens that come together share it.",
+        )
+        self._gaps.put_into(gaps)
+        yield gaps

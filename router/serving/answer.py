@@ -1,0 +1,110 @@
+"""The text and tokens of one choice as they come from a decode server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.models.tokenizer import Tokenizer
+from router.serving.detokenizer import Detokenizer
+from router.serving.stop_strings import StopStrings
+from wire.messages.generation import RequestOutput, RequestStats, TokenLogprobs
+from wire.messages.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    """For each token with log-probabilities the characters of the answer that stand before it."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """Stop string or token id that ended the answer; None if it was the end of sequence."""
+
+    def __iadd__(self, later: Delta) -> Delta:
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.text_offsets += later.text_offsets
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        return self
+
+
+class Answer:
+    """Turns one choice's outputs into deltas: decodes tokens, finds stop strings, counts.
+
+    Tokens are taken one by one, so the answer does not depend on how many came in one step: it ends
+    with the token that completes a stop string, and later ones of the same step are dropped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(
+            tokenizer, context=prompt_token_ids, skip_special_tokens=skip_special_tokens
+        )
+        self._stops = StopStrings(stop, include_in_output=include_stop_str_in_output)
+        self._params = params
+        self._include_stop = include_stop_str_in_output
+        self._silent_stops = frozenset() if params.ignore_eos else eos_token_ids
+        self._num_chars = 0
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self.stats: RequestStats | None = None
+
+    def push(self, output: RequestOutput) -> Delta:
+        """The next output of a server, one without error. Not to be called after the end."""
+        delta = Delta("", [], [], [])
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        for i, token_id in enumerate(output.token_ids):
+            delta.token_ids.append(token_id)
+            if output.logprobs is not None:
+                delta.text_offsets.append(self._num_chars)
+                delta.logprobs.append(output.logprobs[i])
+            self.num_tokens += 1
+            ends = output.stop_token_id is not None and i == len(output.token_ids) - 1
+            if not ends or self._include_stop:
+                self._show(delta, self._detokenizer.push(token_id))
+            if self._stops.matched is not None:
+                return self._finish(delta, "stop", self._stops.matched)
+        if output.finish_reason is not None:
+            self.stats = output.stats
+            self._show(delta, self._detokenizer.finish())
+            if self._stops.matched is not None:
+                return self._finish(delta, "stop", self._stops.matched)
+            delta.text += self._stops.flush()
+            silent = output.stop_token_id in self._silent_stops
+            return self._finish(delta, output.finish_reason, None if silent else output.stop_token_id)
+        return delta
+
+    def push_text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, of which nothing else is wanted. Not for answers with stop strings."""
+        self.num_tokens += len(token_ids)
+        push = self._detokenizer.push
+        text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
+        self._num_chars += len(text)
+        return text
+
+    def _show(self, delta: Delta, text: str) -> None:
+        self._num_chars += len(text)
+        delta.text += self._stops.push(text, armed=self.num_tokens > self._params.min_tokens)
+
+    def _finish(self, delta: Delta, reason: str, stop_reason: int | str | None) -> Delta:
+        self.finish_reason = delta.finish_reason = reason
+        delta.stop_reason = stop_reason
+        return delta

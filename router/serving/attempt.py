@@ -1,0 +1,101 @@
+"""The two servers of one attempt at a choice, from when they are chosen, and whose fault a failure is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from router.fleet.links.assignments import Assignment
+from router.fleet.links.decode_stream import DecodeStream
+from router.fleet.links.prefill_client import PrefillClient
+from router.fleet.model_servers import ModelServers
+from router.observe.choice_timeline import ChoiceTimeline
+from router.policies.policy import Demand
+from wire.errors import (
+    HandshakeError,
+    LeaseError,
+    SanitizerError,
+    TransferError,
+    TwinfangError,
+    UnavailableError,
+    WireError,
+)
+from wire.messages.generation import PrefillReply
+
+HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
+"""It can't be told from here which end failed. Both are blamed: the good one's other handoffs clear it."""
+SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, TwinfangError))
+"""No missed deadlines: a queue that is too long for them is no reason to make the others' longer."""
+
+
+class Attempt:
+    """Chooses servers, and tells each when its part has begun, has done well, has failed or is over.
+
+    ``on_prefilled`` is told that a prefill server has computed a prompt: it has room for another.
+    """
+
+    def __init__(
+        self, pool: ModelServers, timeline: ChoiceTimeline, *, on_prefilled: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._on_prefilled = on_prefilled
+        self._timeline = timeline
+        self._prefill: Assignment | None = None
+        self._decode: Assignment | None = None
+
+    def choose_decode(
+        self, demand: Demand, fingerprint: str | None = None, *, avoid: Sequence[str] = ()
+    ) -> DecodeStream:
+        stream = self._pool.choose_decode(fingerprint, avoid=avoid, demand=demand)
+        if self._decode is not None:
+            self._decode.ended()
+        self._decode = stream.assignments.begin(len(demand.token_ids))
+        return stream
+
+    def choose_prefill(self, demand: Demand, fingerprint: str, *, avoid: Sequence[str]) -> PrefillClient:
+        client = self._pool.choose_prefill(fingerprint, avoid=avoid, demand=demand)
+        if self._prefill is not None:
+            self._prefill.ended()
+        num_cached = client.assignments.prefixes.cached_tokens(demand)
+        self._prefill = client.assignments.begin(len(demand.token_ids) - num_cached)
+        self._timeline.prefill_called(client.worker_id)
+        return client
+
+    def prefilled(self, reply: PrefillReply) -> None:
+        """The prefill server waits to be read from."""
+        self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
+        if self._prefill is not None:
+            self._prefill.unload()
+            self._on_prefilled()
+
+    def progressed(self) -> None:
+        """A token came: the decode server serves, and what the prefill server computed was good."""
+        self._timeline.progressed()
+        if self._decode is not None:
+            self._decode.progressed()
+        if self._prefill is not None:
+            self._prefill.progressed()
+            self._prefill.ended()
+
+    def scored(self) -> None:
+        """The prefill server's reply was all that was wanted."""
+        if self._prefill is not None:
+            self._prefill.progressed()
+        self.ended()
+
+    def prefill_failed(self, error: TwinfangError) -> None:
+        if self._prefill is not None and error.code in SERVER_FAULTS:
+            self._prefill.failed()
+
+    def decode_failed(self, error: TwinfangError) -> None:
+        """What the decode server answered with, or that it was lost."""
+        if self._decode is not None and error.code in HANDOFF_FAULTS | SERVER_FAULTS:
+            self._decode.failed()
+        if self._prefill is not None and error.code in HANDOFF_FAULTS:
+            self._prefill.failed()
+
+    def ended(self) -> None:
+        """Nothing of the attempt is left, for whatever reason."""
+        for assignment in (self._decode, self._prefill):
+            if assignment is not None:
+                assignment.ended()
+        self._decode = self._prefill = None

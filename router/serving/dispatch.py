@@ -1,0 +1,375 @@
+"""The life of one choice on the servers: prefill, ticket, decode.
+
+A prompt of several chunks is submitted with its early ticket, while it is still computed. What the decode
+server says before the prefill's reply is held back: until then the attempt may fail as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from router.fleet.absence import NobodyServesError
+from router.fleet.links.decode_stream import DecodeStream, Receiver
+from router.fleet.links.prefill_client import PrefillClient
+from router.models.catalog import ServedModel
+from router.observe.choice_timeline import ChoiceTimeline
+from router.policies.policy import Demand
+from router.serving.attempt import HANDOFF_FAULTS, Attempt
+from router.serving.text_request import Choice
+from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
+from wire.messages.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
+from wire.messages.handoff import AnyTicket, PartialTicket, Ticket
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+MAX_ATTEMPTS = 3
+FIRST_PAUSE_S = 0.05
+"""Before the second attempt; doubled for each further one."""
+RETRIED = HANDOFF_FAULTS | {UnavailableError.code, WireError.code}
+"""Faults of servers and of the way between them: another try, elsewhere if there is an elsewhere, may do."""
+
+
+class Dispatch:
+    """Sends one choice on its way, again if a server fails it, and can call it back at any stage.
+
+    Outputs, or the one error that ends them, go to ``receiver``. The prompt's log-probabilities of a
+    prefill server come as an output without tokens. A prefill that fails, a transfer that does not arrive and
+    a decode server that is lost are tried again, with other servers first: prompt and answer so far are
+    prefilled there and the answer goes on behind them, so that the client sees neither a gap nor a token
+    twice. After several failures without a token in between the error is let through; the last attempt before
+    that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
+
+    Where no server is left to try, it waits for one that comes back (``model.hold``); that costs no attempt.
+    What the client has begun to get goes on at servers of the same fingerprint only.
+
+    A server that is about to stop lets its requests go (``moved``): another one reads their state.
+
+    A prompt that is only scored ends with the prefill's reply: no decode server takes part, and no server at
+    all if nothing is wanted that one would have to compute.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        choice: Choice,
+        *,
+        deadline: float,
+        receiver: Receiver,
+        on_retry: Callable[[str], None],
+        timeline: ChoiceTimeline,
+    ) -> None:
+        self.prefill_reply: PrefillReply | None = None
+        self.prefill_call_s = 0.0
+        """What the call took that brought it."""
+        self.first_output_s = 0.0
+        """From the last submission, and the prefill's reply, to the first token behind it."""
+        self.was_early = False
+        """Whether it was submitted before its prompt was prefilled."""
+        self._submitted_s = 0.0
+        self._answer_ids: list[int] = []
+        self._lease: tuple[PrefillClient, str] | None = None
+        """Who leases what is to be read until the first output, and under which request id."""
+        self._prefilling: asyncio.Task[None] | None = None
+        """Set while a prefill's reply is waited for."""
+        self._held_back: list[RequestOutput] = []
+        self._pool = model.servers
+        self._hold = model.hold
+        self._servers = Attempt(model.servers, timeline, on_prefilled=model.gate.look)
+        self._choice = choice.seeded
+        self._deadline = deadline
+        self._receiver = receiver
+        self._on_retry = on_retry
+        self._timeline = timeline
+        self._stream: DecodeStream | None = None
+        self._has_progressed = False
+        """Whether a token has come since the last submission."""
+        self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
+        self._fingerprint = ""
+        """Of the servers of the last attempt."""
+        self._told_fingerprint: str | None = None
+        """Of those that computed what the client has got; None: nothing yet."""
+        self._attempt = 0
+        self._failures = 0
+        """Attempts in a row that brought no token."""
+        self._failed_addresses: list[str] = []
+        """Servers of attempts that failed, the last one last."""
+
+    @property
+    def _request_id(self) -> str:
+        """One an attempt: what is left of an earlier one on some server must not be taken for this one."""
+        return f"{self._choice.request_id}~{self._attempt}" if self._attempt else self._choice.request_id
+
+    def start(self) -> None:
+        """Submits at once where no prefill is needed, else follows the prefill in a task."""
+        if self._choice.is_scored and self._choice.prompt_logprobs is None:
+            self._receiver.take(RequestOutput(self._request_id, (), finish_reason="length"))
+            return
+        try:
+            decode = self._servers.choose_decode(self._demand, avoid=self._failed_addresses)
+            assert decode.info is not None
+            self._has_begun, self._fingerprint = True, decode.info.fingerprint
+            if self._prefills_elsewhere(decode.info):
+                self._task = asyncio.create_task(self._prefill_then_submit(decode, decode.info.fingerprint))
+            else:
+                self._submit(decode, None)
+        except TwinfangError as error:
+            self._fail(error)
+
+    def cancel(self) -> None:
+        """Ends whatever is under way for this choice; a finished one does not mind."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._stream is not None:
+            self._stream.cancel(self._request_id)
+        self._servers.ended()
+
+    @property
+    def _time_left_s(self) -> float:
+        """What servers get to hear of the deadline: clocks of two machines are not compared."""
+        return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+    @property
+    def _token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self._choice.token_ids, *self._answer_ids)
+
+    @property
+    def _demand(self) -> Demand:
+        choice = self._choice
+        return Demand(
+            self._token_ids, choice.cache_salt, choice.session, self._has_begun, self._told_fingerprint
+        )
+
+    def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
+        if len(self._token_ids) == 1 or decode.role != "decode":
+            return False
+        if not decode.local_prefill:
+            return True
+        return self._failures < MAX_ATTEMPTS - 1 and self._pool.can_prefill(decode.fingerprint)
+
+    # --- attempts --------------------------------------------------------------------------------
+
+    def _fail(self, error: TwinfangError) -> None:
+        """Tries again, or lets the error through."""
+        now = asyncio.get_running_loop().time()
+        error.where = self._timeline.servers
+        self._call_back()
+        if isinstance(error, NobodyServesError) and self._hold.may_end:
+            self._timeline.retried(error.code)
+            self._task = asyncio.create_task(self._wait_for_servers(error))
+            return
+        self._failures += 1
+        if self._failures >= MAX_ATTEMPTS or error.code not in RETRIED or now >= self._deadline:
+            self._receiver.take(error)
+            return
+        kind = f"trying again: {error.code} at {error.where}"
+        lines.write(logging.WARNING, kind, "request %s: %s: %s", self._request_id, kind, error.message)
+        self._on_retry(error.code)
+        self._timeline.retried(error.code)
+        self._task = asyncio.create_task(self._try_again())
+
+    def _avoid(self, address: str) -> None:
+        if address in self._failed_addresses:
+            self._failed_addresses.remove(address)
+        self._failed_addresses.append(address)
+
+    def _call_back(self) -> None:
+        """Ends what is left of an attempt: a submission whose prefill failed, a prefill that nobody reads."""
+        if self._stream is not None:
+            self._stream.cancel(self._request_id)
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+        self._servers.ended()
+        self._stream = self._prefilling = self._lease = None
+        self._held_back = []
+
+    async def _try_again(self) -> None:
+        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
+        self._attempt += 1
+        self.start()
+
+    async def _wait_for_servers(self, error: NobodyServesError) -> None:
+        if await self._hold.end(self._demand, deadline=self._deadline):
+            self._attempt += 1
+            self.start()
+        else:
+            self._receiver.take(error)
+
+    async def _prefill_then_submit(self, decode: DecodeStream, fingerprint: str) -> None:
+        try:
+            await self._run(decode, fingerprint)
+        except TwinfangError as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request %s: dispatch failed", self._request_id)
+            self._receiver.take(TwinfangError.told("the router failed on this request; its log says why"))
+
+    async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
+        choice, request_id = self._choice, self._request_id
+        prefill = self._servers.choose_prefill(self._demand, fingerprint, avoid=self._failed_addresses)
+        kept = self._pool.conversations
+        token_ids = self._token_ids
+        resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
+        prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # those come once
+        request = PrefillRequest(
+            request_id,
+            token_ids,
+            prompt_logprobs,
+            choice.cache_salt,
+            resume,
+            traceparent=self._timeline.call("prefill", prefill.worker_id),
+        )
+        timeout_s = self._time_left_s
+        self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
+
+        def submit(ticket: AnyTicket) -> None:
+            # Lost while the prefill ran: another one can read as well.
+            is_lost = decode.info is None or decode.drain.is_draining
+            chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
+            self._submit(chosen, ticket)
+            self._lease = (prefill, request_id)
+
+        def submit_early(ticket: PartialTicket) -> None:
+            if self._choice.is_scored:
+                return
+            with suppress(UnavailableError):  # there may be a decode server when the prompt is computed
+                submit(ticket)
+
+        called_s = time.monotonic()
+        self._prefilling = asyncio.current_task()
+        try:
+            reply = await prefill.prefill(request, timeout_s=timeout_s, on_started=submit_early)
+        except TwinfangError as error:
+            self._servers.prefill_failed(error)
+            raise
+        finally:
+            if self._prefilling is asyncio.current_task():
+                self._prefilling = None
+        self._servers.prefilled(reply)
+        # No await from here on: a cancel comes before the ticket or after the submission.
+        if reply.prompt_logprobs is not None:
+            self._told_fingerprint = fingerprint
+            self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
+        if self.prefill_reply is None:
+            self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
+        if choice.is_scored:
+            prefill.abandon(request_id)
+            self._servers.scored()
+            self._receiver.take(RequestOutput(request_id, (), finish_reason="length"))
+            return
+        self.was_early = self._stream is not None
+        if not self.was_early:
+            try:
+                submit(reply.ticket)
+            except UnavailableError:
+                prefill.abandon(request_id)
+                raise
+        self._submitted_s = time.monotonic()
+        held_back, self._held_back = self._held_back, []
+        for output in held_back:
+            self.take(output)
+
+    # --- outputs ---------------------------------------------------------------------------------
+
+    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+        """Passes tokens on. The first ones behind a submission tell more than themselves."""
+        if self._has_progressed:
+            self._answer_ids += token_ids
+            self._receiver.take_tokens(token_ids)
+        else:
+            self.take(RequestOutput(self._request_id, token_ids))
+
+    def take(self, output: RequestOutput | TwinfangError) -> None:
+        """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
+        kept, choice = self._pool.conversations, self._choice
+        error = output if isinstance(output, TwinfangError) else _error_of(output)
+        if error is not None:
+            self._servers.decode_failed(error)
+            if isinstance(error, UnavailableError) and self._stream is not None:
+                self._avoid(self._stream.address)  # it is gone, about to stop, or cut off
+            if self._lease is not None and self._prefilling is None:
+                prefill, request_id = self._lease  # who was to read may be gone, or cut off from there
+                prefill.abandon(request_id)
+            self._fail(error)
+            return
+        assert isinstance(output, RequestOutput)
+        has_moved = output.finish_reason == "moved"
+        if self._prefilling is not None and (self._held_back or not has_moved):
+            self._held_back.append(output)
+            return
+        if has_moved:
+            self._timeline.moved(output.stats)
+            self._move(output.ticket)
+            return
+        self._lease = None
+        if output.token_ids:
+            if not self._has_progressed:
+                self._has_progressed = True
+                self._told_fingerprint = self._fingerprint
+                self._servers.progressed()
+                self.first_output_s = time.monotonic() - self._submitted_s
+            self._answer_ids += output.token_ids
+            self._failures = 0
+        if kept is not None and isinstance(output.ticket, Ticket):
+            kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
+        if output.finish_reason is not None:
+            self._servers.ended()
+        self._receiver.take(output)
+
+    def _move(self, ticket: AnyTicket | None) -> None:
+        """The server lets the request go: another one reads its state, or prefills what there is so far."""
+        assert self._stream is not None
+        self._avoid(self._stream.address)
+        if ticket is None:
+            self._call_back()
+            self._attempt += 1
+            self.start()
+            return
+        self._servers.ended()
+        self._attempt += 1
+        try:
+            chosen = self._servers.choose_decode(
+                self._demand, self._fingerprint, avoid=self._failed_addresses
+            )
+            self._submit(chosen, ticket)
+        except TwinfangError as error:
+            self._fail(error)
+
+    def _submit(self, decode: DecodeStream, ticket: AnyTicket | None) -> None:
+        choice = self._choice
+        wants_prompt = ticket is None and self.prefill_reply is None and not self._answer_ids
+        submit = Submit(
+            self._request_id,
+            self._token_ids,
+            choice.params,
+            ticket,
+            choice.prompt_logprobs if wants_prompt else None,
+            choice.cache_salt,
+            keeps_state=self._pool.conversations is not None,
+            num_answered=len(self._answer_ids),
+            traceparent=self._timeline.call("decode", decode.worker_id),
+            timeout_s=self._time_left_s,
+            client=choice.client,
+        )
+        self._stream = decode
+        self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False
+        decode.submit(submit, self)
+        self._timeline.submitted(decode.worker_id, reads=ticket is not None)
+
+
+def _error_of(output: RequestOutput) -> TwinfangError | None:
+    if output.error is not None:
+        return error_from_code(output.error.code, output.error.message)
+    if output.finish_reason == "error":
+        return TwinfangError("the decode server failed on this request and did not say why")
+    return None

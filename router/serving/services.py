@@ -1,0 +1,75 @@
+"""What the endpoints of one router share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from fastapi import Request
+
+from router.access.key_file import KeyFile
+from router.config import LiveConfig, RouterConfig
+from router.fleet.absence import Absence, AbsenceLog
+from router.fleet.server_pool import ServerPool
+from router.http.drain import Drain
+from router.models.catalog import ModelCatalog
+from router.models.grammar_checker import GrammarChecker
+from router.observe.last_minute import LastMinute
+from router.observe.metrics import Metrics
+from router.observe.request_log import RequestLog
+from router.serving.inbox import Backlog
+from router.serving.slice_lane import SliceLane
+from telemetry.loop_lag import LoopLag
+
+if TYPE_CHECKING:
+    from router.kubernetes.pod_watch import PodWatch
+    from telemetry.otel import Tracing
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: LiveConfig
+    models: ModelCatalog
+    pool: ServerPool
+    metrics: Metrics
+    drain: Drain
+    key_file: KeyFile | None
+    """None: no API key is needed."""
+    grammars: GrammarChecker
+    requests: RequestLog
+    backlog: Backlog
+    slices: SliceLane
+    lag: LoopLag
+    recent: LastMinute
+    created: int
+    """When this router started, in seconds since 1970."""
+    tracing: Tracing | None = None
+    """None: this router exports no traces."""
+    pods: PodWatch | None = None
+    """None: this router does not look for servers that are pods."""
+
+    absence_log: AbsenceLog = field(default_factory=AbsenceLog)
+
+    @property
+    def absence(self) -> Absence | None:
+        """Why no request of any model can be served; None if one can."""
+        absence = self.pool.not_ready_reason()
+        if absence is None or self.pods is None or not self.pods.problem:
+            return absence
+        return replace(absence, detail=f"{absence.detail}; pods can't be followed: {self.pods.problem}")
+
+    @property
+    def has_short_absence(self) -> bool:
+        """Whether requests of some model are served or wait for servers that may be back soon: they are best
+        off here."""
+        are_short = [model.hold.is_short for _, model in self.models]  # each of them looks
+        return any(are_short)
+
+    @property
+    def config(self) -> RouterConfig:
+        """As it is now: what it says may change while the router runs."""
+        return self.settings.current
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)

@@ -1,0 +1,115 @@
+"""A checked request for text, whichever endpoint it came to, and what a choice of it asks of servers."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from itertools import product
+
+from router.access.client import Client
+from router.models.catalog import ServedModel
+from router.models.prompt import Prompt
+from router.models.tools.tool_use import ToolUse
+from router.observe.request_trace import RequestTrace
+from wire.messages.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to one prompt."""
+
+    request_id: str
+    """Unique among all requests of the router."""
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    prompt_logprobs: int | None = None
+    cache_salt: str = ""
+    client: str = ""
+    """Name of whose choice it is."""
+    session: str | None = None
+    """Requests of one session go to the same servers."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no answer is wanted: the prompt's log-probabilities alone, or not even these."""
+        return self.params.max_tokens == 0
+
+    @property
+    def seeded(self) -> Choice:
+        """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
+        if self.params.seed is not None:
+            return self
+        return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """Choice ``i * n + j`` is the j-th answer to prompt i."""
+
+    id: str
+    created: int
+    model: ServedModel
+    prompts: tuple[Prompt, ...]
+    params: tuple[SamplingParams, ...]
+    """One a choice of a prompt: its length is ``n``."""
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    """Whether the prompt is repeated before the answer."""
+    return_token_ids: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    cache_salt: str
+    """Only requests with the same salt share cached prompts."""
+    tool_use: ToolUse | None
+    """How answers may call tools; None: they are just text."""
+    client: Client
+    priority: int
+    """Lower is earlier."""
+    deadline: float
+    """When it must have ended, on the event loop's clock."""
+    session: str | None
+    """Requests of one session go to the same servers."""
+    trace: RequestTrace
+
+    @property
+    def n(self) -> int:
+        return len(self.params)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to each token are told; None: no log-probabilities at all."""
+        return self.params[0].logprobs
+
+    @property
+    def tells_just_text(self) -> bool:
+        """Whether events of its stream differ in their text alone, and the text ends nothing."""
+        tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
+        return len(self.prompts) == self.n == 1 and not (self.stop or self.tool_use or tells_more)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens count once a prompt, whatever ``n`` is."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def choices(self) -> list[Choice]:
+        """In the order of the prompts."""
+        return [
+            self._choice(prompt, params, number)
+            for number, (prompt, params) in enumerate(product(self.prompts, self.params))
+        ]
+
+    def _choice(self, prompt: Prompt, params: SamplingParams, number: int) -> Choice:
+        wants_prompt_logprobs = self.echo and len(prompt.token_ids) > 1
+        return Choice(
+            # Two clients may choose the same X-Request-Id; the servers must still tell them apart.
+            request_id=f"{self.id}-{number}-{secrets.token_hex(4)}",
+            token_ids=prompt.token_ids,
+            params=params,
+            prompt_logprobs=self.logprobs if wants_prompt_logprobs else None,
+            cache_salt=self.cache_salt,
+            client=self.client.name,
+            session=self.session,
+        )

@@ -1,1 +1,0 @@
-"""Calls of tools in the text of chat answers: how they are written, found and enforced."""

@@ -1,0 +1,1 @@
+"""The chart, its manifests and queries, as tests read and run them."""

@@ -1,0 +1,181 @@
+"""What the processes export: names, labels and their values, read off real registries.
+
+The router is a real one behind HTTP that looks for pods, before servers that follow a script; a server's page
+is the one that a prefill or decode server shows, of figures made up for it.
+``tests/end_to_end/clients/test_telemetry.py`` tests that running processes show the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import httpx
+import promql_parser as promql
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_transfer.leases.source import EndedLease
+from kv_transfer.reads.failure_counts import FailureCounts
+from router.access.api_keys import ApiKey, digest_of, new_key
+from router.access.key_file import key_line
+from router.config import ModelSource, PodDiscovery, RouterConfig
+from telemetry.engine_metrics import Measures
+from telemetry.server_telemetry import ServerTelemetry
+from telemetry.start_up import StartUp
+from testing.conditions import until
+from testing.deploy.kubernetes_api import NAMESPACE, running_api
+from testing.router.scripted_router import MODEL, running_router
+from testing.router.scripted_servers import (
+    ScriptedDecode,
+    ScriptedPrefill,
+    saying,
+    server_info,
+    server_stats,
+)
+from testing.router.tokenizers import write_model_dir
+from twinfang.stack.ports import free_ports
+from wire.server import GrpcServer
+
+Page = Mapping[str, Mapping[str, frozenset[str]]]
+"""Names of samples → names of their labels → values of those."""
+
+JOBS = ("router", "prefill", "decode")
+TARGET_LABELS = frozenset({"job", "instance", "namespace", "release"})
+"""What scraping adds (docs/monitoring.md); ``pool`` to servers alone."""
+STATS = server_stats(
+    drafted_by_position=(4, 4),
+    accepted_by_position=(3, 1),
+    transfer_failures=FailureCounts().counts(),
+    leases_ended=dict.fromkeys(get_args(get_type_hints(EndedLease)["reason"]), 0),
+)
+
+
+async def exported_pages(folder: Path) -> dict[str, Page]:
+    """By job."""
+    server = await _server_page()
+    return {"router": await _router_page(folder), "prefill": server, "decode": server}
+
+
+async def _router_page(folder: Path) -> Page:
+    async with AsyncExitStack() as exits:
+        prefill, decode = ScriptedPrefill(server_info("prefill")), ScriptedDecode(server_info("decode"))
+        decode.script = saying([300, 301])
+        for one in (prefill, decode):
+            one.stats = STATS
+            exits.push_async_callback(one.stop)
+            await one.start()
+        api = await exits.enter_async_context(running_api())
+        key = new_key()
+        (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key))), encoding="utf-8")
+        config = RouterConfig(
+            api_keys_file=folder / "keys",
+            models=(ModelSource(MODEL, write_model_dir(folder / "model")),),
+            prefill_addresses=(prefill.address,),
+            decode_addresses=(decode.address,),
+            pods=PodDiscovery(NAMESPACE, kubeconfig=api.kubeconfig(folder / "kubeconfig")),
+            probe_interval_s=0.1,
+        )
+        url, app = await exits.enter_async_context(running_router(config))
+        client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
+        pool = app.state.services.pool
+        await until(lambda: all(known.stats == STATS for _, _, known in pool.assignments()))
+        await until(lambda: pool.not_ready_reason() is None)
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
+        headers = {"Authorization": f"Bearer {key}"}
+        (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
+        return _page((await client.get("/metrics")).text)
+
+
+async def _server_page() -> Page:
+    server = GrpcServer("127.0.0.1", 0)
+    (port,) = free_ports(1)
+    telemetry = ServerTelemetry(server, host="127.0.0.1", port=server.port, metrics_port=port)
+
+    async def stats():
+        return STATS
+
+    start_up = StartUp()
+    start_up.ended("server")
+    try:
+        telemetry.show(server_info("decode"), stats, Measures(), start_up)
+        async with httpx.AsyncClient(timeout=20.0) as client:
+            return _page((await client.get(f"http://127.0.0.1:{port}/metrics")).text)
+    finally:
+        await telemetry.close()
+
+
+def _page(text: str) -> Page:
+    found: dict[str, dict[str, set[str]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for name, value in sample.labels.items():
+                labels.setdefault(name, set()).add(value)
+    return {
+        name: {label: frozenset(values) for label, values in labels.items()} for name, labels in found.items()
+    }
+
+
+class Exports:
+    """Pages of all jobs, and what rules record from them: what expressions may select."""
+
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self._pages = pages
+        self._recorded: dict[str, frozenset[str]] = {}
+
+    def add_recorded(self, name: str, labels: frozenset[str]) -> None:
+        self._recorded[name] = labels
+
+    def labels_of(self, selector: promql.VectorSelector) -> frozenset[str]:
+        """Raises :class:`LookupError` for what no process exports: a name, a label, or a label's value."""
+        matchers = {matcher.name: matcher for matcher in selector.matchers.matchers}
+        where = selector.prettify()
+        if "job" not in matchers:
+            raise LookupError(
+                f"{where}: no job is named, and routers and servers use one name for one quantity"
+            )
+        if selector.name in self._recorded:
+            allowed = self._recorded[selector.name] | TARGET_LABELS
+            known: dict[str, frozenset[str]] = {}
+        else:
+            known = self._labels_on(selector.name, _jobs(matchers["job"], where), where)
+            allowed = frozenset(known)
+        for matcher in matchers.values():
+            if matcher.name not in allowed:
+                raise LookupError(f"{where}: it has no label {matcher.name}, only {sorted(allowed)}")
+            values = known.get(matcher.name)
+            if values and not any(_matches(matcher, value) for value in values):
+                raise LookupError(f"{where}: {matcher.name} is one of {sorted(values)}")
+        return allowed
+
+    def _labels_on(self, name: str, jobs: list[str], where: str) -> dict[str, frozenset[str]]:
+        """Labels, with their values where the processes give them."""
+        labels: dict[str, frozenset[str]] = dict.fromkeys(TARGET_LABELS, frozenset())
+        for job in jobs:
+            if job != "router":
+                labels["pool"] = frozenset()
+            if name == "up":  # Prometheus' own
+                continue
+            if name not in self._pages[job]:
+                raise LookupError(f"{where}: {job} exports no {name}")
+            for label, values in self._pages[job][name].items():
+                labels[label] = labels.get(label, frozenset()) | values
+        return labels
+
+
+def _jobs(matcher: promql.Matcher, where: str) -> list[str]:
+    jobs = [job for job in JOBS if _matches(matcher, job)]
+    if not jobs:
+        raise LookupError(f"{where}: job is one of {JOBS}")
+    return jobs
+
+
+def _matches(matcher: promql.Matcher, value: str) -> bool:
+    if matcher.op in (promql.MatchOp.Equal, promql.MatchOp.NotEqual):
+        is_same = matcher.value == value
+    else:
+        is_same = re.fullmatch(matcher.value, value) is not None
+    return is_same == (matcher.op in (promql.MatchOp.Equal, promql.MatchOp.Re))

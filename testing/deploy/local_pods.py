@@ -1,0 +1,249 @@
+"""Pods of rendered Deployments and LeaderWorkerSets as processes of this machine, started and stopped as a
+kubelet does it.
+
+What a container runs, what its probes ask and what comes before its end are the manifest's own. Two things
+are not as in a cluster: a pod's network is a loopback address of its own, which stands for all that its
+manifest calls 0.0.0.0 or 127.0.0.1; and its volumes are this machine's disk, so that kernels compile once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from testing.conditions import until
+from testing.deploy.helm import Manifest, container_of, pod_of
+from testing.deploy.kubernetes_api import KubernetesApi
+from testing.deploy.leader_worker_sets import pods_of
+
+PROBE_INTERVAL_S = 0.2
+"""Not the manifest's seconds: they say how soon a cluster notices, not whether it may go wrong."""
+START_DEADLINE_S = 120.0
+SERVICE_LAG_S = 1.0
+"""For so long a Service still sends new connections to a pod that is being deleted."""
+
+
+@dataclass(eq=False)
+class Pod:
+    """One process, and the object that the API server has of it."""
+
+    name: str
+    ip: str
+    deployment: Manifest
+    process: asyncio.subprocess.Process
+    log: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """What LeaderWorkerSet adds to the manifest's own."""
+    is_ready: bool = False
+    terminating_since_s: float | None = None
+    """None: nobody has deleted it."""
+    probing: asyncio.Task[None] | None = None
+
+    @property
+    def container(self) -> Manifest:
+        return container_of(self.deployment)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a Service sends new connections here."""
+        since_s = self.terminating_since_s
+        return self.is_ready and (since_s is None or time.monotonic() < since_s + SERVICE_LAG_S)
+
+    def port(self, name: str) -> int:
+        return next(int(port["containerPort"]) for port in self.container["ports"] if port["name"] == name)
+
+
+@dataclass
+class Node:
+    """Runs pods, and tells the API server of them."""
+
+    api: KubernetesApi
+    folder: Path
+    kubeconfig: Path
+    volumes: dict[str, Path] = field(default_factory=dict)
+    """What stands for mounted volumes here, by where they are mounted."""
+    pods: list[Pod] = field(default_factory=list)
+    num_started: int = 0
+
+    def of(self, deployment: Manifest) -> list[Pod]:
+        return [pod for pod in self.pods if pod.deployment is deployment]
+
+    async def start(self, deployment: Manifest) -> Pod:
+        """A new pod, once it is ready."""
+        name = f"{deployment['metadata']['name']}-{self.num_started + 1}"
+        pod = await self._launch(name, deployment, {})
+        await self._until_ready(pod)
+        return pod
+
+    async def start_group(self, group: Manifest) -> list[Pod]:
+        """The first group of a LeaderWorkerSet, leader first, once all are ready. They are told their
+        leader's IP: there are no names here."""
+        leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
+        for name, template, variables in pods_of(group):
+            maker = {**group, "spec": {"template": template}}
+            pods.append(await self._launch(name, maker, variables | {"LWS_LEADER_ADDRESS": leader_ip}))
+        for pod in pods:
+            await self._until_ready(pod)
+        return pods
+
+    async def _launch(self, name: str, deployment: Manifest, variables: dict[str, str]) -> Pod:
+        self.num_started += 1
+        ip = f"127.0.1.{self.num_started}"
+        log = self.folder / f"{name}.log"
+        container = container_of(deployment)
+        arguments = [self._mounted(_in_pod(argument, ip)) for argument in container["args"]]
+        if arguments[0] == "router":
+            arguments += ["--kubeconfig", str(self.kubeconfig)]  # instead of a mounted token
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "twinfang", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=os.environ | _environment(container, ip) | variables,
+            )
+        pod = Pod(name, ip, deployment, process, log, variables)
+        self.pods.append(pod)
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        role, port = labels.get("twinfang.io/role", ""), labels.get("twinfang.io/port", "")
+        self.api.create_pod(name, role=role, port=port, ip=ip, ready=False, labels=labels)
+        for label in {"twinfang.io/role", "twinfang.io/port"} - set(labels):
+            self.api.set_label(name, label, None)
+        return pod
+
+    def _mounted(self, argument: str) -> str:
+        for path, folder in self.volumes.items():
+            argument = argument.replace(f"={path}/", f"={folder}/")
+        return argument
+
+    async def gone(self, pod: Pod) -> None:
+        """Once it has ended by itself, in order."""
+        code = await asyncio.wait_for(
+            pod.process.wait(), float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
+        )
+        assert code == 0, f"{pod.name} ended with {code}: {_tail(pod)}"
+        await self._forget(pod)
+
+    async def stop(self, pod: Pod) -> None:
+        """Announced, preStop, SIGTERM; one that is not gone when its grace is over has failed."""
+        grace_s = float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
+        began_s = time.monotonic()
+        pod.terminating_since_s = began_s
+        self.api.delete_pod(pod.name)
+        await self._pre_stop(pod, grace_s)
+        pod.process.terminate()
+        try:
+            await asyncio.wait_for(pod.process.wait(), grace_s - (time.monotonic() - began_s))
+        except TimeoutError:
+            pod.process.kill()
+            raise AssertionError(f"{pod.name} was not gone after {grace_s:g} s: {_tail(pod)}") from None
+        assert pod.process.returncode == 0, f"{pod.name} ended with {pod.process.returncode}: {_tail(pod)}"
+        await self._forget(pod)
+
+    async def restart(self, deployment: Manifest) -> None:
+        """``kubectl rollout restart`` with the manifest's ``maxSurge: 1, maxUnavailable: 0``."""
+        strategy = deployment["spec"]["strategy"]["rollingUpdate"]
+        assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)
+        for old in self.of(deployment):
+            await self.start(deployment)
+            await self.stop(old)
+
+    async def close(self) -> None:
+        for pod in list(self.pods):
+            if pod.process.returncode is None:
+                pod.process.kill()
+                await pod.process.wait()
+            await self._forget(pod)
+
+    async def _forget(self, pod: Pod) -> None:
+        if pod.probing is not None:
+            pod.probing.cancel()
+            await asyncio.gather(pod.probing, return_exceptions=True)
+        self.pods.remove(pod)
+        self.api.end_pod(pod.name)
+
+    async def _pre_stop(self, pod: Pod, grace_s: float) -> None:
+        command = [_in_pod(word, pod.ip) for word in pod.container["lifecycle"]["preStop"]["exec"]["command"]]
+        if command[0] == "twinfang":
+            command[:1] = [sys.executable, "-m", "twinfang"]
+        elif command[0] == "sh":
+            command[-1] = command[-1].replace("exec twinfang", f"exec {quote(sys.executable)} -m twinfang")
+        with pod.log.open("ab") as output:
+            hook = await asyncio.create_subprocess_exec(
+                *command, stdout=output, stderr=output, env=os.environ | pod.variables
+            )
+        code = await asyncio.wait_for(hook.wait(), grace_s)
+        assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
+
+    async def _until_ready(self, pod: Pod) -> None:
+        async def is_ready() -> bool:
+            assert pod.process.returncode is None, f"{pod.name} ended: {_tail(pod)}"
+            return await _answers(pod)
+
+        what = f"{pod.name} is ready; its log: {pod.log}"
+        await until(is_ready, what, timeout_s=START_DEADLINE_S, interval_s=PROBE_INTERVAL_S)
+        self._set_ready(pod, True)
+        pod.probing = asyncio.create_task(self._keep_probing(pod))
+
+    async def _keep_probing(self, pod: Pod) -> None:
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            self._set_ready(pod, await _answers(pod))
+
+    def _set_ready(self, pod: Pod, is_ready: bool) -> None:
+        if is_ready != pod.is_ready:
+            pod.is_ready = is_ready
+            self.api.set_ready(pod.name, is_ready)
+
+
+def _in_pod(text: str, ip: str) -> str:
+    return text.replace("$(POD_IP)", ip).replace("0.0.0.0", ip).replace("127.0.0.1", ip)
+
+
+def _environment(container: Manifest, ip: str) -> dict[str, str]:
+    """Variables of the container; those that name its volumes keep what this machine has."""
+    told = {one["name"]: str(one["value"]) for one in container["env"] if "value" in one}
+    return {name: _in_pod(value, ip) for name, value in told.items() if not value.startswith("/")}
+
+
+async def _answers(pod: Pod) -> bool:
+    """The readiness probe; without one, that it runs."""
+    probe: dict[str, Any] | None = pod.container.get("readinessProbe")
+    if probe is None:
+        return pod.process.returncode is None
+    if "grpc" in probe:
+        return await _serves(f"{pod.ip}:{probe['grpc']['port']}")
+    request = probe["httpGet"]
+    return await _is_ok(f"http://{pod.ip}:{pod.port(request['port'])}{request['path']}")
+
+
+async def _serves(address: str) -> bool:
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _is_ok(url: str) -> bool:
+    async with httpx.AsyncClient(timeout=5.0) as client:
+        try:
+            return (await client.get(url)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+def _tail(pod: Pod) -> str:
+    return "\n".join(pod.log.read_text(errors="replace").splitlines()[-30:])

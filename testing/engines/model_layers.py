@@ -1,0 +1,19 @@
+"""What a model is made of, for tests that compare two of them piece by piece."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.models.layers.linear import Linear
+
+
+def linears(part: object, seen: set[int] | None = None) -> list[Linear]:
+    """All linear layers below an object of a model, in order."""
+    seen = set() if seen is None else seen
+    if id(part) in seen or isinstance(part, torch.Tensor | str | int):
+        return []
+    seen.add(id(part))
+    if isinstance(part, Linear):
+        return [part]
+    parts = part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values()
+    return [layer for inner in parts for layer in linears(inner, seen)]

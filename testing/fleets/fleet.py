@@ -1,0 +1,286 @@
+"""Servers and routers without a supervisor: what is killed stays dead until somebody starts it again.
+
+For those who disturb processes on purpose, the fault tests and the soak. They end with the process that
+started them, however that ended: what runs notices the broken lifeline, and what is frozen is hung up by the
+kernel, since each is the leader of a process group that becomes orphaned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import grpc
+import httpx
+import psutil
+
+from testing.conditions import PROMPT_S, wait_until
+from twinfang.stack.ports import LOOPBACK, free_ports, ports_held
+from wire.codec import decode, encode
+from wire.messages.generation import GetStats, ServerStats
+from wire.rpc import CLIENT_OPTIONS, GET_STATS
+
+START_DEADLINE_S = 200.0
+"""The first start on a machine compiles kernels."""
+STOP_DEADLINE_S = 60.0
+CALL_TIMEOUT_S = 10.0
+START_INTERVAL_S = 0.2
+"""A process that starts needs the cores itself."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs; here, if nothing else is said."""
+
+    address: str = LOOPBACK
+    """By which other processes reach it. From here its port is one of ``LOOPBACK``, wherever it runs."""
+    command: tuple[str, ...] = ()
+    """Put before a command line to run it there."""
+
+
+HERE = Place()
+
+
+@dataclass
+class Process:
+    """One server or router; the same command line, and so the same address, in each of its lives."""
+
+    name: str
+    arguments: tuple[str, ...]
+    port: int
+    folder: Path
+    """Of its log."""
+    module: str = "twinfang"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    place: Place = HERE
+    handle: subprocess.Popen[bytes] | None = None
+
+    @property
+    def role(self) -> str:
+        return self.arguments[0]
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.handle is not None and self.handle.poll() is None
+
+    def start(self, lifeline_fd: int) -> None:
+        command = (sys.executable, "-m", self.module, *self.arguments)
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.handle = subprocess.Popen(
+                [*self.place.command, *command, "--lifeline", str(lifeline_fd)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | self.environment,
+                pass_fds=(lifeline_fd,),
+                process_group=0,
+            )
+
+    def kill(self) -> None:
+        assert self.handle is not None
+        self.handle.kill()
+        self.handle.wait(PROMPT_S)
+
+    def freeze(self) -> None:
+        """Returns once it is frozen, or has ended."""
+        assert self.handle is not None
+        self.handle.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not self.is_alive or self._is_stopped(), f"{self.name} is frozen")
+
+    def _is_stopped(self) -> bool:
+        assert self.handle is not None
+        return psutil.Process(self.handle.pid).status() == psutil.STATUS_STOPPED
+
+    def thaw(self) -> None:
+        assert self.handle is not None
+        self.handle.send_signal(signal.SIGCONT)
+
+    def stop(self) -> int:
+        """A clean end; its exit code."""
+        assert self.handle is not None
+        self.thaw()
+        self.handle.terminate()
+        return self.handle.wait(STOP_DEADLINE_S)
+
+
+@dataclass
+class Fleet:
+    """All processes, by name, and what they say of themselves."""
+
+    folder: Path
+    servers: dict[str, Process]
+    routers: dict[str, Process]
+    behind: Mapping[str, tuple[str, ...]]
+    """Names of the servers that a router knows."""
+    lifeline: tuple[int, int] = field(default_factory=os.pipe)
+
+    def __getitem__(self, name: str) -> Process:
+        return self.servers.get(name) or self.routers[name]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Routers first: in this order they are stopped."""
+        return [*self.routers.values(), *self.servers.values()]
+
+    def start(self, *names: str) -> None:
+        """Starts what does not run of these processes, or of all; returns once routers use all servers."""
+        started = [self[name] for name in names or (*self.servers, *self.routers) if not self[name].is_alive]
+        self._start(started)
+        wait_until(self.is_connected, "every router uses all its servers")
+
+    def start_alone(self, name: str) -> None:
+        """Starts one process; returns once it serves, whether or not any router knows."""
+        self._start([self[name]])
+
+    def _start(self, processes: list[Process]) -> None:
+        for process in processes:
+            process.start(self.lifeline[0])
+        names = ", ".join(process.name for process in processes)
+        wait_until(
+            lambda: all(map(self.serves, processes)),
+            f"all serve: {names}",
+            START_DEADLINE_S,
+            interval_s=START_INTERVAL_S,
+        )
+
+    def serves(self, process: Process) -> bool:
+        """Whether it answers; :class:`AssertionError` if it has ended."""
+        assert process.is_alive, f"{process.name} has ended\n{process.log[-2000:]}"
+        try:
+            if process.name in self.routers:
+                return httpx.get(f"{process.url}/readyz", timeout=CALL_TIMEOUT_S).status_code == 200
+            self.stats(process.name)
+        except (grpc.RpcError, httpx.HTTPError):
+            return False
+        return True
+
+    def is_connected(self, roles: tuple[str, ...] = ("prefill", "decode")) -> bool:
+        """Whether every router uses all its servers of these roles."""
+        for name, router in self.routers.items():
+            assert router.is_alive, f"router {name} has ended"
+            used = self.metrics(name)
+            for role in roles:
+                wanted = sum(self.servers[one].role == role for one in self.behind[name])
+                if used.get(f'twinfang_servers_connected{{role="{role}"}}') != wanted:
+                    return False
+        return True
+
+    def heal(self) -> None:
+        """Thaws what is frozen and starts what is dead."""
+        for process in self.processes:
+            if process.is_alive:
+                process.thaw()
+        self.start()
+
+    # --- what they say ---------------------------------------------------------------------------
+
+    def stats(self, name: str) -> ServerStats:
+        """Its load and memory; :class:`grpc.RpcError` if it does not answer."""
+        with grpc.insecure_channel(self[name].address, options=CLIENT_OPTIONS) as channel:
+            answer = channel.unary_unary(GET_STATS.path)(encode(GetStats()), timeout=CALL_TIMEOUT_S)
+        return decode(answer, ServerStats)
+
+    def metrics(self, router: str) -> dict[str, float]:
+        """Name with labels → value."""
+        text = httpx.get(f"{self[router].url}/metrics", timeout=CALL_TIMEOUT_S).text
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    def retries(self, router: str) -> dict[str, float]:
+        """Retries so far, by the code of what went wrong."""
+        prefix = 'twinfang_request_retries_total{code="'
+        found = self.metrics(router).items()
+        return {name[len(prefix) : -2]: value for name, value in found if value and name.startswith(prefix)}
+
+    def is_idle(self) -> bool:
+        """All servers are."""
+        return all(map(self.is_idle_alone, self.servers))
+
+    def is_idle_alone(self, name: str) -> bool:
+        """No request, lease or transfer is there, and every block and slot is free."""
+        return not any(held(self.stats(name)).values())
+
+
+def held(stats: ServerStats) -> dict[str, int]:
+    """What a server has not given back; what is in quarantine counts as blocks and slots."""
+    return {
+        "requests": stats.num_waiting + stats.num_running,
+        "leases": stats.leases_held,
+        "transfers": stats.transfers_in_flight,
+        "blocks": stats.num_blocks - stats.free_blocks,
+        "slots": stats.num_slots - stats.free_slots,
+    }
+
+
+def make_processes(
+    folder: Path,
+    servers: Mapping[str, tuple[str, ...]],
+    routers: Mapping[str, tuple[str, ...]],
+    *,
+    router_flags: tuple[str, ...] = (),
+    server_module: str = "twinfang",
+    environment: Mapping[str, str],
+    places: Mapping[str, Place] = MappingProxyType({}),
+) -> tuple[dict[str, Process], dict[str, Process]]:
+    """Servers by name with their command lines, and routers with the servers behind them; not started."""
+    ports = dict(zip((*servers, *routers), free_ports(len(servers) + len(routers)), strict=True))
+
+    def process(name: str, module: str, *arguments: str) -> Process:
+        place = places.get(name, HERE)
+        full = (*arguments, "--host", place.address, "--port", str(ports[name]), "--name", name)
+        return Process(name, full, ports[name], folder, module, environment, place)
+
+    def addresses(behind: tuple[str, ...]) -> list[str]:
+        return [f"--{servers[one][0]}={places.get(one, HERE).address}:{ports[one]}" for one in behind]
+
+    without_metrics = ("--metrics-port", "off")  # whose ports might be taken
+    return (
+        {
+            name: process(name, server_module, *arguments, *without_metrics)
+            for name, arguments in servers.items()
+        },
+        {
+            name: process(name, "twinfang", "router", *addresses(behind), *router_flags)
+            for name, behind in routers.items()
+        },
+    )
+
+
+@contextlib.contextmanager
+def running(fleet: Fleet) -> Iterator[None]:
+    """Starts all; after the block each process must stop cleanly. None is left, whatever happens.
+
+    Ports are held for those that listen here themselves; for one elsewhere a relay listens already.
+    """
+    try:
+        with ports_held(process.address for process in fleet.processes if process.place is HERE):
+            fleet.start()
+            yield
+        for process in fleet.processes:
+            if process.is_alive:
+                assert process.stop() == 0, f"{process.name} did not stop cleanly\n{process.log[-2000:]}"
+    finally:
+        for process in fleet.processes:
+            if process.is_alive:
+                process.kill()
+        for fd in fleet.lifeline:
+            os.close(fd)

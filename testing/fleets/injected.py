@@ -1,0 +1,134 @@
+"""``twinfang`` with faults built in that a test switches on: ``python -m testing.fleets.injected decode …``.
+
+A fault is on while a file of its name lies in the folder that the environment names
+(:mod:`testing.fleets.fault_folder`). With none there the process is what ``python -m twinfang`` would be.
+
+| fault | the process |
+|---|---|
+| ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
+| ``late-done`` | sends the notification that ends a lease only before the next one |
+| ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
+| ``late-start`` | waits, with everything imported, before it takes its port |
+| ``slow-steps`` | rests for 20 ms before each step of a decode server: requests wait as on a small machine |
+| ``slower-steps`` | rests for 100 ms there: answers are under way for as long as a test looks at them |
+| ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
+| ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from engine.engine import Engine
+from engine.schedule.cache_modes import StateBlocks
+from engine.schedule.scheduler import Scheduler
+from kv_transfer.leases.lease_keeper import LeaseKeeper
+from kv_transfer.nixl.agent import TransferAgent
+from kv_transfer.reads.transfer import Transfer
+from testing.fleets.fault_folder import FOLDER_VARIABLE
+from twinfang.__main__ import run
+from wire.server import GrpcServer
+
+REST_S = 0.02
+LONG_REST_S = 0.1
+SMALL_CHUNK = 32
+REST_AFTER_CHUNK_S = 0.05
+WAITS = "waits for its start"
+"""Printed by a process that starts late once it has nothing left to do before."""
+
+
+def inject(folder: Path) -> None:
+    """Replaces the methods in which faults live by ones that look into ``folder``."""
+
+    def replace(owner: type, name: str, fault: str, faulty: Callable[..., Any]) -> None:
+        sound = getattr(owner, name)
+
+        def chosen(*arguments: Any, **fields: Any) -> Any:
+            if (folder / fault).exists():
+                return faulty(sound, *arguments, **fields)
+            return sound(*arguments, **fields)
+
+        setattr(owner, name, chosen)
+
+    replace(Transfer, "read_part", "dies-in-read", _die_in_read)
+    replace(Transfer, "late", "no-quarantine", _give_up_as_if_settled)
+    replace(TransferAgent, "notify", "late-done", _late_notify())
+    replace(Engine, "step", "slow-steps", _step_after(REST_S))
+    replace(Engine, "step", "slower-steps", _step_after(LONG_REST_S))
+    replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
+    replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
+    replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
+    replace(GrpcServer, "__init__", "late-start", _start_late(folder / "late-start"))
+
+
+def _do_nothing(_sound: Callable[..., Any], *_arguments: Any, **_fields: Any) -> None:
+    pass
+
+
+def _late_notify() -> Callable[..., Any]:
+    held: list[tuple[Any, ...]] = []
+
+    def notify_of_the_last(sound: Callable[..., Any], *arguments: Any) -> None:
+        for late in held:
+            sound(*late)
+        held[:] = [arguments]
+
+    return notify_of_the_last
+
+
+def _start_late(switch: Path) -> Callable[..., Any]:
+    def wait(sound: Callable[..., Any], *arguments: Any) -> None:
+        print(WAITS, flush=True)
+        while switch.exists():
+            time.sleep(REST_S)
+        sound(*arguments)
+
+    return wait
+
+
+def _step_after(rest_s: float) -> Callable[..., Any]:
+    def rest_and_step(sound: Callable[..., Any], engine: Engine) -> Any:
+        if engine.config.role == "decode":
+            time.sleep(rest_s)
+        return sound(engine)
+
+    return rest_and_step
+
+
+def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any, start: int, end: int) -> Any:
+    return sound(mode, request, start, min(end, start + SMALL_CHUNK))
+
+
+def _plan_chunks_slowly(sound: Callable[..., Any], *arguments: Any) -> Any:
+    planned = sound(*arguments)
+    if planned:
+        time.sleep(REST_AFTER_CHUNK_S)
+    return planned
+
+
+def _die_in_read(sound: Callable[..., Any], transfer: Transfer, part: Any) -> None:
+    sound(transfer, part)
+    assert transfer._num_under_way, "the read was over as soon as it was posted"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _give_up_as_if_settled(sound: Callable[..., Any], transfer: Transfer) -> None:
+    setup = transfer._setup
+    listener = SimpleNamespace(
+        transferred=lambda result: setup.listener.transferred(dataclasses.replace(result, settled=True)),
+        settled=setup.listener.settled,
+    )
+    transfer._setup = dataclasses.replace(setup, listener=listener)
+    sound(transfer)
+
+
+if __name__ == "__main__":
+    inject(Path(os.environ[FOLDER_VARIABLE]))
+    run()

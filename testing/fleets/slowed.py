@@ -1,0 +1,32 @@
+"""``twinfang`` whose decode servers a test can slow down: ``python -m testing.fleets.slowed up …``.
+
+How long an answer takes says how fast the machine is. A test that disturbs answers under way has them take as
+long as it needs (:meth:`testing.fleets.stack.Stack.slow_steps`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from testing.fleets.fault_folder import FOLDER_VARIABLE
+from twinfang.__main__ import run
+from twinfang.stack import child
+
+MODULE = "testing.fleets.slowed"
+
+
+def prepare(command: str) -> None:
+    """Of a stack, all processes are slowed ones; of these, servers have faults that can be switched on."""
+    if command in ("up", "serve"):
+        child.PROGRAM = (sys.executable, "-m", MODULE)
+    elif command in ("prefill", "decode"):
+        from testing.fleets.injected import inject  # a router is to import no engine
+
+        inject(Path(os.environ[FOLDER_VARIABLE]))
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[1])
+    run()

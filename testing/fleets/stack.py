@@ -1,0 +1,271 @@
+"""Real stacks for tests: ``twinfang up`` or ``twinfang serve`` as processes, on ports of their own.
+
+    with running_stack("up", "--prefill", "2") as stack:
+        httpx.post(f"{stack.url}/v1/completions", json=...)
+        stack.stats()["decode-0"].transfer_bytes
+
+Tests share one stack of given flags through the session's fixture ``stacks``; those that kill or freeze
+processes start their own. A test that fails shows the end of the log of each stack it has used: a folder's
+``conftest.py`` switches both on with
+
+    from testing.fleets.stack import pytest_runtest_makereport, stacks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from testing.conditions import wait_until
+from testing.fleets import slowed
+from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
+from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
+from twinfang.launch import LaunchedStack, launch
+from twinfang.stack.ports import LOOPBACK, free_ports
+from wire.messages.generation import GetStats, ServerStats
+from wire.rpc import GET_STATS, call, open_channel
+
+STOP_DEADLINE_S = 40.0
+FAULTS_FOLDER = "faults"
+
+
+@dataclass(frozen=True)
+class Stack(LaunchedStack):
+    """A stack that runs, as tests look at it and disturb it."""
+
+    used_by: set[str] = field(default_factory=set)
+    """Ids of the tests that got this stack from the fixture."""
+
+    def stats(self, *names: str) -> dict[str, ServerStats]:
+        """What the named servers, or all, say of their load and memory, by name."""
+        servers = [
+            process
+            for process in self.processes().values()
+            if process.name != "router" and (not names or process.name in names)
+        ]
+
+        async def ask(address: str) -> ServerStats:
+            async with open_channel(address) as channel:
+                reply: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
+                return reply
+
+        async def ask_all() -> list[ServerStats]:
+            return await asyncio.gather(*(ask(server.address) for server in servers))
+
+        answers = run_async(ask_all)
+        return {server.name: stats for server, stats in zip(servers, answers, strict=True)}
+
+    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+        """As :func:`testing.conditions.wait_until`; what it raises carries the end of the log as a note."""
+        try:
+            wait_until(condition, what, timeout_s)
+        except AssertionError as error:
+            error.add_note(self.log_tail)
+            raise
+
+    def is_ready(self) -> bool:
+        """All processes run and take requests, and the router can reach them."""
+        return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz")
+
+    def is_idle(self) -> bool:
+        """No request, lease or transfer is anywhere, and every block and slot is free."""
+        return all(
+            (s.num_waiting, s.num_running, s.leases_held, s.transfers_in_flight) == (0, 0, 0, 0)
+            and (s.free_blocks, s.free_slots) == (s.num_blocks, s.num_slots)
+            for s in self.stats().values()
+        )
+
+    def fault(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Servers have this fault of :mod:`testing.fleets.injected` inside the block; as
+        :meth:`slow_steps`."""
+        return switched_on(self.folder / FAULTS_FOLDER, name)
+
+    def slow_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block decode servers rest for 100 ms before each step: what is answered there stays
+        under way, however fast the machine is. Of a stack that :func:`slowed_stack` started."""
+        return self.fault("slower-steps")
+
+    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
+        """Sends a signal to one child; returns the pid it had."""
+        pid = self.processes()[name].pid
+        os.kill(pid, signum)
+        return pid
+
+    def stop(self, timeout_s: float = STOP_DEADLINE_S) -> int:
+        """SIGTERM to the supervisor; its exit code. Fails if it takes too long or leaves a process behind."""
+        children = [p.pid for p in self.processes().values()]
+        code = super().stop(timeout_s)
+        left = [pid for pid in children if psutil.pid_exists(pid)]
+        assert not left, f"processes {left} outlived the supervisor\n{self.log_tail}"
+        return code
+
+    def kill_all(self) -> None:
+        """Ends supervisor and children at once; for a stack that does not stop."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes = psutil.Process(self.supervisor.pid).children(recursive=True)
+            self.supervisor.kill()
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.supervisor.wait(STOP_DEADLINE_S)
+
+
+def run_async(make: Callable[[], Any]) -> Any:
+    """Runs a coroutine to its end, in a thread of its own where a loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()
+
+
+@contextlib.contextmanager
+def running_stack(
+    command: str,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    module: str = "twinfang",
+    deadline_s: float = START_DEADLINE_S,
+) -> Iterator[Stack]:
+    """``twinfang COMMAND FLAGS`` on a free port, ready; stopped at the end of the block.
+
+    An exception that leaves the block carries the end of the log as a note.
+    """
+    with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
+        stack = start_stack(Path(folder), command, *flags, environment=environment, module=module)
+        try:
+            stack.wait_until_ready(deadline_s)
+            yield stack
+        except BaseException as error:
+            error.add_note(f"--- log of twinfang {command} {' '.join(flags)}\n{stack.log_tail}")
+            stack.kill_all()
+            raise
+        if stack.supervisor.poll() is None:
+            stack.stop()
+
+
+def slowed_stack(command: str, *flags: str) -> contextlib.AbstractContextManager[Stack]:
+    """As :func:`running_stack`; its decode servers can be slowed down (:meth:`Stack.slow_steps`)."""
+    return running_stack(command, *flags, module=slowed.MODULE)
+
+
+def start_stack(
+    folder: Path,
+    command: str,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    module: str = "twinfang",
+) -> Stack:
+    """Starts a stack and does not wait. Steps launched ahead can't be sanitized: those run without."""
+    (folder / FAULTS_FOLDER).mkdir()
+    environment = {FOLDER_VARIABLE: str(folder / FAULTS_FOLDER)} | (environment or {})
+    if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":
+        environment = {"TWINFANG_SANITIZE": "0"} | environment
+    launched = launch(folder, command, *flags, environment=environment, module=module)
+    return Stack(launched.supervisor, folder)
+
+
+@contextlib.contextmanager
+def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterator[str]:
+    """``twinfang router FLAGS`` before servers that run already, ready; yields its URL."""
+    (port,) = free_ports(1)
+    url = f"http://{LOOPBACK}:{port}"
+    router = subprocess.Popen([sys.executable, "-m", "twinfang", "router", *flags, "--port", str(port)])
+    try:
+        wait_until(
+            lambda: router.poll() is not None or _is_ok(f"{url}/readyz"), "the router is ready", deadline_s
+        )
+        assert router.poll() is None, f"the router has ended with {router.poll()}"
+        yield url
+    finally:
+        router.terminate()
+        router.wait(STOP_DEADLINE_S)
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=CALL_TIMEOUT_S).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+class Stacks:
+    """Stacks that the tests of a session share, by command and flags."""
+
+    def __init__(self, exits: contextlib.ExitStack) -> None:
+        self._exits = exits
+        self._running: dict[tuple[str, ...], Stack] = {}
+
+    def __call__(self, command: str, *flags: str, module: str = "twinfang") -> Stack:
+        """The running stack of these flags; started when first asked for."""
+        key = (module, command, *flags)
+        if key not in self._running:
+            self._running[key] = self._exits.enter_context(running_stack(command, *flags, module=module))
+        stack = self._running[key]
+        stack.used_by.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
+        return stack
+
+    def slowed(self, command: str, *flags: str) -> Stack:
+        """One whose servers can be slowed down (:meth:`Stack.slow_steps`)."""
+        return self(command, *flags, module=slowed.MODULE)
+
+    def logs_for(self, test_id: str) -> list[tuple[str, str]]:
+        """Title and end of the log of each stack that a test used."""
+        return [
+            (f"log of {' '.join(key)}", stack.log_tail)
+            for key, stack in self._running.items()
+            if test_id in stack.used_by and stack.folder.exists()
+        ]
+
+
+_shared: list[Stacks] = []
+
+
+@pytest.fixture(scope="session")
+def stacks() -> Iterator[Stacks]:
+    """``stacks("up", "--decode", "2")`` is a stack that this session's tests share."""
+    with _sharing() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def module_stacks() -> Iterator[Stacks]:
+    """As ``stacks``, for stacks of unusual flags: they end with the module's tests."""
+    with _sharing() as shared:
+        yield shared
+
+
+@contextlib.contextmanager
+def _sharing() -> Iterator[Stacks]:
+    with contextlib.ExitStack() as exits:
+        shared = Stacks(exits)
+        _shared.append(shared)
+        yield shared
+        _shared.remove(shared)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to a failed test's report the logs of the shared stacks it used."""
+    report = yield
+    if report.failed:
+        for shared in _shared:
+            report.sections += shared.logs_for(item.nodeid)
+    return report

@@ -1,0 +1,1 @@
+"""Operands of kernels, and ways to compile, interpret and compare them."""

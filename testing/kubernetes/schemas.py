@@ -1,0 +1,83 @@
+"""What an API server knows of an object: for one that is older than what the chart asks for.
+
+The chart is for Kubernetes 1.27 and newer. An older API server takes what is left of its objects without the
+fields that it has never heard of; tests say which those are. From a newer one nothing is kept back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from testing.kubernetes.api import Api, Manifest
+
+OLDER_VERSIONS = {
+    ("policy/v1", "PodDisruptionBudget"): "policy/v1beta1",
+    ("autoscaling/v2", "HorizontalPodAutoscaler"): "autoscaling/v2beta2",
+}
+"""Of the same fields, as far as the chart uses them."""
+
+
+@dataclass
+class KeptBack:
+    """What an API server does not know."""
+
+    kinds: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+    """Paths, the kind in front and without indices."""
+    versions: set[str] = field(default_factory=set)
+    """Given as an older one."""
+
+
+class Schemas:
+    """Of all kinds that an API server has, as its OpenAPI document says."""
+
+    def __init__(self, api: Api) -> None:
+        self._definitions: dict[str, Any] = api.get("/openapi/v2")["definitions"]
+        self._by_kind = {
+            (f"{kind['group']}/{kind['version']}".lstrip("/"), kind["kind"]): schema
+            for schema in self._definitions.values()
+            for kind in schema.get("x-kubernetes-group-version-kind", [])
+        }
+
+    @property
+    def kinds(self) -> set[str]:
+        """``group/version kind``."""
+        return {f"{version} {kind}" for version, kind in self._by_kind}
+
+    def fitted(self, manifests: list[Manifest]) -> tuple[list[Manifest], KeptBack]:
+        """Objects without what the API server does not know."""
+        kept_back, fitted = KeptBack(), []
+        for manifest in manifests:
+            version, kind = manifest["apiVersion"], manifest["kind"]
+            if (version, kind) not in self._by_kind:
+                version = OLDER_VERSIONS.get((version, kind), "")
+            schema = self._by_kind.get((version, kind))
+            if schema is None:
+                kept_back.kinds.add(f"{manifest['apiVersion']} {kind}")
+                continue
+            if version != manifest["apiVersion"]:
+                kept_back.versions.add(f"{manifest['apiVersion']} {kind}")
+            fitted.append(self._known(manifest | {"apiVersion": version}, schema, kind, kept_back))
+        return fitted, kept_back
+
+    def _known(self, value: Any, schema: dict[str, Any], path: str, kept_back: KeptBack) -> Any:
+        if "$ref" in schema:
+            schema = self._definitions[schema["$ref"].removeprefix("#/definitions/")]
+        if isinstance(value, list):
+            return [self._known(item, schema.get("items", {}), path, kept_back) for item in value]
+        if not isinstance(value, dict):
+            return value
+        properties, others = schema.get("properties"), schema.get("additionalProperties", {})
+        known = {}
+        for name, inner in value.items():
+            if properties is not None and name not in properties:
+                kept_back.fields.add(f"{path}.{name}")
+                continue
+            inner_schema = others if properties is None else properties[name]
+            found = self._known(inner, inner_schema, f"{path}.{name}", kept_back)
+            if not (name.endswith("Probe") and len(found) < len(inner)):  # nothing is left that it could ask
+                known[name] = found
+        if path.endswith(".volumes") and known.keys() == {"name"}:  # of a kind that is not known
+            known["emptyDir"] = {}
+        return known

@@ -1,0 +1,1 @@
+"""Pools and processes at both ends of a transfer."""

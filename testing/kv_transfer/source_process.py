@@ -1,0 +1,266 @@
+"""A prefill server's memory in a process of its own, driven over a pipe.
+
+The process holds one :class:`TransferSource` at a time, on pools that the test may fill and look at. A test
+kills or freezes it like any other process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import torch
+
+from kv_transfer.handshake import introduce
+from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource
+from testing.kv_transfer.pools import PoolShape, fill, unit_bytes_of
+from wire.codec import decode, encode
+from wire.errors import TwinfangError
+from wire.messages.handoff import EndLease, HandshakeReply, HandshakeRequest, Ticket
+
+DEADLINE_S = 30.0
+ADDRESS = "127.0.0.1:1"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["testing.kv_transfer.source_process"])
+
+
+class SourceProcess:
+    """The test's end of the pipe."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_serve, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def open(
+        self,
+        shape: PoolShape,
+        *,
+        seed: int = 0,
+        incarnation: str | None = None,
+        fingerprint: str = "fp",
+        lease_ttl_s: float = 600.0,
+        max_leases: int = 64,
+        environment: dict[str, str] | None = None,
+    ) -> str:
+        """Replaces the source by a new one; returns its incarnation."""
+        incarnation = incarnation or f"source-{self.pid}-{time.monotonic_ns()}"
+        self._ask(
+            "open",
+            shape=shape,
+            seed=seed,
+            environment=environment or {},
+            settings={
+                "incarnation": incarnation,
+                "fingerprint": fingerprint,
+                "lease_ttl_s": lease_ttl_s,
+                "max_leases": max_leases,
+            },
+        )
+        return incarnation
+
+    def handshake(self, request: HandshakeRequest) -> HandshakeReply:
+        return decode(self._ask("handshake", data=encode(request)), HandshakeReply)
+
+    def grant(self, request_id: str, block_ids: list[int], state_slot: int) -> Ticket:
+        data = self._ask("grant", request_id=request_id, block_ids=block_ids, state_slot=state_slot)
+        return decode(data, Ticket)
+
+    def end(self, ticket: Ticket) -> None:
+        self._ask("end", data=encode(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)))
+
+    def next_ended(self, timeout_s: float = DEADLINE_S) -> EndedLease:
+        """The next lease that ended; waits for it."""
+        ended = self._ask("next_ended", timeout_s=timeout_s)
+        assert isinstance(ended, EndedLease), f"no lease ended within {timeout_s} s"
+        return ended
+
+    def fill(self, seed: int) -> None:
+        self._ask("fill", seed=seed)
+
+    def pools(self) -> list[bytes]:
+        """All bytes of both pools."""
+        return list(self._ask("pools"))
+
+    def num_leases(self) -> int:
+        return int(self._ask("num_leases"))
+
+    def num_threads(self) -> int:
+        return int(self._ask("num_threads"))
+
+    def cpu_seconds(self, wall_s: float) -> float:
+        """Processor time that the process takes within ``wall_s`` seconds of nothing asked of it."""
+        return float(self._ask("cpu_seconds", wall_s=wall_s))
+
+    def fatal(self, timeout_s: float = DEADLINE_S) -> str:
+        """What ``on_fatal`` was called with; waits for it."""
+        return str(self._ask("fatal", timeout_s=timeout_s))
+
+    def break_lease_callback(self) -> None:
+        self._ask("break_lease_callback")
+
+    def close_source(self) -> None:
+        self._ask("close_source")
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + DEADLINE_S
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline, "the process did not stop"
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(DEADLINE_S)
+
+    def quit(self) -> int | None:
+        """Ends the process as a server ends; returns its exit code, None if it is still there."""
+        if self._process.is_alive():
+            with contextlib.suppress(OSError):
+                self.thaw()
+                self._pipe.send(("quit", {}))
+            self._process.join(DEADLINE_S)
+        code = self._process.exitcode
+        if code is None:
+            self.kill()
+        self._pipe.close()
+        return code
+
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        self._pipe.send((command, arguments))
+        assert self._pipe.poll(DEADLINE_S * 2), f"{command!r} got no answer"
+        kind, value = self._pipe.recv()
+        if kind == "error":
+            raise value
+        return value
+
+
+class _Server(SourceListener):
+    """The process's side: one method a command."""
+
+    def __init__(self) -> None:
+        self.source: TransferSource | None = None
+        self.ended: queue.Queue[EndedLease] = queue.Queue()
+        self.faults: queue.Queue[BaseException] = queue.Queue()
+        self.callback_is_broken = False
+
+    def open(
+        self, shape: PoolShape, seed: int, environment: dict[str, str], settings: dict[str, Any]
+    ) -> None:
+        self.close_source()
+        os.environ.pop("UCX_TLS", None)
+        os.environ.update(environment)
+        self.ended, self.faults = queue.Queue(), queue.Queue()
+        self.callback_is_broken = False
+        self.caches = shape.caches()
+        fill(self.caches, seed)
+        who = introduce(self.caches, settings.pop("incarnation"), settings.pop("fingerprint"))
+        self.source = TransferSource(self.caches, who, self, address=ADDRESS, **settings)
+
+    def handshake(self, data: bytes) -> bytes:
+        assert self.source is not None
+        return encode(self.source.handshake(decode(data, HandshakeRequest)))
+
+    def grant(self, request_id: str, block_ids: list[int], state_slot: int) -> bytes:
+        assert self.source is not None
+        return encode(
+            self.source.grant(
+                request_id,
+                num_tokens=max(1, len(block_ids)) * self.caches.block_size,
+                block_ids=block_ids,
+                state_slot=state_slot,
+            )
+        )
+
+    def end(self, data: bytes) -> None:
+        assert self.source is not None
+        self.source.end(decode(data, EndLease))
+
+    def next_ended(self, timeout_s: float) -> EndedLease | None:
+        with contextlib.suppress(queue.Empty):
+            return self.ended.get(timeout=timeout_s)
+        return None
+
+    def fill(self, seed: int) -> None:
+        fill(self.caches, seed)
+
+    def pools(self) -> list[bytes]:
+        return [
+            unit_bytes_of(pool).contiguous().numpy().tobytes() for pool in (self.caches.kv, self.caches.state)
+        ]
+
+    def num_leases(self) -> int:
+        assert self.source is not None
+        return self.source.num_leases
+
+    def num_threads(self) -> int:
+        return threading.active_count()
+
+    def cpu_seconds(self, wall_s: float) -> float:
+        before = time.process_time()
+        time.sleep(wall_s)
+        return time.process_time() - before
+
+    def fatal(self, timeout_s: float) -> str:
+        return repr(self.faults.get(timeout=timeout_s))
+
+    def break_lease_callback(self) -> None:
+        self.callback_is_broken = True
+
+    def close_source(self) -> None:
+        if self.source is not None:
+            self.source.close()
+            self.source = None
+
+    close = close_source
+
+    # --- what the source tells -------------------------------------------------------------------
+
+    def lease_ended(self, lease: EndedLease) -> None:
+        if self.callback_is_broken:
+            raise ZeroDivisionError("a fault of ours")
+        self.ended.put(lease)
+
+    def failed(self, fault: BaseException) -> None:
+        self.faults.put(fault)
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    with contextlib.closing(_Server()) as server:
+        for command, arguments in _commands(pipe):
+            try:
+                pipe.send(("value", getattr(server, command)(**arguments)))
+            except TwinfangError as error:
+                pipe.send(("error", error))
+
+
+def _commands(pipe: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Until the test says quit or goes away."""
+    while True:
+        try:
+            command, arguments = pipe.recv()
+        except EOFError:
+            return
+        if command == "quit":
+            return
+        yield command, arguments

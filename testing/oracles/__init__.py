@@ -1,0 +1,1 @@
+"""What is right: ties between logits, the recall task."""

@@ -1,0 +1,1 @@
+"""Servers and routers that answer by a script, over real gRPC."""

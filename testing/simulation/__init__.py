@@ -1,0 +1,1 @@
+"""Simulated time, and policies in it."""

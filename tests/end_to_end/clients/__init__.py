@@ -1,0 +1,1 @@
+"""What clients see: libraries, errors, deadlines, the dashboard."""

@@ -1,0 +1,1 @@
+"""The same tokens as transformers, whatever the family, ranks, drafts and number formats."""

@@ -1,0 +1,1 @@
+"""Several servers: handoffs that overlap, answers that move, prefixes, hosts."""

@@ -1,0 +1,103 @@
+"""Prefix caching and preemption over real processes: the same tokens, fewer of them computed and moved."""
+
+import random
+
+import httpx
+import pytest
+
+from testing.fleets.clients import all_at_once, greedy_body, one_at_a_time
+
+FLAGS = ("--max-num-seqs", "16", "--block-size", "16")
+
+
+def usage(stack, body):
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60.0).json()
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("none", "align")), "all"]
+)
+def test_the_second_time_a_prompt_is_neither_computed_nor_moved_again(stacks, mode):
+    stack = stacks("up", *FLAGS, "--cache-mode", mode)
+    choose = random.Random(1)
+    body = greedy_body([choose.randrange(5, 900) for _ in range(200)], 20)
+    start = stack.stats()
+    first = usage(stack, body)
+    middle = stack.stats()
+    second = usage(stack, body)
+    end = stack.stats()
+    assert second[1] == first[1]
+    assert first[0] == 0
+    computed = end["prefill-0"].prefill_tokens - middle["prefill-0"].prefill_tokens
+    first_bytes = middle["decode-0"].transfer_bytes - start["decode-0"].transfer_bytes
+    second_bytes = end["decode-0"].transfer_bytes - middle["decode-0"].transfer_bytes
+    if mode == "none":
+        assert (second[0], computed, second_bytes) == (0, 199, first_bytes)
+    else:
+        # 192 is the last block boundary; the handoff is h(199) and the one block that is not full.
+        assert (second[0], computed) == (192, 7)
+        assert second_bytes < first_bytes / 2
+
+
+@pytest.mark.exhaustive
+def test_a_prompt_goes_back_to_the_server_that_has_its_prefix(stacks):
+    """That server says so, and the router finds it by keys that it computes itself."""
+    stack = stacks("up", *FLAGS, "--prefill", "2", "--prefill-policy", "prefix_affinity")
+    choose = random.Random(3)
+    prefixes = [[choose.randrange(5, 900) for _ in range(200)] for _ in range(3)]
+    for salt, prefix in zip("abc", prefixes, strict=True):
+        assert usage(stack, greedy_body(prefix, 2) | {"cache_salt": salt})[0] == 0
+
+    def are_published() -> bool:
+        lines = httpx.get(f"{stack.url}/metrics", timeout=60.0).text.splitlines()
+        published = [line for line in lines if line.startswith("twinfang_published_prefixes{")]
+        return sum(float(line.split()[-1]) for line in published if 'role="prefill"' in line) >= 3
+
+    stack.wait_until(are_published, "the prefill servers have told the router what they have")
+    for _ in range(4):
+        for salt, prefix in zip("abc", prefixes, strict=True):
+            assert usage(stack, greedy_body([*prefix, 7], 2) | {"cache_salt": salt})[0] == 192
+
+
+async def test_other_answers_of_the_same_prefix_are_exact_in_every_mode(stacks):
+    choose = random.Random(2)
+    prefix = [choose.randrange(5, 900) for _ in range(150)]
+    prompts = [prefix[: choose.randint(20, 150)] + [choose.randrange(5, 900)] * 3 for _ in range(24)]
+    bodies = [greedy_body(prompt, 16) for prompt in prompts]
+    expected = await one_at_a_time(stacks("up", *FLAGS, "--cache-mode", "none"), bodies)
+    for mode in ("align", "all"):
+        stack = stacks("up", *FLAGS, "--cache-mode", mode)
+        for _ in range(2):
+            answers = await all_at_once(stack, bodies)
+            assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
+        stack.wait_until(stack.is_idle, "nothing is left behind")
+
+
+def test_another_salt_shares_no_prompt(stacks):
+    stack = stacks("up", *FLAGS, "--cache-mode", "all")
+    body = greedy_body([7, 8, 9, 10] * 30, 4)
+    assert usage(stack, body | {"cache_salt": "a"})[0] == 0
+    assert usage(stack, body | {"cache_salt": "b"})[0] == 0
+    assert usage(stack, body | {"cache_salt": "a"})[0] == 112
+
+
+@pytest.mark.exhaustive
+async def test_24_requests_through_a_decode_server_with_room_for_six(stacks):
+    choose = random.Random(3)
+    bodies = [
+        greedy_body([choose.randrange(5, 900) for _ in range(choose.randint(280, 310))], 200)
+        for _ in range(24)
+    ]
+    expected = await all_at_once(stacks("up", *FLAGS, "--cache-mode", "none"), bodies)
+    small = stacks(
+        "up",
+        *("--max-num-seqs", "16", "--max-model-len", "512", "--cached-states", "16"),
+        *("--cache-memory", "0.0064"),
+    )
+    blocks_of_each = -(-(280 + 199) // 16)
+    assert small.stats()["decode-0"].num_blocks // blocks_of_each == 6
+    answers = await all_at_once(small, bodies)
+    assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
+    small.wait_until(small.is_idle, "nothing is left behind")
+    assert small.stats()["decode-0"].preemptions > 0

@@ -1,0 +1,207 @@
+"""A grammar that is slow, large or broken costs its own request, and no other a step."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from engine.grammar import grammars as grammars_module
+from engine.grammar import lane as lane_module
+from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars, _Known
+from engine.grammar.lane import Lane
+from engine.request import Request
+from testing.engines.speculating import Ask, assert_nothing_is_owned, assert_same, greedy_asks, serve
+from wire.errors import GrammarError, OverloadedError
+from wire.messages.sampling_params import SamplingParams
+
+EOS = frozenset([2, 4])
+AMBIGUOUS = 'start: x\nx: x x | x x x | "a" | "aa" | "0" | "\\""'
+"""The parser has to keep all the ways to read an answer, and their number grows with its square."""
+BOMB = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": "^(a{1000}){1000}$"}))
+"""The first mask takes a second and hundreds of megabytes."""
+WORDS = LLMatcher.grammar_from_regex("([a-z]{1,5} ){3,9}")
+
+
+def stingy(grammars, monkeypatch, **changes):
+    """Smaller budgets, so that tests are soon done; the usual priority, since the machine may be busy."""
+    limits = {"max_job_s": 0.2, "base_s": 0.2, "per_job_s": 0.002} | changes
+    monkeypatch.setattr(grammars, "_own_settings", replace(grammars._own_settings, **limits))
+    monkeypatch.setattr(grammars_module, "MAX_WAITED_S", 600.0)
+
+
+@pytest.fixture
+def grammars(bundled_model, monkeypatch):
+    made = Grammars(bundled_model, 1024, sorted(EOS))
+    stingy(made, monkeypatch)
+    yield made
+    made.close()
+
+
+def opened(grammars, grammar, answer=()):
+    follower = grammars.follow(grammar, answer)
+    follower.opened.result(60)
+    grammars.add(follower, str(follower.key))
+    return follower, masks_of(grammars, follower)
+
+
+def masks_of(grammars, *awaited):
+    """The next masks, or errors, of all these."""
+    came, news = threading.Event(), {}
+    grammars.on_news(came.set)
+    while True:
+        for one in grammars.news([]):
+            news[one.request_id] = one.error or np.frombuffer(one.masks, dtype=np.int32)
+        if all(str(one.key) in news for one in awaited):
+            found = [news[str(one.key)] for one in awaited]
+            return found if len(awaited) > 1 else found[0]
+        assert came.wait(60), "no masks come"
+        came.clear()
+
+
+def allowed(mask):
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits) if token not in EOS]
+
+
+def follow_on(grammars, follower, mask, most):
+    """Goes on with an allowed token each time, until an error comes; the number of tokens and the error."""
+    for number in range(most):
+        grammars.ask(follower, [allowed(mask)[number % len(allowed(mask))]], ())
+        mask = masks_of(grammars, follower)
+        if isinstance(mask, Exception):
+            return number, mask
+    return most, None
+
+
+def test_rows_go_on_while_one_waits_for_its_grammar(engines, bundled_model, monkeypatch):
+    """When the budget of that one is spent, it alone fails; the others' answers are what they would be."""
+    engine = engines.get(bundled_model, "none", 0, None, 0)
+    stingy(engine.grammars, monkeypatch)
+    others = [Ask(ask.prompt, ask.params, seed=ask.seed) for ask in greedy_asks(3, seed=2)]
+    expected = engines.plain(bundled_model, others)
+    slow = Ask((60, 70), SamplingParams(max_tokens=400, temperature=1.0, grammar=AMBIGUOUS), seed=3, stop=EOS)
+    steps_without_it = 0
+
+    def count(answers):
+        nonlocal steps_without_it
+        active = [answer for answer in answers[1:] if answer.finish_reason is None]
+        steps_without_it += bool(active) and answers[0].request.awaits_masks
+
+    answers = serve(engine, [slow, *others], on_step=count)
+    assert answers[0].finish_reason == "error"
+    assert len(answers[0].tokens) > 20
+    assert steps_without_it > 0
+    assert_same(answers[1:], expected)
+    assert_nothing_is_owned(engine)
+    assert not engine._following
+
+
+def test_a_slow_grammar_gets_a_process_of_its_own_and_fails_when_its_budget_is_spent(grammars):
+    quick, _ = opened(grammars, WORDS)
+    slow, mask = opened(grammars, AMBIGUOUS)
+    shared = quick.lane
+    assert slow.lane is shared  # its first masks are quick
+    number, error = follow_on(grammars, slow, mask, 400)
+    assert isinstance(error, GrammarError)
+    assert "processor time" in error.message
+    assert 20 < number < 400
+    assert quick.lane is shared
+    assert follow_on(grammars, quick, allowed_first(grammars, quick), 2) == (2, None)
+    assert not grammars._own
+    grammars.drop(slow)
+
+
+def allowed_first(grammars, follower):
+    grammars.ask(follower, [], ())
+    return masks_of(grammars, follower)
+
+
+def test_a_bomb_is_refused_before_the_first_token_and_at_once_the_next_time(grammars):
+    quick, _ = opened(grammars, WORDS)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=r"processor time|too many expressions|memory"):
+            opened(grammars, BOMB)
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammars_module, "Lane", lambda *args: made.append(args))
+        assert isinstance(grammars.follow(BOMB).opened.exception(0), GrammarError)
+    assert not made
+    assert quick.lane.num_followers == 1
+
+
+def test_memory_that_a_grammar_takes_is_bounded_and_comes_back(grammars, monkeypatch):
+    stingy(grammars, monkeypatch, max_bytes=48 << 20, max_job_s=30.0, base_s=30.0)
+    with pytest.raises(GrammarError, match="48 MB of memory"):
+        opened(grammars, BOMB)
+    assert not grammars._own
+
+
+def test_what_was_followed_in_a_process_that_died_is_followed_on_in_another(grammars):
+    follower, mask = opened(grammars, WORDS)
+    first = allowed(mask)[5]
+    grammars.ask(follower, [first], ())
+    mask = masks_of(grammars, follower)
+    dead = follower.lane
+    os.kill(dead._process.pid, signal.SIGKILL)
+    second = allowed(mask)[0]
+    grammars.ask(follower, [second], ())
+    after = masks_of(grammars, follower)
+    dead.join()
+    _, expected = opened(grammars, WORDS, [first, second])
+    assert (after == expected).all()
+
+
+def test_a_lane_without_followers_ends_and_the_next_grammar_makes_another(grammars, monkeypatch):
+    monkeypatch.setattr(lane_module, "IDLE_S", 0.01)
+    follower, _ = opened(grammars, WORDS)
+    lane = follower.lane
+    assert follow_on(grammars, follower, allowed_first(grammars, follower), 3) == (3, None)
+    grammars.drop(follower)
+    lane.join()
+    assert not grammars._shared
+    again, _ = opened(grammars, WORDS)
+    assert again.lane is not lane
+
+
+def test_answers_that_go_on_are_followed_before_grammars_that_come(grammars, monkeypatch):
+    """Jobs of one batch: those that go on, and one that begins."""
+    follower, _ = opened(grammars, WORDS)
+    batches = []
+    encode = lane_module.encode
+    monkeypatch.setattr(lane_module, "encode", lambda jobs: batches.append(jobs.jobs) or encode(jobs))
+    newcomers = [grammars.follow(f'start: "a{i}" | "b"') for i in range(12)]
+    for _ in range(5):
+        allowed_first(grammars, follower)
+    for newcomer in newcomers:
+        newcomer.opened.result(60)
+    assert all(sum(job.grammar is not None for job in jobs) <= 1 for jobs in batches)
+    assert {newcomer.lane for newcomer in newcomers} == {follower.lane}
+
+
+def test_only_a_few_rows_may_wait_for_slow_grammars(grammars, monkeypatch):
+    monkeypatch.setattr(Lane, "put", lambda self, job: None)  # none of them ever answers
+    followers = []
+    for _ in range(MAX_OWN_LANES + MAX_WAITING):
+        with grammars._lock:
+            grammars._remember(AMBIGUOUS, _Known(None, True))
+        followers.append(grammars.follow(AMBIGUOUS))
+    assert not any(follower.opened.done() for follower in followers)
+    assert isinstance(grammars.follow(AMBIGUOUS).opened.exception(0), OverloadedError)
+    for follower in followers[:2]:
+        grammars.drop(follower)
+    assert len(grammars._own) == MAX_OWN_LANES
+    assert len(grammars._waiting) == MAX_WAITING - 2
+
+
+def test_a_request_that_never_begins_leaves_no_follower(engines, bundled_model):
+    engine = engines.get(bundled_model, "none", 0, None, 0)
+    for tokens, grammar in (([5, 99_999], WORDS), ([5, 6], "nonsense")):
+        request = Request("r", tokens, SamplingParams(max_tokens=4, grammar=grammar))
+        with pytest.raises(Exception, match=r"vocabulary|compiled"):
+            engine.add(request)
+    assert not engine.grammars._followers

@@ -1,0 +1,90 @@
+"""Whoever applies the news has what the journal has, however long they were away."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory.prefix_journal import MAX_CHANGES, MAX_KEYS, PrefixJournal
+from wire.codec import MAX_MESSAGE_BYTES, encode
+from wire.messages.prefixes import KEY_BYTES, PrefixNews
+
+
+class Asker:
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.version: int | None = None
+
+    def ask(self, journal: PrefixJournal) -> PrefixNews:
+        news = journal.news(self.version)
+        self.keys = set(news.added) if news.is_whole else self.keys - set(news.removed) | set(news.added)
+        self.version = news.version
+        return news
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans())))
+def test_two_askers_at_any_times_have_the_same_keys(steps):
+    journal, keys, askers = PrefixJournal(), set(), (Asker(), Asker())
+    for number, *asks in steps:
+        key = bytes([number]) * KEY_BYTES
+        if key in keys:
+            keys.remove(key)
+            journal.remove(key)
+        else:
+            keys.add(key)
+            journal.add(key)
+        for asker, does_ask in zip(askers, asks, strict=True):
+            if does_ask:
+                asker.ask(journal)
+                assert asker.keys == keys
+    for asker in askers:
+        asker.ask(journal)
+        assert asker.keys == keys
+        assert asker.ask(journal) == PrefixNews(journal.news(None).version, False)
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(KEY_BYTES)
+
+
+def test_only_what_changed_is_told_and_what_came_and_went_is_not_added():
+    journal, asker = PrefixJournal(), Asker()
+    for number in range(100):
+        journal.add(key_of(number))
+    assert asker.ask(journal).is_whole
+    journal.add(key_of(100))
+    journal.remove(key_of(0))
+    journal.add(key_of(101))
+    journal.remove(key_of(101))
+    news = asker.ask(journal)
+    assert (news.is_whole, news.added) == (False, (key_of(100),))
+    assert set(news.removed) == {key_of(0), key_of(101)}
+
+
+def test_who_knew_another_process_is_told_everything():
+    journal, asker = PrefixJournal(), Asker()
+    journal.add(key_of(1))
+    asker.ask(journal)
+    restarted = PrefixJournal()
+    restarted.add(key_of(7))
+    assert asker.ask(restarted).is_whole
+    assert asker.keys == {key_of(7)}
+
+
+def test_the_log_of_changes_is_bounded():
+    journal, asker = PrefixJournal(), Asker()
+    asker.ask(journal)
+    for number in range(MAX_CHANGES + 1):
+        journal.add(key_of(number))
+    assert asker.ask(journal).is_whole
+    assert len(asker.keys) == MAX_CHANGES + 1
+
+
+def test_a_message_is_bounded_and_has_the_newest():
+    journal = PrefixJournal()
+    for number in range(MAX_KEYS + 10):
+        journal.add(key_of(number))
+    news = journal.news(None)
+    assert len(news.added) == MAX_KEYS
+    assert news.added[-1] == key_of(MAX_KEYS + 9)
+    assert len(encode(news)) < MAX_MESSAGE_BYTES

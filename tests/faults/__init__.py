@@ -1,0 +1,1 @@
+"""Tests that kill, freeze and disconnect processes."""

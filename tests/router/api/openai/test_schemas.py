@@ -1,0 +1,94 @@
+"""The served OpenAPI document, taken at its word: what it allows is answered as it says, never by a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from testing.router.scripted_servers import saying
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+NUM_EXAMPLES = 25
+
+
+def try_operation(operation, headers: dict[str, str]) -> int:
+    """Sends examples; returns how many were no errors."""
+    accepted = 0
+
+    @seed(1)
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy())
+    def send(case) -> None:
+        nonlocal accepted
+        response = case.call(headers=headers)
+        case.validate_response(response, checks=CHECKS)
+        accepted += response.status_code == 200
+
+    send()
+    return accepted
+
+
+def try_all(url: str, headers: dict[str, str], *, prefix: str = "/") -> dict[str, int]:
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    return {
+        f"{operation.method.upper()} {operation.path}": try_operation(operation, headers)
+        for operation in operations
+        if operation.path.startswith(prefix) and not operation.path.endswith("/events")  # those never end
+    }
+
+
+async def test_nothing_that_the_document_allows_is_a_server_error(make_stack):
+    stack = await make_stack(role="both", num_prefill=0)
+    stack.decode[0].script = saying([300, 301, 302])
+    accepted = await asyncio.to_thread(try_all, stack.url, {})
+    assert accepted.keys() >= {"POST /v1/completions", "POST /v1/chat/completions", "GET /v1/models"}
+    assert all(accepted[name] for name in ("POST /v1/completions", "GET /v1/models", "GET /metrics")), (
+        accepted
+    )
+
+
+@pytest.mark.exhaustive
+async def test_the_same_of_the_admin_api(make_stack, tmp_path):
+    (tmp_path / "token").write_text("t" * 40)
+    stack = await make_stack(role="both", num_prefill=0, admin_token_file=tmp_path / "token")
+    headers = {"Authorization": f"Bearer {'t' * 40}"}
+    accepted = await asyncio.to_thread(try_all, stack.url, headers, prefix="/admin")
+    assert accepted["GET /admin/v1/workers"]
+
+
+async def test_the_document_has_no_reference_that_leads_nowhere(make_stack):
+    stack = await make_stack(ready=False)
+    document = (await stack.client.get("/openapi.json")).json()
+
+    def references(part):
+        if isinstance(part, dict):
+            yield from [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+            part = list(part.values())
+        for item in part if isinstance(part, list) else ():
+            yield from references(item)
+
+    found = set(references(document))
+    assert found
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"], reference

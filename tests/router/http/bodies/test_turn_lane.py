@@ -1,0 +1,122 @@
+"""Requests begin, and large bodies are parsed, one at a time, and clients take turns."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.http.bodies import json_body
+from router.http.bodies.body_room import BodyRoom
+from router.http.bodies.turn_lane import LARGE_BODY_BYTES, TurnLane
+from testing.conditions import until
+from testing.router.scripted_router import MODEL
+from testing.router.scripted_servers import saying
+from wire.errors import OverloadedError
+
+
+@asynccontextmanager
+async def queued(lane, *clients):
+    """Each client's turns, in the order of their begin, once the lane is free."""
+    order, tasks = [], []
+
+    async def take_turn(client):
+        async with lane.turn(client):
+            order.append(client)
+
+    async with lane.turn("first"):
+        for client in clients:
+            tasks.append(asyncio.create_task(take_turn(client)))
+            await asyncio.sleep(0)
+        assert order == []
+    yield order, tasks
+    await asyncio.wait(tasks, timeout=20)
+
+
+async def test_clients_take_turns_however_many_bodies_one_has():
+    async with queued(TurnLane(), "hostile", "hostile", "hostile", "victim") as (order, _):
+        await until(lambda: len(order) == 4)
+        assert order == ["hostile", "victim", "hostile", "hostile"]
+
+
+async def test_there_is_a_pause_between_two_turns(monkeypatch):
+    pauses = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda s, *call: pauses.append(s) or call_later(s, *call))
+    async with TurnLane().turn("a"):
+        pass
+    assert pauses == [0.0]
+    lane = TurnLane(pause=1e9)
+    async with lane.turn("a"):
+        pass
+    assert pauses[1] > 0
+
+    async def take_turn():
+        async with lane.turn("b"):
+            pass
+
+    waiting = asyncio.create_task(take_turn())
+    await until(lambda: lane._waiting)
+    assert not waiting.done(), "the pause is not over"
+    waiting.cancel()
+
+
+async def test_one_request_begins_in_an_iteration_of_the_event_loop(make_stack, monkeypatch):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    num_iterations, begun = 0, []
+    parse = json_body._parsed
+
+    async def count():
+        nonlocal num_iterations
+        while True:
+            num_iterations += 1
+            await asyncio.sleep(0)
+
+    def noting(*args):
+        begun.append(num_iterations)
+        return parse(*args)
+
+    monkeypatch.setattr(json_body, "_parsed", noting)
+    counting = asyncio.create_task(count())
+    await asyncio.gather(*(stack.complete(max_tokens=1) for _ in range(8)))
+    counting.cancel()
+    assert len(set(begun)) == len(begun) == 8
+
+
+async def test_who_goes_away_keeps_nobody_waiting():
+    async with queued(TurnLane(), "a", "b", "c") as (order, tasks):
+        tasks[0].cancel()
+        await until(lambda: len(order) == 2)
+        assert order == ["b", "c"]
+    lane = TurnLane()
+    async with queued(lane, "a", "b") as (order, tasks):
+        lane._next()  # it is a's turn, and a does not know
+        tasks[0].cancel()
+        await until(lambda: order == ["b"])
+
+
+async def test_large_bodies_take_turns_and_small_ones_do_not_wait(make_stack):
+    stack = await make_stack()
+    stack.decode[0].script = saying([300])
+    large = {"model": MODEL, "prompt": "hello", "max_tokens": 1, "x": "a" * LARGE_BODY_BYTES}
+    async with stack.app.state.body_room.large_bodies.turn("somebody"):
+        waiting = asyncio.create_task(stack.client.post("/v1/completions", json=large))
+        await until(lambda: stack.app.state.body_room.large_bodies._waiting)
+        assert (await stack.complete(max_tokens=1)).status_code == 200
+        assert not waiting.done()
+    assert (await waiting).status_code == 200
+    assert len(json.dumps(large)) > LARGE_BODY_BYTES
+
+
+def test_no_client_has_all_room_for_bodies():
+    room = BodyRoom(1600)
+    room.take("hostile", 800)
+    with pytest.raises(OverloadedError, match="the limit is 800, half of"):
+        room.take("hostile", 1)
+    room.take("victim", 400)
+    room.take("third", 200)
+    room.give_back("hostile", 800)
+    room.take("victim", 300)
+    assert room.num_bytes == 900

@@ -1,0 +1,44 @@
+"""Command lines of a stack's processes, planned from flag values; nothing is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from testing.command_lines import BY_NAME, parsed
+from twinfang.stack.stack import plan_stack
+
+
+@pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])
+def test_all_servers_of_a_stack_are_told_the_same_of_speculation(name, roles):
+    """A prefill server fills the KV of the layers that its decode servers draft with."""
+    given = ("--speculative", "3", "--drafter", "ngram", "--ngram-min", "1", "--ngram-max", "6")
+    stack = plan_stack(parsed(BY_NAME[name], *given, "--steps-ahead", "0", "--port", "0"), roles)
+    assert len(stack.servers) == len(roles)
+    for server in stack.servers:
+        command, *arguments = server.arguments
+        told = parsed(BY_NAME[command], *arguments)
+        assert (told.speculative, told.drafter, told.ngram_min, told.ngram_max) == (3, "ngram", 1, 6)
+        assert told.steps_ahead == 0
+
+
+def test_without_flags_the_servers_of_a_stack_choose_for_themselves():
+    stack = plan_stack(parsed(BY_NAME["up"], "--port", "0"), {"prefill": 1, "decode": 1})
+    for server in stack.servers:
+        told = parsed(BY_NAME[server.arguments[0]], *server.arguments[1:])
+        assert (told.speculative, told.drafter, told.steps_ahead) == (0, None, None)
+
+
+def test_the_router_of_a_stack_is_told_its_limits():
+    limits = ("--max-body-size", "0.5", "--max-choices", "7", "--port", "0")
+    stack = plan_stack(parsed(BY_NAME["serve"], *limits), {"both": 1})
+    told = parsed(BY_NAME["router"], *stack.router.arguments[1:])
+    assert (told.max_body_size, told.max_choices) == (0.5, 7)
+
+
+def test_decode_servers_step_back_where_prefill_servers_share_their_cores():
+    stack = plan_stack(parsed(BY_NAME["up"], "--port", "0"), {"prefill": 1, "decode": 1})
+    prefill, decode = stack.servers
+    assert decode.arguments[decode.arguments.index("--nice") + 1] == "5"
+    assert "--nice" not in prefill.arguments
+    monolithic = plan_stack(parsed(BY_NAME["serve"], "--port", "0"), {"both": 1})
+    assert "--nice" not in monolithic.servers[0].arguments

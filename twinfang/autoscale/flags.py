@@ -1,0 +1,80 @@
+"""Flags that only ``twinfang autoscale`` has, and its groups; the others are in twinfang/flags/table.py."""
+
+from __future__ import annotations
+
+from twinfang.flags import router as router_flags
+from twinfang.flags import table
+from twinfang.flags.flag import Flag, FlagGroup
+from twinfang.flags.values import integer, plain_http_url, port_or_off, positive, some_text, yes_or_no
+
+ROUTER_METRICS = Flag(
+    *("--router-metrics", "URL", plain_http_url),
+    "a metrics page of routers, http://HOST:8000/metrics; of a name that has several addresses, those of all "
+    "are read; repeat for more",
+    repeatable=True,
+)
+PREFILL_METRICS = Flag(
+    *("--prefill-metrics", "URL", plain_http_url), "the same of prefill servers", repeatable=True
+)
+DECODE_METRICS = Flag(
+    *("--decode-metrics", "URL", plain_http_url), "the same of decode servers", repeatable=True
+)
+PREFILL_DEPLOYMENT = Flag(
+    *("--prefill-deployment", "NAME", some_text, "what runs the prefill servers"),
+    default_text="none: as many as metrics show",
+)
+DECODE_DEPLOYMENT = Flag(
+    *("--decode-deployment", "NAME", some_text, "what runs the decode servers"),
+    default_text="none: as many as metrics show",
+)
+DEPLOYMENTS_NAMESPACE = Flag(
+    *("--kubernetes-namespace", "NS", some_text, "where these Deployments are"), default_text="none"
+)
+APPLY = Flag(
+    *("--apply", "", yes_or_no, "scale the Deployments; else it says what it would do"),
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
+MIN_PREFILL = Flag(*("--min-prefill", "N", integer(1), "fewest prefill servers"), default=1)
+MAX_PREFILL = Flag(*("--max-prefill", "N", integer(1), "most prefill servers"), default=8)
+MIN_DECODE = Flag(*("--min-decode", "N", integer(1), "fewest decode servers"), default=1)
+MAX_DECODE = Flag(*("--max-decode", "N", integer(1), "most decode servers"), default=8)
+QUEUE_TIME = Flag(
+    *("--queue-time", "SECONDS", positive("seconds")),
+    "objective of waits in routers, on prefill and on decode servers, each for 90% of all requests",
+    default=0.2,
+)
+INTERVAL = Flag(
+    *("--interval", "SECONDS", positive("seconds"), "from one look at the metrics to the next"), default=15.0
+)
+WINDOW = Flag(*("--window", "SECONDS", positive("seconds"), "what loads are averaged over"), default=60.0)
+UP_PAUSE = Flag(
+    *("--up-pause", "SECONDS", positive("seconds"), "after a change of a pool, before it grows again"),
+    default=60.0,
+)
+DOWN_AFTER = Flag(
+    *("--down-after", "SECONDS", positive("seconds")),
+    "how long fewer servers have to be enough before a pool shrinks, and after any change of it",
+    default=300.0,
+)
+METRICS_PORT = Flag(
+    *("--metrics-port", "PORT|off", port_or_off, "port of its own /metrics, /healthz and /readyz"),
+    default_text="none",
+)
+
+POOLS = FlagGroup(
+    "pools",
+    (
+        ROUTER_METRICS,
+        PREFILL_METRICS,
+        DECODE_METRICS,
+        *(MIN_PREFILL, MAX_PREFILL, MIN_DECODE, MAX_DECODE),
+    ),
+)
+GOALS = FlagGroup("objectives", (table.TTFT, table.TPOT, QUEUE_TIME))
+PACE = FlagGroup("pace", (INTERVAL, WINDOW, UP_PAUSE, DOWN_AFTER))
+TARGETS = FlagGroup(
+    "what is scaled",
+    (PREFILL_DEPLOYMENT, DECODE_DEPLOYMENT, DEPLOYMENTS_NAMESPACE, router_flags.KUBECONFIG, APPLY),
+)

@@ -1,0 +1,1 @@
+"""What each command of `twinfang` does before and while it runs."""

@@ -1,0 +1,81 @@
+"""``twinfang drain``: has servers take no new requests and waits until they have none left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from wire.errors import ConfigError, DeadlineError, TwinfangError, UnavailableError
+from wire.messages.generation import GetStats, ServerStats, SetDraining
+from wire.rpc import GET_STATS, SET_DRAINING, call, open_channel
+
+CALL_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 0.1
+SETTLE_S = 3.0
+"""Routers look every two seconds whether a prefill server drains: until all of them have, it is not over."""
+
+
+class NotDrainedError(TwinfangError):
+    """Of several servers; each with its own reason."""
+
+    code = "not_drained"
+
+
+def prepare(values: argparse.Namespace) -> Callable[[], None]:
+    """Raises :class:`ConfigError` without an address."""
+    addresses = [address for several in values.server for address in several]
+    if not addresses:
+        raise ConfigError("which server is to be drained? Give its address: twinfang drain HOST:PORT")
+    return partial(_run, addresses, values.timeout)
+
+
+def _run(addresses: Sequence[str], timeout_s: float) -> None:
+    asyncio.run(_drain_all(addresses, timeout_s))
+
+
+async def _drain_all(addresses: Sequence[str], timeout_s: float) -> None:
+    """All at the same time, each to its end, whatever becomes of the others. Raises what :func:`_drain` does
+    of one, and :class:`NotDrainedError` of several."""
+    outcomes = await asyncio.gather(
+        *(_drain(address, timeout_s) for address in addresses), return_exceptions=True
+    )
+    failures = [outcome for outcome in outcomes if outcome is not None]
+    for failure in failures:
+        if len(addresses) == 1 or not isinstance(failure, TwinfangError):
+            raise failure
+    if failures:
+        said = "; ".join(map(str, failures))
+        raise NotDrainedError(f"{len(failures)} of {len(addresses)} servers are not drained: {said}")
+
+
+async def _drain(address: str, timeout_s: float) -> None:
+    try:
+        await _until_drained(address, timeout_s)
+    except UnavailableError as error:
+        raise UnavailableError(f"{address}: {error.message}") from error
+
+
+async def _until_drained(address: str, timeout_s: float) -> None:
+    """Raises :class:`DeadlineError` if there is something left, and what calls raise.
+
+    Nothing is said of letting requests go: a router that knows who can go on with them says that.
+    """
+    async with open_channel(address) as channel:
+        await call(channel, SET_DRAINING, SetDraining(True), timeout_s=CALL_TIMEOUT_S)
+        told_s = time.monotonic()
+        while True:
+            stats: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
+            waited_s = time.monotonic() - told_s
+            if stats.drain == "drained" and waited_s >= SETTLE_S:
+                print(f"{address} is drained, after {waited_s:.1f} s", flush=True)
+                return
+            if waited_s >= timeout_s:
+                raise DeadlineError(
+                    f"{address} is not drained after {timeout_s:g} s: {stats.num_running} requests run, "
+                    f"{stats.num_waiting} wait, {stats.leases_held} leases are held; what is left moves to "
+                    "other servers when it is stopped, or fails: give it a longer --timeout"
+                )
+            await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,0 +1,295 @@
+"""``twinfang prefill``, ``decode`` and ``router``: one process each, in the foreground.
+
+Configurations are made here, from flags, and nowhere else. Torch is imported by those who need it only: after
+:func:`_make_idle_threads_sleep`, which comes too late once it is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from twinfang.commands.read_ahead import read_ahead
+from twinfang.stack.cores import usable_cores
+from twinfang.stack.node_place import find_nodes
+from twinfang.stack.rank_place import ONLY_PLACE, RankPlace
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.group.nodes import Nodes
+    from router.config import ModelSource, PodDiscovery, RouterConfig
+    from wire.messages.handoff import Role
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+SHORTEST_LINK_TIMEOUT_S = 1.0
+"""Less would take a link that lost a few packets for one that was cut."""
+
+
+def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
+    _begin_server(values)
+    from prefill_server.config import PrefillConfig
+    from prefill_server.service import PrefillService
+    from telemetry.server_process import run_server
+
+    engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
+    if engine.nodes.rank > 0:
+        return _other_host(engine)
+    config = PrefillConfig(
+        engine=engine,
+        host=values.host,
+        port=values.port,
+        served_model_name=_model_name(values),
+        advertise_host=values.advertise_host,
+        metrics_port=values.metrics_port,
+        otlp_endpoint=values.otlp_endpoint or "",
+        lease_ttl_s=values.lease_ttl,
+    )
+    _notice_cut_links(config.transfer_deadline_s)
+    return partial(run_server, config, config.engine.role, partial(PrefillService, config))
+
+
+def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
+    place = RankPlace.find(values, os.environ)
+    if place.count > 1 and values.nnodes == 1:
+        from twinfang.stack import rank_group
+
+        return partial(rank_group.run, values, place)
+    if values.probe_port:
+        raise ConfigError(
+            f"--probe-port {values.probe_port} is for several ranks on one host; a server alone tells the "
+            "same on its --metrics-port"
+        )
+    _begin_server(values)
+    from decode_server.config import DecodeConfig
+    from decode_server.service import DecodeService
+    from telemetry.server_process import run_server
+
+    engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
+    if engine.nodes.rank > 0:
+        return _other_host(engine)
+    config = DecodeConfig(
+        engine=engine,
+        host=values.host,
+        port=values.port and values.port + place.port_offset,
+        served_model_name=_model_name(values),
+        transfer_deadline_s=values.transfer_deadline,
+        local_prefill=values.local_prefill,
+        advertise_host=values.advertise_host,
+        metrics_port=values.metrics_port and values.metrics_port + place.port_offset,
+        otlp_endpoint=values.otlp_endpoint or "",
+    )
+    _notice_cut_links(config.transfer_deadline_s)
+    return partial(run_server, config, config.engine.role, partial(DecodeService, config))
+
+
+def _other_host(config: EngineConfig) -> Callable[[], None]:
+    """Ranks of a server whose ports are on another host."""
+    from engine.ranks import node_ranks
+    from kv_transfer.ranks.rank_exchange import rank_main
+
+    return partial(node_ranks.run, config, rank_main(config.role))
+
+
+def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
+    from router.main import run
+
+    config = router_config(values)
+    if values.workers > 1:
+        from router.resources import Files
+        from twinfang.stack import router_processes
+
+        def run_several() -> None:
+            Files.read(config).close()  # once and here: else each process would say what is wrong with them
+            router_processes.run(values)
+
+        return run_several
+
+    def run_until_signal() -> None:
+        # When uvicorn has stopped it raises the signal that made it stop once more, for us.
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda _signum, _frame: sys.exit(0))
+        run(config)
+
+    return run_until_signal
+
+
+def router_config(values: argparse.Namespace) -> RouterConfig:
+    """What a router is told. Raises :class:`ConfigError` for flags that don't go together."""
+    from router.config import RouterConfig
+
+    if values.workers > 1 and values.admin_token_file is not None:
+        raise ConfigError(
+            f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach one "
+            "process alone; run several routers on ports of their own"
+        )
+    return RouterConfig(
+        models=_served_models(values),
+        aliases=values.alias,
+        decode_addresses=values.decode,
+        prefill_addresses=values.prefill,
+        pods=_pod_discovery(values),
+        host=values.host,
+        port=values.port,
+        max_body_bytes=int(values.max_body_size * MIB),
+        max_header_bytes=int(values.max_header_size * KIB),
+        max_requests_in_flight=values.max_requests_in_flight,
+        max_queue=values.max_queue,
+        hold_s=values.hold_s,
+        api_keys_file=values.api_keys_file,
+        cors_origins=values.cors_origin,
+        allowed_hosts=values.allowed_host,
+        forwarded_allow_ips=values.forwarded_allow_ips,
+        allow_link_local_workers=values.allow_link_local_workers,
+        max_choices=values.max_choices,
+        request_timeout_s=values.request_timeout,
+        shutdown_grace_s=values.shutdown_grace,
+        conversation_return=values.conversation_return,
+        prefill_policy=values.prefill_policy,
+        decode_policy=values.decode_policy,
+        tool_call_parser=values.tool_call_parser,
+        session_header=values.session_header or "",
+        otlp_endpoint=values.otlp_endpoint or "",
+        admin_token_file=values.admin_token_file,
+        place=values.place,
+        state_file=values.state_file,
+    )
+
+
+def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:
+    from router.config import PodDiscovery
+
+    if values.kubernetes_namespace is not None:
+        return PodDiscovery(values.kubernetes_namespace, values.kubernetes_selector, values.kubeconfig)
+    if values.kubeconfig is not None:
+        raise ConfigError("--kubeconfig is for finding pods: give --kubernetes-namespace NS as well")
+    return None
+
+
+def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.plan.plan import prepare
+
+    unasked = {
+        "load_format": "auto",
+        "device": "auto",
+        "steps_ahead": None,
+        "sanitize": False,
+        "threads": None,
+        "nice": 0,
+    }
+    made_for_any = argparse.Namespace(**vars(values), **unasked)
+    place = RankPlace(values.data_parallel_size)
+    return prepare(values, _engine_config(made_for_any, values.role, place))
+
+
+def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.network.check import prepare
+
+    return prepare(values)
+
+
+def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.bench.command import prepare
+
+    return prepare(values)
+
+
+def _engine_config(
+    values: argparse.Namespace, role: Role, place: RankPlace = ONLY_PLACE, nodes: Nodes | None = None
+) -> EngineConfig:
+    from engine.config import EngineConfig
+    from engine.group.data_parallel import DataParallel
+    from engine.group.nodes import ONE_NODE
+    from engine.group.store import GroupStore
+
+    nodes = nodes or ONE_NODE
+    num_ranks_here = max(1, values.tensor_parallel // nodes.size)
+    return EngineConfig(
+        model_dir=values.model,
+        role=role,
+        load_format=values.load_format,
+        dtype=values.dtype,
+        device=values.device,
+        max_model_len=values.max_model_len,
+        max_num_seqs=values.max_num_seqs,
+        max_batch_tokens=values.max_batch_tokens,
+        block_size=values.block_size,
+        kv_cache_dtype=values.kv_cache_dtype,
+        mamba_ssm_cache_dtype=values.mamba_ssm_cache_dtype,
+        mamba_cache_stochastic_rounding=values.enable_mamba_cache_stochastic_rounding,
+        cache_mode=values.cache_mode,
+        state_block_size=values.state_block_size,
+        cached_states=values.cached_states,
+        cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
+        num_speculative=values.speculative,
+        drafter=values.drafter,
+        ngram_min=values.ngram_min,
+        ngram_max=values.ngram_max,
+        steps_ahead=values.steps_ahead,
+        sanitize=values.sanitize,
+        num_threads=values.threads or max(1, usable_cores() // num_ranks_here),
+        niceness=values.nice,
+        tensor_parallel=values.tensor_parallel,
+        nodes=nodes,
+        data_parallel=DataParallel(
+            place.first,
+            place.size,
+            GroupStore(place.address, is_own=place.hosts_store, life=place.life),
+            place.local_rank,
+        ),
+        expert_parallel=role != "prefill" and values.enable_expert_parallel,
+    )
+
+
+def _model_name(values: argparse.Namespace) -> str:
+    name: str = values.served_model_name or values.model.name
+    return name
+
+
+def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
+    """Of a router, which is the only one that may have several."""
+    from router.config import ModelSource
+    from twinfang.flags.table import BUNDLED_MODEL
+
+    sources: tuple[ModelSource, ...] = values.model or (ModelSource(BUNDLED_MODEL.name, BUNDLED_MODEL),)
+    name = values.served_model_name
+    if name is None:
+        return sources
+    if len(sources) > 1:
+        raise ConfigError(
+            f"--served-model-name {name!r} can't name {len(sources)} models: give --model NAME=DIR for each"
+        )
+    return (ModelSource(name, sources[0].directory),)
+
+
+def _begin_server(values: argparse.Namespace) -> None:
+    """What has to come before torch is imported."""
+    _make_idle_threads_sleep()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost peers are pages; ours a line
+    if values.load_format == "auto":
+        read_ahead(values.model)
+
+
+def _make_idle_threads_sleep() -> None:
+    """OpenMP's threads spin for milliseconds after each parallel loop, waiting for the next.
+
+    Between two steps that is wasted, and on cores that several servers share it is taken from the others.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _notice_cut_links(timeout_s: float) -> None:
+    """UCX looks after silent TCP connections only. One that is cut while bytes are unacknowledged the kernel
+    keeps for a quarter of an hour, and a read's destination is in quarantine as long.
+
+    UCX reads the variable when NIXL starts.
+    """
+    milliseconds = 1000 * max(timeout_s, SHORTEST_LINK_TIMEOUT_S)
+    os.environ.setdefault("UCX_TCP_USER_TIMEOUT", f"{milliseconds:.0f}ms")

@@ -1,0 +1,306 @@
+"""The commands: what each is for, its flags, an example, and what makes it ready to run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinfang.autoscale import flags as autoscale
+from twinfang.commands.api_key import prepare as prepare_api_key
+from twinfang.commands.servers import (
+    prepare_bench,
+    prepare_check_network,
+    prepare_decode,
+    prepare_plan,
+    prepare_prefill,
+    prepare_router,
+)
+from twinfang.flags import ranks as rank_flags
+from twinfang.flags import router as router_flags
+from twinfang.flags import table
+from twinfang.flags.flag import Flag, FlagGroup
+
+
+@dataclass(frozen=True)
+class Command:
+    """One ``twinfang`` command."""
+
+    name: str
+    summary: str
+    description: str
+    groups: tuple[FlagGroup, ...]
+    example: str
+    prepare: Callable[[argparse.Namespace], Callable[[], None]]
+    """Builds the configuration from flag values and returns what runs it in the foreground.
+
+    Preparing raises :class:`ConfigError` for values that don't go together; running raises
+    :class:`TwinfangError` if it can't start or go on, and returns when it was asked to stop.
+    """
+    argument: Flag | None = None
+    """The flag whose value may also be given without its name."""
+
+
+def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.commands.up import prepare
+
+    return prepare(values, {"prefill": values.prefill, "decode": values.decode}, ROUTER.groups)
+
+
+def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.commands.up import prepare
+
+    return prepare(values, {"both": 1}, ROUTER.groups)
+
+
+def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.commands.drain import prepare
+
+    return prepare(values)
+
+
+def _prepare_autoscale(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.autoscale.command import prepare
+
+    return prepare(values)
+
+
+_ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
+_STACK_GROUP = FlagGroup(
+    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
+)
+
+UP = Command(
+    "up",
+    "prefill servers, decode servers and a router, all on this machine",
+    "Starts prefill and decode servers on free loopback ports and a router in front of them, prints the URL "
+    "once all are ready, restarts a process that dies, and stops all of them on Ctrl-C or SIGTERM.\n\n"
+    "Servers that share one GPU need --cache-memory: by default each takes 85 % of what it finds free.",
+    (
+        FlagGroup("stack", (table.NUM_PREFILL, table.NUM_DECODE, *_STACK_GROUP.flags)),
+        table.MODEL_FLAGS,
+        FlagGroup(
+            "each server's capacity",
+            (*table.CAPACITY, rank_flags.PREFILL_TENSOR_PARALLEL, *rank_flags.RANKS, table.THREADS),
+        ),
+        table.DECODING,
+        FlagGroup("handoff", (table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
+        table.CHECKS,
+        FlagGroup("router", router_flags.ROUTER_LIMITS),
+        table.TRACES,
+        table.LOGS,
+    ),
+    "twinfang up --prefill 1 --decode 2 --model ~/models/nemotron-h --cache-memory 8",
+    _prepare_up,
+)
+
+SERVE = Command(
+    "serve",
+    "one server that both prefills and decodes, and a router",
+    "Starts one server of both roles behind the same router: the monolithic arrangement, with nothing handed "
+    "over. It is what `twinfang up` is compared with.",
+    (
+        _STACK_GROUP,
+        table.MODEL_FLAGS,
+        FlagGroup("the server's capacity", (*table.CAPACITY, *rank_flags.RANKS, table.THREADS)),
+        table.DECODING,
+        table.CHECKS,
+        FlagGroup("router", router_flags.ROUTER_LIMITS),
+        table.TRACES,
+        table.LOGS,
+    ),
+    "twinfang serve --port 8001 --model ~/models/nemotron-h",
+    _prepare_serve,
+)
+
+PREFILL = Command(
+    "prefill",
+    "one prefill server",
+    "Runs one prefill server: it computes prompts up to their last but one token and keeps blocks and state "
+    "until a decode server has read them.",
+    (
+        FlagGroup(
+            "server",
+            (
+                table.host("the server"),
+                table.port("the server", 8100),
+                table.ADVERTISE_HOST,
+                table.METRICS_PORT,
+            ),
+        ),
+        table.MODEL_FLAGS,
+        FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
+        FlagGroup("hosts", rank_flags.NODES),
+        table.DECODING,
+        FlagGroup("handoff", (table.LEASE_TTL,)),
+        table.CHECKS,
+        table.TRACES,
+        table.LOGS,
+    ),
+    "twinfang prefill --host 0.0.0.0 --advertise-host 10.0.0.5 --model /models/nemotron-h",
+    prepare_prefill,
+)
+
+DECODE = Command(
+    "decode",
+    "one decode server",
+    "Runs one decode server: it reads blocks and state from prefill servers and generates from there on.",
+    (
+        FlagGroup(
+            "server",
+            (
+                table.host("the server"),
+                table.port("the server", 8200),
+                table.ADVERTISE_HOST,
+                table.METRICS_PORT,
+                table.PROBE_PORT,
+                table.ROLE,
+            ),
+        ),
+        table.MODEL_FLAGS,
+        FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
+        FlagGroup("hosts", rank_flags.NODES),
+        FlagGroup("ranks", (*rank_flags.RANKS, *rank_flags.RANK_PLACE)),
+        table.DECODING,
+        FlagGroup("handoff", (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
+        table.CHECKS,
+        table.TRACES,
+        table.LOGS,
+    ),
+    "twinfang decode --host 10.0.0.6 --model /models/nemotron-h",
+    prepare_decode,
+)
+
+ROUTER = Command(
+    "router",
+    "the OpenAI-compatible router",
+    "Runs one router: it speaks OpenAI's HTTP API to clients and pairs prefill and decode servers. It reads "
+    "tokenizers and chat templates of its models, not their weights. Of several models, each is served by "
+    "the servers that were started with its name as --served-model-name.",
+    (
+        FlagGroup(
+            "router",
+            (
+                *_ROUTER_ADDRESS,
+                router_flags.PREFILL_ADDRESSES,
+                router_flags.DECODE_ADDRESSES,
+                *router_flags.ROUTER_LIMITS,
+                router_flags.PLACE,
+            ),
+        ),
+        FlagGroup("servers that are pods", router_flags.DISCOVERY),
+        FlagGroup("models", (router_flags.MODELS, table.SERVED_MODEL_NAME)),
+        table.TRACES,
+        table.LOGS,
+    ),
+    "twinfang router --model /models/nemotron-h --prefill 10.0.0.5:8100 --decode 10.0.0.6:8200",
+    prepare_router,
+)
+
+PLAN = Command(
+    "plan",
+    "what fits into a GPU's memory",
+    "Shows how a server of one role would divide a GPU's memory between weights, recurrent states and KV "
+    "blocks. It reads config.json alone, so neither weights nor a GPU have to be there. Where it does not "
+    "fit, it says by how much and which values would fit, and exits with 1.\n\n"
+    "Given what the GPU reaches, it also computes how many requests a second prefill and decode servers "
+    "take within an objective, and how to divide servers between the two: a model, no measurement.",
+    (
+        FlagGroup("model", (table.MODEL, table.DTYPE, table.MAX_MODEL_LEN)),
+        table.PLAN_FLAGS,
+        table.PLAN_SPEED,
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang plan /models/nemotron-h --gpu-memory 80 --max-num-seqs 64",
+    prepare_plan,
+    argument=table.MODEL,
+)
+
+CHECK_NETWORK = Command(
+    "check-network",
+    "which transport two hosts use, how fast it is, what to set",
+    "Reads memory of another process as a decode server reads a prompt's state, and says which transport UCX "
+    "picked, its bandwidth and latency, and what to set if it is not the best that both sides have.\n\n"
+    "Run it with --listen on one side, then on the other with the first one's address, where and as the "
+    "servers run: same hosts, containers, users and UCX_* variables. It exits with 1 if something should be "
+    "set otherwise.",
+    (
+        FlagGroup("sides", (table.LISTEN, table.PEER)),
+        FlagGroup("the side that listens", (table.host("it"), table.port("it", 8300))),
+        FlagGroup("memory", (table.DEVICE,)),
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang check-network 10.0.0.5:8300",
+    prepare_check_network,
+    argument=table.PEER,
+)
+
+BENCH = Command(
+    "bench",
+    "how fast state moves from server to server",
+    "`twinfang bench transfer` hands prompts of several lengths over between two processes of this machine, "
+    "shaped as the model's blocks and states are, beside a raw NIXL read of as many bytes in one region and "
+    "a copy of them within one process. The three take turns; medians are shown.",
+    (
+        FlagGroup("benchmark", (table.BENCHMARK, table.PROMPT_LENS, table.ROUNDS)),
+        FlagGroup("model", (table.MODEL, table.DTYPE, table.BLOCK_SIZE)),
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang bench transfer --prompt-len 4096 --model ~/models/nemotron-h",
+    prepare_bench,
+    argument=table.BENCHMARK,
+)
+
+DRAIN = Command(
+    "drain",
+    "have servers take no new requests, and wait until they have none left",
+    "Tells prefill or decode servers that they are about to go, and waits. Routers send them nothing new, "
+    "prompts are computed and read to their end, and answers end where they are, or move to another decode "
+    "server if their router knows that this one's pod is being deleted. Several drain at the same time.\n\n"
+    "For what comes before SIGTERM: a preStop hook, ExecStop of a unit. It exits with 1 if something is left "
+    "at the end of --timeout. To take it back, undrain the server through the admin API, or restart it.",
+    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
+    "twinfang drain 127.0.0.1:8200 --timeout 300",
+    _prepare_drain,
+    argument=table.DRAINED_SERVER,
+)
+
+API_KEY = Command(
+    "api-key",
+    "make an API key",
+    "Makes a key, shows it once, and adds its hash to the file that routers read with --api-keys-file: they "
+    "take it within a second or so. To take a key away, delete its line. Requests bring it as Authorization: "
+    "Bearer KEY. "
+    "Several keys may have one name; they share what the name gets when requests have to wait.",
+    (
+        FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
+        table.LOGS,
+    ),
+    "twinfang api-key alice --api-keys-file /etc/twinfang/keys",
+    prepare_api_key,
+    argument=table.KEY_NAME,
+)
+
+AUTOSCALE = Command(
+    "autoscale",
+    "how many prefill and decode servers the load asks for",
+    "Reads metrics of routers and servers again and again, computes how many servers of each kind keep the "
+    "objectives, and says so, a line a decision. With --apply it scales the Deployments that it is told of; "
+    "without, it changes nothing.",
+    (
+        autoscale.POOLS,
+        autoscale.GOALS,
+        autoscale.PACE,
+        autoscale.TARGETS,
+        FlagGroup("its own page", (table.host("it"), autoscale.METRICS_PORT)),
+        table.LOGS,
+    ),
+    "twinfang autoscale --router-metrics http://router:8000/metrics "
+    "--prefill-metrics http://prefill:18100/metrics --decode-metrics http://decode:18200/metrics",
+    _prepare_autoscale,
+)
+
+COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY)

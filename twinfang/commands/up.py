@@ -1,0 +1,148 @@
+"""Runs a stack in the foreground and says how it goes: ``twinfang up`` and ``twinfang serve``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from router.config import RouterConfig
+from router.resources import Files
+from twinfang.commands.servers import router_config
+from twinfang.flags.flag import FlagGroup, add_flags, resolve
+from twinfang.stack.child import Child
+from twinfang.stack.ports import ports_held
+from twinfang.stack.stack import Stack, child_environment, plan_stack
+from twinfang.stack.supervisor import Supervisor
+
+EXAMPLE_PROMPT = "def fibonacci(n):"
+
+
+def prepare(
+    values: argparse.Namespace, roles: Mapping[str, int], router_groups: Sequence[FlagGroup]
+) -> Callable[[], None]:
+    """Plans a stack of so many servers of each role; the result runs it until Ctrl-C or SIGTERM."""
+    stack = plan_stack(values, roles)
+    return partial(_run, stack, values, router_config(router_values(stack.router.arguments, router_groups)))
+
+
+def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
+    Files.read(router).close()  # the router itself starts last: servers would have loaded for nothing
+    _say(f"model {stack.model_name} ({values.model}), CPU threads a server: {stack.num_threads}")
+    try:
+        asyncio.run(_supervise(stack, values))
+    finally:
+        if values.status_file is not None:
+            values.status_file.unlink(missing_ok=True)
+    _say("stopped")
+
+
+async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
+    progress = Progress(stack, values.status_file, values.admin_token_file)
+    supervisor = Supervisor(
+        [stack.servers, (stack.router,)],
+        environment=child_environment(os.environ),
+        start_timeout_s=values.start_timeout,
+        on_change=lambda child: progress.report(child, supervisor),
+    )
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, supervisor.request_stop)
+    with ports_held(_addresses(stack)):
+        await supervisor.run()
+
+
+def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argparse.Namespace:
+    """The flag values of a router's command line, with the command at its head."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser, groups)
+    return resolve(groups, parser.parse_args(arguments[1:]), {})
+
+
+def _addresses(stack: Stack) -> list[str]:
+    """All on which a process of the stack listens."""
+    children = (*stack.servers, stack.router)
+    pages = [urlsplit(child.metrics_url).netloc for child in stack.servers if child.metrics_url]
+    return [child.address for child in children] + pages
+
+
+class Progress:
+    """What a person at the terminal and the status file get to see."""
+
+    def __init__(self, stack: Stack, status_file: Path | None, admin_token_file: Path | None) -> None:
+        self._stack = stack
+        self._admin_token_file = admin_token_file
+        self._status_file = status_file
+        self._started = time.monotonic()
+        self._announced = False
+
+    def report(self, child: Child, supervisor: Supervisor) -> None:
+        if child.is_ready:
+            after = "" if child.num_restarts else f" after {time.monotonic() - self._started:.1f} s"
+            again = f" again (restart {child.num_restarts})" if child.num_restarts else ""
+            _say(f"{child.name:<12} ready{again}{after}  {child.spec.address}  pid {child.pid}")
+        if supervisor.is_ready and not self._announced:
+            self._announced = True
+            _say(_invitation(self._stack, self._admin_token_file))
+        if self._announced and self._status_file is not None:
+            _write_atomically(self._status_file, _status(self._stack, supervisor))
+
+
+def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
+    body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
+    return (
+        f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
+        f"  curl -N {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d {shlex.quote(json.dumps(body))}\n\n"
+        f"{_pages(stack, admin_token_file)}\n\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _pages(stack: Stack, admin_token_file: Path | None) -> str:
+    """Where to look how it goes."""
+    pages = {child.name: child.metrics_url for child in (stack.router, *stack.servers)}
+    lines = [f"  metrics    {url}  {name}" for name, url in pages.items() if url is not None]
+    if admin_token_file is not None:
+        lines.append(f"  dashboard  {stack.url}/admin/ui  asks for the token of {admin_token_file}")
+    else:
+        lines.append("  dashboard  with --admin-token-file FILE; make one with `openssl rand -hex 32 > FILE`")
+    return "\n".join(lines)
+
+
+def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:
+    return {
+        "url": stack.url,
+        "model": stack.model_name,
+        "pid": os.getpid(),
+        "ready": supervisor.is_ready,
+        "processes": [
+            {
+                "name": child.name,
+                "address": child.spec.address,
+                "pid": child.pid,
+                "ready": child.is_ready,
+                "metrics_url": child.spec.metrics_url,
+                "restarts": child.num_restarts,
+            }
+            for child in supervisor.children
+        ],
+    }
+
+
+def _write_atomically(path: Path, content: dict[str, object]) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,1 @@
+"""Flags: names, values, defaults, help, and how settings are spelled as flags."""

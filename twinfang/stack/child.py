@@ -1,0 +1,153 @@
+"""One process of a stack: what it runs, and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from twinfang.stack.core_wait import CoreWait
+
+PROGRAM = (sys.executable, "-m", "twinfang")
+"""What each process of a stack is an instance of."""
+
+
+LOOK_INTERVAL_S = 0.5
+MAX_CORE_WAIT_S = 60.0
+"""Added to a grace at most. A machine on which that is too short serves nobody."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run and how to tell that it is ready."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """A ``twinfang`` command line, without the program."""
+    address: str
+    """``host:port`` that it listens on."""
+    until_ready: Callable[[], Awaitable[None]]
+    stop_grace_s: float
+    """What a clean stop may take after SIGTERM; see :class:`StopClock` for a machine that is busy."""
+    metrics_url: str | None = None
+    fate: str = ""
+    """Children of one fate live together: when one has died the others are ended and all are started anew."""
+
+
+class StopClock:
+    """What is left of a process's grace. Time in which it waits for a core does not count: it can't stop
+    without one, and a process that is killed can't hand on what it has."""
+
+    def __init__(self, pid: int, grace_s: float) -> None:
+        self._core_wait = CoreWait(pid)
+        self._looked_s = time.monotonic()
+        self._grace_s = grace_s
+        self._waited_s = 0.0
+
+    def left_s(self) -> float:
+        """Seconds, from now on."""
+        now_s = time.monotonic()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        waited_s = min(self._core_wait.since_last_s(), passed_s, MAX_CORE_WAIT_S - self._waited_s)
+        self._waited_s += waited_s
+        self._grace_s -= passed_s - waited_s
+        return self._grace_s
+
+
+class Child:
+    """The process of one :class:`ChildSpec`, over all its restarts."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.is_ready = False
+        self.first_ready = asyncio.Event()
+        """Set once it has been ready, and for good."""
+        self.num_restarts = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def start(self, *, lifeline_fd: int, environment: Mapping[str, str]) -> None:
+        """Starts the process in a group of its own: Ctrl-C reaches the supervisor alone, which stops its
+        children in order. Not in a session of its own: Linux may give each session the same share of the
+        cores (autogroup), whatever the niceness of its threads."""
+        self.is_ready = False
+        self._process = await asyncio.create_subprocess_exec(
+            *(*PROGRAM, *self.spec.arguments, "--lifeline", str(lifeline_fd)),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=(lifeline_fd,),
+            process_group=0,
+            env=dict(environment),
+        )
+
+    async def wait(self) -> int:
+        """The exit code; negative is the signal that ended it."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self.is_ready = False
+        return code
+
+    async def wait_until_ready(self, timeout_s: float) -> bool:
+        """False if it has ended, or was not ready in time."""
+        exited = asyncio.ensure_future(self.wait())
+        ready = asyncio.ensure_future(self.spec.until_ready())
+        try:
+            await asyncio.wait({exited, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            self.is_ready = ready.done() and not exited.done()
+        finally:
+            for task in (exited, ready):
+                task.cancel()
+            await asyncio.gather(exited, ready, return_exceptions=True)
+        if self.is_ready:
+            self.first_ready.set()
+        return self.is_ready
+
+    async def stop(self, at_once: asyncio.Event) -> int | None:
+        """SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. Returns the exit code, 0 for one
+        that did not run; None: it had to be killed."""
+        if self.pid is None:
+            return 0
+        clock = StopClock(self.pid, self.spec.stop_grace_s)
+        self._signal(signal.SIGTERM)
+        exited = asyncio.ensure_future(self.wait())
+        hurried = asyncio.ensure_future(at_once.wait())
+        while not (exited.done() or hurried.done()) and (left_s := clock.left_s()) > 0:
+            await asyncio.wait(
+                {exited, hurried}, timeout=min(left_s, LOOK_INTERVAL_S), return_when=asyncio.FIRST_COMPLETED
+            )
+        hurried.cancel()
+        in_time = exited.done()
+        if not in_time:
+            self._signal(signal.SIGKILL)
+        code = await exited
+        return code if in_time else None
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+                self._process.send_signal(signum)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

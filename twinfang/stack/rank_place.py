@@ -1,0 +1,106 @@
+"""Which of a decode server's data-parallel ranks run here: from flags, or from what a launcher says.
+
+| who starts processes | says | ranks of this process |
+|---|---|---|
+| the command line | ``--data-parallel-rank`` | that one |
+| LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` | as many in each pod |
+| torchrun | ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` | one |
+| nobody | | all, on this host |
+
+The first that says anything counts. Variables are looked at only where ``--data-parallel-size`` asks for
+ranks: a plain server does not become a rank because of where it was started.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from twinfang.stack.launchers import LeaderWorkerSet, Torchrun
+from wire.errors import ConfigError
+
+_ADDRESS_FLAG = "--data-parallel-address"
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Ranks ``first`` to ``first + count - 1`` of ``size``."""
+
+    size: int = 1
+    first: int = 0
+    count: int = 1
+    address: str = ""
+    """Where rank 0 is met; empty: nobody has said, so it is here."""
+    local_rank: int = 0
+    port_offset: int = 0
+    """Of this process' ports: several are started with one command line."""
+    hosts_store: bool = True
+    """Whether rank 0 listens at the address; False: the launcher does."""
+    life: str = ""
+    """What tells this start from others, where the launcher's store outlives them."""
+
+    @classmethod
+    def find(cls, values: argparse.Namespace, environment: Mapping[str, str]) -> RankPlace:
+        """Raises :class:`ConfigError` for flags and variables that contradict one another."""
+        size, rank = values.data_parallel_size, values.data_parallel_rank
+        if size == 1:
+            for flag, value in (("rank", rank), ("address", values.data_parallel_address)):
+                if value is not None:
+                    raise ConfigError(
+                        f"--data-parallel-{flag} {value} is for several ranks: give --data-parallel-size too"
+                    )
+            return cls()
+        address = values.data_parallel_address
+        if rank is not None:
+            place = cls(size, rank, 1, address or "", values.local_rank)
+        elif (pod := LeaderWorkerSet.find(environment)) is not None:
+            place = _of_leader_worker_set(size, address, pod)
+        elif (process := Torchrun.find(environment)) is not None:
+            place = _of_torchrun(size, address, process)
+        else:
+            return cls(size, 0, size, address or "")
+        if place.first + place.count > size:
+            raise ConfigError(
+                f"data-parallel rank {place.first + place.count - 1} is none of --data-parallel-size {size}: "
+                f"ranks go from 0 to {size - 1}"
+            )
+        if values.enable_expert_parallel and not place.address:
+            raise ConfigError(
+                f"--data-parallel-rank {rank} shares experts with other ranks: give --data-parallel-address, "
+                "the same HOST:PORT on all of them, where rank 0 listens"
+            )
+        return place
+
+
+ONLY_PLACE = RankPlace()
+"""Of a server that is alone."""
+
+
+def _of_leader_worker_set(size: int, address: str | None, pod: LeaderWorkerSet) -> RankPlace:
+    if pod.num_pods < 1 or size % pod.num_pods:
+        raise ConfigError(
+            f"--data-parallel-size {size} can't be divided among the {pod.num_pods} pods of the "
+            "LeaderWorkerSet (LWS_GROUP_SIZE): choose a multiple"
+        )
+    count = size // pod.num_pods
+    return RankPlace(size, pod.index * count, count, address or pod.address(_ADDRESS_FLAG))
+
+
+def _of_torchrun(size: int, address: str | None, process: Torchrun) -> RankPlace:
+    if process.world_size != size:
+        raise ConfigError(
+            f"--data-parallel-size is {size} and torchrun's WORLD_SIZE {process.world_size}: start one "
+            "process a rank"
+        )
+    is_agents = address is None and process.has_store
+    return RankPlace(
+        size,
+        process.rank,
+        1,
+        address or process.address(_ADDRESS_FLAG),
+        local_rank=process.local_rank,
+        port_offset=process.local_rank,
+        hosts_store=not is_agents,
+        life=process.life if is_agents else "",
+    )

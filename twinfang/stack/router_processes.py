@@ -1,0 +1,67 @@
+"""``twinfang router --workers N``: N routers on one port, kept running."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+
+from router.config import ProcessPlace
+from router.http.sockets import shared_socket
+from twinfang.flags import router as router_flags
+from twinfang.flags import table
+from twinfang.flags.flag import as_arguments
+from twinfang.stack.child import ChildSpec
+from twinfang.stack.ports import LOOPBACK, free_ports, require_free
+from twinfang.stack.readiness import until_answered
+from twinfang.stack.stack import ROUTER_STOP_MARGIN_S, child_environment
+from twinfang.stack.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+
+
+def run(values: argparse.Namespace) -> None:
+    """Until SIGTERM or SIGINT. Raises :class:`ConfigError` if the port is taken, and
+    :class:`ChildFailedError` if a process can't start or dies too often."""
+    if values.port:
+        require_free(values.host, values.port)
+    with shared_socket(values.host, values.port) as reserved:  # it never listens
+        port = reserved.getsockname()[1]
+        asyncio.run(_supervise(plan_processes(values, port)))
+
+
+def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
+    own_ports = tuple(free_ports(values.workers))
+    return [_process(values, port, ProcessPlace(i, own_ports)) for i in range(values.workers)]
+
+
+def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> ChildSpec:
+    flags = [
+        flag for flag in (*router_flags.ROUTER_FLAGS, *table.TRACES.flags) if flag is not router_flags.WORKERS
+    ]
+    arguments = ["router", *as_arguments(flags, values)]
+    arguments += ["--host", values.host, "--port", str(port), "--place", str(place)]
+    name = f"{values.name or 'router'}-{place.index}"
+    arguments += ["--log-level", values.log_level, "--name", name]
+    return ChildSpec(
+        name,
+        tuple(arguments),
+        f"{LOOPBACK}:{place.own_port}",
+        lambda: until_answered(LOOPBACK, place.own_port, "/healthz"),
+        values.shutdown_grace + ROUTER_STOP_MARGIN_S,
+    )
+
+
+async def _supervise(processes: list[ChildSpec]) -> None:
+    supervisor = Supervisor(
+        [processes], environment=child_environment(os.environ), start_timeout_s=START_TIMEOUT_S
+    )
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, supervisor.request_stop)
+    log.info("%d router processes on one port", len(processes))
+    await supervisor.run()

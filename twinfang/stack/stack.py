@@ -1,0 +1,201 @@
+"""The processes of ``up`` and ``serve``: which there are, on which ports, with which command lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twinfang.flags import ranks as rank_flags
+from twinfang.flags import router as router_flags
+from twinfang.flags import table
+from twinfang.flags.flag import Flag, as_arguments
+from twinfang.stack.child import ChildSpec
+from twinfang.stack.cores import usable_cores
+from twinfang.stack.ports import LOOPBACK, free_ports, require_free
+from twinfang.stack.readiness import until_ready, until_serving
+from wire.errors import ConfigError
+from wire.server import DRAIN_S, STOP_GRACE_S
+
+SERVER_STOP_GRACE_S = 2 * DRAIN_S + STOP_GRACE_S + 2.0
+"""One that has nothing under way takes a moment. One that has may wait for others to read it, for its group
+to be done and for its last calls to end."""
+MAX_PORT = 65_535
+ROUTER_STOP_MARGIN_S = 5.0
+"""Beyond what the router itself gives to answers that are under way."""
+
+DECODE_NICENESS = 5
+"""Of decode servers that share cores with prefill servers. A prompt that is computed sooner joins the others'
+decode steps sooner, which cost next to the same with one row more; with equal rights a single row's steps,
+each a pass over all weights, take half of the cores from the prompts that wait. At 10 a tenth is left to
+decode while prompts are computed."""
+
+_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
+_ROLE_FLAGS = {
+    "prefill": (table.LEASE_TTL,),
+    "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),
+    "both": (),
+}
+_ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Servers and the router in front of them, all on this machine."""
+
+    servers: tuple[ChildSpec, ...]
+    router: ChildSpec
+    num_threads: int
+    """Of each rank of each server."""
+    model_name: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.router.address}"
+
+
+def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
+    """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
+    places = [
+        place for role, count in roles.items() for i in range(count) for place in _places(role, i, values)
+    ]
+    ports, metrics_ports = _ports(len(places), values.metrics_port)
+    # Every server may use all cores: prefill comes first, and a thread that finds no core free
+    # costs nothing (kernels/cpu/threads.py). Ranks of one server compute at the same time.
+    num_threads = threads_each(values, max(place.num_beside for place in places))
+    servers = tuple(
+        _server(place, port, metrics_port, num_threads, values)
+        for place, port, metrics_port in zip(places, ports, metrics_ports, strict=True)
+    )
+    model_name = values.served_model_name or values.model.name
+    return Stack(servers, _router(servers, values), num_threads, model_name)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One server, or one of its data-parallel ranks."""
+
+    role: str
+    name: str
+    num_beside: int
+    """Processes that compute at the same time as this one's, its own included."""
+    arguments: tuple[str, ...] = ()
+    fate: str = ""
+
+
+def _places(role: str, number: int, values: argparse.Namespace) -> list[_Place]:
+    """A server's ranks: decode-0 alone, or decode-0-0, decode-0-1 and so on."""
+    name, size = f"{role}-{number}", values.data_parallel_size
+    tp_size = _tensor_parallel(role, values)
+    if role == "prefill" or size == 1:
+        flags = () if role == "prefill" else tuple(as_arguments((rank_flags.EXPERT_PARALLEL,), values))
+        return [_Place(role, name, tp_size, flags)]
+    address = f"{LOOPBACK}:{free_ports(1)[0]}"
+    fate = name if values.enable_expert_parallel else ""
+    return [
+        _Place(
+            role,
+            f"{name}-{rank}",
+            size * tp_size,
+            rank_arguments(values, rank, address, local_rank=rank),
+            fate,
+        )
+        for rank in range(size)
+    ]
+
+
+def rank_arguments(
+    values: argparse.Namespace, rank: int, address: str, *, local_rank: int
+) -> tuple[str, ...]:
+    """What tells a process which data-parallel rank it is."""
+    arguments = [*as_arguments(rank_flags.RANKS, values), "--data-parallel-rank", str(rank)]
+    arguments += ["--data-parallel-address", address, "--local-rank", str(local_rank)]
+    return tuple(arguments)
+
+
+def threads_each(values: argparse.Namespace, num_processes: int) -> int:
+    """Of so many processes that compute at the same time."""
+    return int(values.threads or max(1, usable_cores() // num_processes))
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without flags: children are told everything on their command lines."""
+    return {name: value for name, value in environment.items() if name not in _VARIABLES}
+
+
+def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:
+    """One for each server, and one for its metrics, which is 0 where none are wanted."""
+    if first_metrics_port is None:
+        free = free_ports(2 * num_servers)
+        return free[:num_servers], free[num_servers:]
+    ports = free_ports(num_servers)
+    if first_metrics_port == 0:
+        return ports, [0] * num_servers
+    metrics_ports = [first_metrics_port + i for i in range(num_servers)]
+    if metrics_ports[-1] > MAX_PORT:
+        raise ConfigError(
+            f"--metrics-port {first_metrics_port} leaves {MAX_PORT - first_metrics_port + 1} ports for "
+            f"{num_servers} servers; choose a lower one"
+        )
+    for port in metrics_ports:
+        require_free(LOOPBACK, port, flag="--metrics-port")
+    return ports, metrics_ports
+
+
+def _server(
+    place: _Place, port: int, metrics_port: int, num_threads: int, values: argparse.Namespace
+) -> ChildSpec:
+    role, name = place.role, place.name
+    arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
+    arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
+    arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
+    arguments += place.arguments
+    arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
+    if role == "decode":
+        arguments += ["--nice", str(DECODE_NICENESS)]
+    arguments += ["--metrics-port", str(metrics_port), *as_arguments(table.TRACES.flags, values)]
+    arguments += ["--log-level", values.log_level, "--name", name]
+    address = f"{LOOPBACK}:{port}"
+    return ChildSpec(
+        name,
+        tuple(arguments),
+        address,
+        lambda: until_serving(address),
+        SERVER_STOP_GRACE_S,
+        f"http://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
+        place.fate,
+    )
+
+
+def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
+    of_prefill = values.prefill_tensor_parallel if role == "prefill" else None
+    return int(of_prefill or values.tensor_parallel)
+
+
+def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSpec:
+    if values.port:
+        require_free(values.host, values.port)
+    port = values.port or free_ports(1, values.host)[0]
+    arguments = ["router", *as_arguments((table.MODEL, table.SERVED_MODEL_NAME), values)]
+    arguments += as_arguments((*router_flags.ROUTER_LIMITS, *table.TRACES.flags), values)
+    for server in servers:
+        arguments += [f"--{server.arguments[0]}", server.address]
+    arguments += ["--host", values.host, "--port", str(port)]
+    arguments += ["--log-level", values.log_level, "--name", "router"]
+    reached_by = _ANY_ADDRESS.get(values.host, values.host)
+    address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
+    num_levels = 1 if values.workers == 1 else 2  # several processes have a parent of their own
+    stop_grace_s = values.shutdown_grace + num_levels * ROUTER_STOP_MARGIN_S
+    return ChildSpec(
+        "router",
+        tuple(arguments),
+        address,
+        lambda: until_ready(reached_by, port),
+        stop_grace_s,
+        f"http://{address}/metrics",
+    )
+
+
+_FLAGS = (*vars(table).values(), *vars(rank_flags).values(), *vars(router_flags).values())
+_VARIABLES = frozenset(flag.variable for flag in _FLAGS if isinstance(flag, Flag))
+"""Environment variables that stand for a flag of a process of a stack."""

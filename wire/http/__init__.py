@@ -1,0 +1,1 @@
+"""Hosts, addresses and origins, as HTTP servers of several rooms check them."""

@@ -1,0 +1,223 @@
+"""Messages of the handoff: a prefill server's ticket and the handshake of two servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from wire.codec import message
+from wire.errors import WireError
+from wire.messages.layout import Layout
+
+MAX_RANKS = 64
+"""Tensor-parallel ranks of one server."""
+
+Role = Literal["prefill", "decode", "both"]
+
+
+@message
+class Digests:
+    """Checksums of what a ticket names, taken when it was granted (:mod:`engine.sanitizer.checksum`)."""
+
+    blocks: tuple[int, ...]
+    """One a block, over the tokens that the ticket covers."""
+    state: tuple[int, ...]
+    """One a segment of the slot."""
+
+
+@message
+class Ticket:
+    """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
+
+    Of a model that keeps only one of the two, the other is absent.
+    """
+
+    request_id: str
+    lease_id: int
+    """Index of the lease's cell in the prefill server's epoch table."""
+    epoch: int
+    """Value of that cell while the lease lasts."""
+    address: str
+    """gRPC address of the prefill server, ``host:port``."""
+    incarnation: str
+    num_tokens: int
+    """Tokens that blocks and state cover: N-1."""
+    block_ids: tuple[int, ...]
+    """Empty if the model has no attention layers."""
+    state_slot: int
+    """0 if the model has no recurrent layers: then blocks are all there is."""
+    ttl_s: float
+    """Time to live, counted from when the ticket is received: clocks are never compared."""
+    digests: Digests | None = None
+    """Of a prefill server that sanitizes."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
+            raise WireError(
+                f"ticket of {self.request_id!r}: num_tokens {self.num_tokens} and ttl_s {self.ttl_s} must be "
+                f"positive, state_slot {self.state_slot} and lease_id {self.lease_id} not negative"
+            )
+        if any(block_id < 1 for block_id in self.block_ids):
+            raise WireError(f"ticket of {self.request_id!r}: a block id below 1 (0 is the null block)")
+        if self.digests is not None and len(self.digests.blocks) != len(self.block_ids):
+            raise WireError(
+                f"ticket of {self.request_id!r}: {len(self.digests.blocks)} digests "
+                f"of {len(self.block_ids)} blocks"
+            )
+
+
+@message
+class PartialTicket:
+    """The early ticket of a prompt that is still being computed: its lease stands, and can be followed.
+
+    The lease does not expire while the prompt is computed. The ``Ticket`` that ends :class:`Follow` is of the
+    same lease.
+    """
+
+    request_id: str
+    lease_id: int
+    epoch: int
+    address: str
+    incarnation: str
+    num_tokens: int
+    """Tokens that blocks and state will cover: N-1."""
+    ttl_s: float
+    """Time to live, counted from when the prompt is computed."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.lease_id < 0 or not self.ttl_s > 0:
+            raise WireError(
+                f"early ticket of {self.request_id!r}: num_tokens {self.num_tokens}, "
+                f"lease_id {self.lease_id} and ttl_s {self.ttl_s} must all be positive"
+            )
+
+    def completed(self, block_ids: Sequence[int], state_slot: int, digests: Digests | None) -> Ticket:
+        """The whole ticket, once the prompt is computed."""
+        return Ticket(
+            request_id=self.request_id,
+            lease_id=self.lease_id,
+            epoch=self.epoch,
+            address=self.address,
+            incarnation=self.incarnation,
+            num_tokens=self.num_tokens,
+            block_ids=tuple(block_ids),
+            state_slot=state_slot,
+            ttl_s=self.ttl_s,
+            digests=digests,
+        )
+
+
+AnyTicket = Ticket | PartialTicket
+
+
+@message
+class Follow:
+    """Asks how a prompt gets on whose early ticket one has: ``Progress``, and last its ``Ticket``."""
+
+    incarnation: str
+    lease_id: int
+    epoch: int
+
+
+@message
+class Progress:
+    """Blocks of a followed prompt that are full and will not change any more."""
+
+    block_ids: tuple[int, ...]
+    """In the prompt's order, behind all those that were told before."""
+
+
+@message
+class HandshakeRequest:
+    """A decode server introduces itself to one life (incarnation) of a prefill server."""
+
+    incarnation: str
+    fingerprint: str
+    """Of config, dtype and weights: two servers may only share state if it is equal."""
+    tp_size: int
+    kv_layout: Layout
+    """Of rank 0, like the next one."""
+    state_layout: Layout
+
+
+@message
+class Region:
+    """One registered range of memory as NIXL addresses it."""
+
+    address: int
+    num_bytes: int
+    device_id: int
+    memory: Literal["DRAM", "VRAM"]
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.address < 1 << 64 and 0 <= self.num_bytes < 1 << 63 and 0 <= self.device_id < 1024):
+            raise WireError(f"no memory region: {self.num_bytes} bytes at {self.address}")
+
+
+@message
+class RankMemory:
+    """All that is needed to read from the pools of one tensor-parallel rank."""
+
+    kv_layout: Layout
+    state_layout: Layout
+    agent_metadata: bytes
+    kv_region: Region
+    state_region: Region
+
+
+@message
+class HandshakeReply:
+    """All that is needed to read from this prefill server's pools."""
+
+    incarnation: str
+    fingerprint: str
+    ranks: tuple[RankMemory, ...]
+    """In the order of their ranks."""
+    epoch_region: Region
+    """Of rank 0, which alone keeps leases."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranks) <= MAX_RANKS:
+            raise WireError(f"{len(self.ranks)} tensor-parallel ranks: expected 1 to {MAX_RANKS}")
+
+
+@message
+class EndLease:
+    """Gives a lease back before its time: the request it was for will not be decoded."""
+
+    request_id: str
+    lease_id: int
+    epoch: int
+
+
+@message
+class RenewLeases:
+    """Whoever is to read these leases is alive and waits for room: their time to live starts anew."""
+
+    leases: tuple[tuple[int, int], ...]
+    """``(lease id, epoch)`` of each."""
+
+
+@message
+class RenewedLeases:
+    ended: tuple[int, ...]
+    """Ids of those that were over already: there is nothing left to read under them."""
+
+
+@message
+class Abandon:
+    """Ends one prefill wherever it stands: queued, computing, or leased with the ticket on its way.
+
+    A router sends it when a request is cancelled between the call and its answer, where it can't know
+    whether a lease exists.
+    """
+
+    request_id: str
+
+
+@message
+class Done:
+    """The NIXL notification after a read: the lease may end. Sent as encoded bytes."""
+
+    lease_id: int
+    epoch: int
