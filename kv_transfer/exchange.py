@@ -15,12 +15,12 @@ from engine.host import EngineHost
 from engine.request import Request
 from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.handshake import introduce
-from kv_transfer.leases.lease_keeper import LeaseKeeper
 from kv_transfer.leases.progress_feed import ProgressFeeds
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource, transfer_handlers
 from kv_transfer.ranks.other_ranks import OtherRanks
 from kv_transfer.reads.failure_counts import FailureCounts
 from kv_transfer.reads.followers import Followers
+from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.part_plan import Destination, PartPlan
 from kv_transfer.reads.peers import Peers
 from kv_transfer.reads.sink import TransferSink
@@ -85,7 +85,7 @@ class StateExchange(TransferListener, SourceListener):
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
         self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
         """The servers that are read from. Lives on the event loop."""
-        self._keeper = LeaseKeeper(self.peers)
+        self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)
         follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
         server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow)

@@ -1,9 +1,8 @@
 """Measure tiles of the Triton kernels on this GPU and write ``kernels/gpu/tile_tables/<device name>.json``.
 
     python -m benchmarks.gpu.tune_tiles                    # a few minutes; GPU idle, machine idle
-    python -m benchmarks.gpu.tune_tiles --budget-s 300     # whatever was not measured by then keeps its
-    default python -m benchmarks.gpu.tune_tiles --out results      # the file goes there, to be carried to the
-    repository
+    python -m benchmarks.gpu.tune_tiles --budget-s 300     # what was not measured by then keeps its default
+    python -m benchmarks.gpu.tune_tiles --out results      # the file goes there, to be carried to its place
 
 From the default on, one tile after the other is tried at each of its values and kept where it is faster: the
 geometric mean over loads from batch 1 to 64, candidate and best so far taking turns. A candidate that does

@@ -1,8 +1,7 @@
 """Workers without a model, for measuring routers: they answer at once, or a token every so often.
 
-    python -m benchmarks.router.stub_workers grpc --port 9001    # a server of both roles, over Twinfang's
-    wire python -m benchmarks.router.stub_workers sse --port 9002     # OpenAI completions over HTTP, as from
-    an engine
+    python -m benchmarks.router.stub_workers grpc --port 9001    # a server of both roles, as Twinfang's
+    python -m benchmarks.router.stub_workers sse --port 9002     # OpenAI completions over HTTP
 
 Both take steps as an engine does: in each, every running request gets one token. The gRPC worker says so in
 one message a step, or in one for several while the router is busy; the SSE worker writes one event to each

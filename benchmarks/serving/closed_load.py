@@ -1,8 +1,8 @@
 """Serving benchmark: TTFT, TPOT, inter-token latency and output tokens/s at several concurrencies.
 
     python -m benchmarks.serving.closed_load --start "up --decode 2"
-    python -m benchmarks.serving.closed_load --base-url http://127.0.0.1:8000 --concurrency 1,8 --json
-    result.json
+    python -m benchmarks.serving.closed_load --base-url http://127.0.0.1:8000 --concurrency 1,8 \\
+        --json result.json
 
 It speaks OpenAI's HTTP API and can drive any server that takes token id prompts and `ignore_eos`, vLLM and
 SGLang among them. Before each measurement as many requests as are in flight are sent to warm up.

@@ -1,9 +1,8 @@
 """Five times as many requests as servers can answer: what becomes of the answers, of the refusals, of the
 router.
 
-    python -m benchmarks.serving.overload --json benchmarks/results/overload.json     # stub workers of a
-    known capacity python -m benchmarks.serving.overload --start "up --max-num-seqs 8 --cache-memory 0.1"
-    # real servers
+    python -m benchmarks.serving.overload --json benchmarks/results/overload.json     # stub workers
+    python -m benchmarks.serving.overload --start "up --max-num-seqs 8 --cache-memory 0.1"      # real servers
 
 Poisson arrivals: a while below capacity, a minute of overload, the same while below capacity again. Every
 answer is compared with the one to the same prompt asked alone; it is exact, or the request was refused with a

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.cpu.jit import cpu_jit
 from kernels.ssm.causal_conv1d_cpu import _convolve_token, _transpose
-from kernels.ssm.ssm_recurrence import _advance, softplus
+from kernels.ssm.selective_state_update_cpu import _advance, softplus
 
 _TILE_ROWS = 16  # of a head's state: 8 KB at N = 128, so that it stays in the first-level cache
 _TILE = np.int64(_TILE_ROWS)

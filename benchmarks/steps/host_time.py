@@ -1,8 +1,7 @@
 """What a decode step costs the host around the model's run: CPU time by phase and thread.
 
     python -m benchmarks.steps.host_time                       # a look
-    python -m benchmarks.steps.host_time --as after --publish  # into results/host_time.json and
-    docs/performance.md
+    python -m benchmarks.steps.host_time --as after --publish  # into results/ and docs/performance.md
 
 A decode server of both roles serves the 2 M-parameter model of ``side_by_side`` to one client process, which
 has 1, 8 or 32 answers on its stream. Per step of that many decode rows: CPU time of the engine's thread by

@@ -22,8 +22,8 @@ from engine.sampling.sampler import Sampler
 from engine.step.program import StepProgram
 from engine.step.runner import StepRunner
 from kernels.cpu.graph import CpuGraph
-from kernels.sampling.accept_drafts import AcceptDrafts
-from kernels.sampling.prepare_rows import PrepareRows
+from kernels.speculation.accept_drafts import AcceptDrafts
+from kernels.speculation.prepare_rows import PrepareRows
 
 METHODS = {
     (CausalLM, "forward"): "model: embedding, splits, copies",

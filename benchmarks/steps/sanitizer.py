@@ -1,7 +1,7 @@
 """What the state sanitizer costs: decode steps of one engine with and without it; prints a Markdown table.
 
-    python -m benchmarks.steps.sanitizer [--model DIR] [--device auto] [--batch 1,8,32] [--steps 200]
-    [--threads 1]
+    python -m benchmarks.steps.sanitizer [--model DIR] [--device auto] [--batch 1,8,32] [--steps 200] \\
+        [--threads 1]
 
 Both engines are in one process and take turns, a few steps each, so that what other processes take from the
 machine falls on both alike. A cell is the median step's rate.

@@ -6,7 +6,7 @@ the host's are a mirror, written first and copied row by row.
 
 | table | shape | in a cleared row and the null row |
 |---|---|---|
-| numbers: temperature, top-p, min-p, three penalties | ``[N+1, 6]`` float32 | 0, 1, 0, 1, 0, 0 |
+| numbers: what :data:`_NUMBERS` names | ``[N+1, 6]`` float32 | what it says |
 | integers: top-k, seed, least length | ``[N+1, 3]`` int64 | 0 |
 | stop ids | ``[N+1, S]`` int64 | -1 |
 | counts, in prompt, bias: allocated when the first request needs them | ``[N+1, V]`` | 0 |
@@ -26,7 +26,15 @@ from engine.memory.async_copy import upload
 from engine.request import Request
 from wire.messages.sampling_params import SamplingParams
 
-_NEUTRAL_NUMBERS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+_NUMBERS = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Numbers of :class:`SamplingParams` that columns have, and what stands there in a cleared row."""
 _NEUTRAL_INTEGERS = (0, 0, 0)
 _NO_STOP_ID = -1
 
@@ -119,7 +127,7 @@ class SamplingTable:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self._device = device
-        self._numbers = _RowTensor(num_rows + 1, _NEUTRAL_NUMBERS, torch.float32, device)
+        self._numbers = _RowTensor(num_rows + 1, tuple(_NUMBERS.values()), torch.float32, device)
         self._integers = _RowTensor(num_rows + 1, _NEUTRAL_INTEGERS, torch.int64, device)
         self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
         self._needs = [_GREEDY] * (num_rows + 1)
@@ -159,7 +167,7 @@ class SamplingTable:
     def clear(self, row: int) -> None:
         """Neutral parameters: no trace of the request that was here."""
         self._asked = [], _GREEDY
-        self._numbers.write(row, _NEUTRAL_NUMBERS)
+        self._numbers.write(row, tuple(_NUMBERS.values()))
         self._integers.write(row, _NEUTRAL_INTEGERS)
         self._stop_ids.write(row, (_NO_STOP_ID,) * self.stop_ids.shape[1])
         self._clear_tokens(row)
@@ -177,9 +185,9 @@ class SamplingTable:
 
     def gather(self, rows: torch.Tensor) -> SamplingColumns:
         """The parameters of ``rows`` ``[R]`` int64."""
-        return SamplingColumns(
-            *self._numbers.device[rows].unbind(dim=1), *self._integers.device[rows].unbind(dim=1)
-        )
+        numbers = dict(zip(_NUMBERS, self._numbers.device[rows].unbind(dim=1), strict=True))
+        top_k, seed, least_length = self._integers.device[rows].unbind(dim=1)
+        return SamplingColumns(**numbers, top_k=top_k, seed=seed, least_length=least_length)
 
     def _clear_tokens(self, row: int) -> None:
         # Whether or not this row has penalties: steps count the tokens of a penalised row's company too.
@@ -211,15 +219,9 @@ class _RowTensor:
             self.device[row].copy_(upload(self.host[row], self.device.device), non_blocking=True)
 
 
-def _numbers_of(params: SamplingParams) -> tuple[float, ...]:
-    return (
-        0.0 if params.greedy else params.temperature,
-        params.top_p,
-        params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-    )
+def _numbers_of(params: SamplingParams) -> list[float]:
+    numbers = {name: getattr(params, name) for name in _NUMBERS}
+    return list((numbers | {"temperature": 0.0} if params.greedy else numbers).values())
 
 
 def _needs_of(params: SamplingParams, has_stop_ids: bool) -> SamplingNeeds:

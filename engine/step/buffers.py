@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch, DecodeRows
 from engine.rows import PlannedRow
-from engine.step.row_state import RowState
+from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
-from kernels.sampling.accept_drafts import AcceptDrafts
-from kernels.sampling.prepare_rows import PrepareRows
+from kernels.speculation.accept_drafts import AcceptDrafts
+from kernels.speculation.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
 MOST_SINGLE_ROWS = 4

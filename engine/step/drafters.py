@@ -15,8 +15,8 @@ from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.step.buffers import StepBuffers
 from engine.step.program import Step
-from engine.step.row_state import RowState
-from kernels.sampling.ngram_draft import NgramDraft
+from engine.step.row_progress import RowState
+from kernels.speculation.ngram_draft import NgramDraft
 
 
 class MtpDrafter:

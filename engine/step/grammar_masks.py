@@ -16,7 +16,7 @@ import torch
 
 from engine.memory.async_copy import upload
 from engine.request import Request
-from engine.step.row_state import RowState
+from engine.step.row_progress import RowState
 from kernels.sampling.token_mask import num_words
 
 

@@ -1,9 +1,9 @@
 """What one step computes, from indices to the next step's drafts, all of it on the device.
 
-    prepare   decode rows: inputs and indices from what the last step left (kernels/sampling/prepare_rows.py)
+    prepare   decode rows: inputs and indices from what the last step left (kernels/speculation/)
     forward   the model over all tokens; KV and states are brought up to date
     sample    the target's own choice behind every position
-    accept    drafts that equal it are kept, the row moves on (kernels/sampling/accept_drafts.py)
+    accept    drafts that equal it are kept, the row moves on (kernels/speculation/accept_drafts.py)
     draft     inputs of the next step
 
 Nothing waits for the device and no shape depends on what it holds, so that the whole can be captured as a
@@ -25,8 +25,8 @@ from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.recorded_forward import RecordedForward
-from engine.step.row_state import RowState
-from kernels.sampling.accept_drafts import AcceptDrafts
+from engine.step.row_progress import RowState
+from kernels.speculation.accept_drafts import AcceptDrafts
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from engine.step.graph import StepGraphs
 from engine.step.launched_step import LaunchedStep
 from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from engine.step.recorded_forward import RecordedForward
-from engine.step.row_state import RowState
+from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from telemetry.engine_metrics import StepRun
 from wire.messages.group import NOTHING, StepShape

@@ -12,7 +12,7 @@ kernels/gated_delta/gated_delta_update.py's.
 | device | form |
 |---|---|
 | CUDA | chunks whose corrections are solved for at once (WY form), their work as GEMMs (Triton) |
-| CPU | the recurrence itself, out of the first-level cache (kernels/gated_delta/gated_delta_scan_cpu.py) |
+| CPU | the recurrence itself, out of the first-level cache (kernels/gated_delta/gated_delta_chunk_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from kernels.cpu.jit import as_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding
-from kernels.gated_delta.gated_delta_recurrence import NORM_EPS
-from kernels.gated_delta.gated_delta_scan_cpu import scan_gates, scan_heads
+from kernels.gated_delta.gated_delta_chunk_cpu import scan_gates, scan_heads
 from kernels.gated_delta.gated_delta_update import reference_scan
+from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS
 from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.boundaries import Boundaries, Segments, segments_of

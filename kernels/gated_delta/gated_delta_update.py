@@ -16,7 +16,7 @@ any accepted prefix. A state of 16 bits is rounded behind every position
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba, in place (kernels/gated_delta/gated_delta_recurrence.py) |
+| CPU | numba, in place (kernels/gated_delta/gated_delta_update_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from kernels.cpu.jit import as_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding
-from kernels.gated_delta.gated_delta_recurrence import NORM_EPS, update_heads
+from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS, update_heads
 from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.reference_row import ReferenceRow, reference_decode_rows

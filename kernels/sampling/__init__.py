@@ -1,1 +1,1 @@
-"""Inputs of decode rows, drafts and their acceptance, and the choice of tokens."""
+"""The choice of tokens: masks of grammars, and the race that samples."""

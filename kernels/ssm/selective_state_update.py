@@ -12,7 +12,7 @@ that: what is stored does not depend on how positions were divided among steps.
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba, in place (kernels/ssm/ssm_recurrence.py) |
+| CPU | numba, in place (kernels/ssm/selective_state_update_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -33,7 +33,7 @@ from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.reference_row import reference_decode_rows
 from kernels.ssm.scan_row import fill_padding_positions, leave_position, time_step
-from kernels.ssm.ssm_recurrence import update_heads
+from kernels.ssm.selective_state_update_cpu import update_heads
 from kernels.ssm.state_arguments import decode_states, flat_rows
 
 

@@ -12,7 +12,7 @@ leave the states of the uncut one.
 | device | form |
 |---|---|
 | CUDA | chunks of at most ``chunk_size`` tokens, their work as GEMMs (Triton) |
-| CPU | the recurrence itself, in registers: faster there (kernels/ssm/ssd_scan_cpu.py) |
+| CPU | the recurrence itself, in registers: faster there (kernels/ssm/ssd_chunk_scan_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -39,8 +39,8 @@ from kernels.ssm.scan_row import (
     time_step,
 )
 from kernels.ssm.selective_state_update import reference_step, reference_tokens
-from kernels.ssm.ssd_scan_cpu import scan_heads
-from kernels.ssm.ssm_recurrence import scan_steps
+from kernels.ssm.selective_state_update_cpu import scan_steps
+from kernels.ssm.ssd_chunk_scan_cpu import scan_heads
 from kernels.ssm.state_arguments import flat_rows, scan_launch, scan_states
 
 

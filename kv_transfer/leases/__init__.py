@@ -1,1 +1,1 @@
-"""The prefill side: memory lent until it was read, and the epochs that say it was not reused."""
+"""The prefill side: memory that is lent until it was read, given back, or its time is over; epochs say so."""

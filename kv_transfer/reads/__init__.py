@@ -1,1 +1,1 @@
-"""The decode side: what is read from whom, in which parts, and what becomes of it."""
+"""The decode side: what is read from whom, in which parts. A transfer says when its quarantine is lifted."""

@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from kv_transfer.leases.lease_keeper import lease_of
 from kv_transfer.reads.failure_counts import cause_of
+from kv_transfer.reads.lease_renewer import lease_of
 from kv_transfer.reads.part_plan import PartPlan
 from kv_transfer.reads.peers import Peers
 from kv_transfer.reads.sink import SinkTransfer

@@ -1,6 +1,6 @@
 """A part of a transfer: some blocks, and with the last of them states, that are read from one peer at once.
 
-Reading a part validates nothing: :mod:`kv_transfer.leases.epoch_check` does that once for all parts of a
+Reading a part validates nothing: :mod:`kv_transfer.reads.epoch_check` does that once for all parts of a
 transfer.
 """
 

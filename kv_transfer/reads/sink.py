@@ -2,7 +2,7 @@
 
 This is the door to the transfer thread. What happens there is in :mod:`kv_transfer.reads.transfer` (one
 request's parts and their validation), :mod:`kv_transfer.nixl.flights` (reads under way),
-:mod:`kv_transfer.leases.epoch_check` (the seqlock) and :mod:`kv_transfer.nixl.peer_memories` (who can be
+:mod:`kv_transfer.reads.epoch_check` (the seqlock) and :mod:`kv_transfer.nixl.peer_memories` (who can be
 read).
 """
 
@@ -17,9 +17,9 @@ import torch
 from engine.memory.caches import Caches
 from engine.ranks.processes import RankProcesses
 from kv_transfer.handshake import check_regions, check_same_model
-from kv_transfer.leases.epoch_check import EpochCheck
 from kv_transfer.nixl.peer_memories import WARM_UP_DEADLINE_S, OnConnected
 from kv_transfer.nixl.poll_thread import PollThread
+from kv_transfer.reads.epoch_check import EpochCheck
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import OwnReader, PartReader
 from kv_transfer.reads.rank_readers import RankReaders, RankReport

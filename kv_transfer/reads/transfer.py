@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_transfer.leases.epoch_check import EpochCheck
 from kv_transfer.nixl.flights import Patience
 from kv_transfer.nixl.peer_memories import Peer, PeerMemories
+from kv_transfer.reads.epoch_check import EpochCheck
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import NOTHING, PartReader, ReadSize
 from wire.errors import TransferError, TwinfangError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import Request
@@ -16,7 +16,6 @@ from router.access.client import Client
 from router.api.request_headers import session_of
 from router.http.openai_errors import request_id_of, shown
 from router.models.catalog import ServedModel
-from router.models.folder import SamplingDefaults
 from router.models.prompt import Prompt
 from router.models.structured_output import StructuredFields
 from router.models.tools.tool_use import ToolUse
@@ -147,7 +146,7 @@ class SamplingFields(StructuredFields):
 
     def sampling_params(
         self,
-        defaults: SamplingDefaults,
+        defaults: Mapping[str, float],
         *,
         max_tokens: int,
         logprobs: int | None,
@@ -158,19 +157,14 @@ class SamplingFields(StructuredFields):
 
         A field that is not given takes the checkpoint's default. Raises :class:`InvalidRequestError`.
         """
-        top_k = _or(self.top_k, defaults.top_k)
+        given = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        if numbers.get("top_k") == -1:
+            numbers["top_k"] = 0
         params = SamplingParams(
             max_tokens=max_tokens,
-            temperature=_or(self.temperature, defaults.temperature),
-            top_k=0 if top_k == -1 else top_k,
-            top_p=_or(self.top_p, defaults.top_p),
-            min_p=_or(self.min_p, defaults.min_p),
-            seed=self.seed,
-            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            **numbers,
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
-            min_tokens=_or(self.min_tokens, 0),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
@@ -239,8 +233,8 @@ def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str)
         )
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+_NUMBERS = tuple(name for name in (*RANGES, "min_tokens") if name in SamplingFields.model_fields)
+"""Fields that are sampling parameters as they stand."""
 
 
 def _wrap(seed: int) -> int:

@@ -11,7 +11,6 @@ from router.config import ModelAlias
 from router.fleet.model_servers import ModelServers
 from router.http.openai_errors import shown
 from router.models.chat_template import ChatTemplate
-from router.models.folder import SamplingDefaults
 from router.models.tokenizer import Tokenizer
 from router.models.tools.tool_format import ToolFormat
 from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
@@ -24,7 +23,7 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    defaults: SamplingDefaults
+    defaults: dict[str, float]
     servers: ModelServers
     gate: Gate
     hold: Hold

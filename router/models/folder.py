@@ -12,32 +12,7 @@ from router.models.chat_template import ChatTemplate
 from router.models.json_files import read_json
 from router.models.tokenizer import Tokenizer
 from wire.errors import ModelLoadError
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """OpenAI's defaults, replaced by what ``generation_config.json`` says."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    @classmethod
-    def from_directory(cls, model_dir: Path) -> SamplingDefaults:
-        """Raises :class:`ModelLoadError` for a value that is no number. ``do_sample`` is not looked at:
-        whoever wants greedy decoding says temperature 0."""
-        path = model_dir / "generation_config.json"
-        said = read_json(path, required=False)
-        values = {name: said[name] for name in cls.__dataclass_fields__ if said.get(name) is not None}
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ModelLoadError(f"{path}: {name} is {value!r}, expected a number")
-        if "top_k" in values:
-            values["top_k"] = max(0, int(values["top_k"]))
-        return cls(**values)
-
+from wire.messages.sampling_params import CHECKPOINT_DEFAULTS
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +21,34 @@ log = logging.getLogger(__name__)
 class ModelFolder:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    defaults: SamplingDefaults
+    defaults: dict[str, float]
+    """Sampling parameters as ``generation_config.json`` says."""
 
     @classmethod
     def read(cls, source: ModelSource) -> ModelFolder:
         """Raises :class:`ModelLoadError` if tokenizer or chat template can't be used."""
-        defaults = SamplingDefaults.from_directory(source.directory)
-        if defaults != SamplingDefaults():
+        defaults = sampling_defaults(source.directory)
+        if defaults:
             log.info("sampling defaults of checkpoint %s: %s", source.name, defaults)
         return cls(
             Tokenizer.from_directory(source.directory),
             ChatTemplate.from_directory(source.directory),
             defaults,
         )
+
+
+def sampling_defaults(model_dir: Path) -> dict[str, float]:
+    """What ``generation_config.json`` says of :data:`CHECKPOINT_DEFAULTS`; of others OpenAI's defaults hold.
+
+    Raises :class:`ModelLoadError` for a value that is no number. ``do_sample`` is not looked at: whoever
+    wants greedy decoding says temperature 0.
+    """
+    path = model_dir / "generation_config.json"
+    said = read_json(path, required=False)
+    values = {name: said[name] for name in CHECKPOINT_DEFAULTS if said.get(name) is not None}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelLoadError(f"{path}: {name} is {value!r}, expected a number")
+    if "top_k" in values:
+        values["top_k"] = max(0, int(values["top_k"]))
+    return values

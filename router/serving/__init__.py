@@ -1,1 +1,1 @@
-"""One request on its way: its choices, their dispatch to servers, and the answers that come back."""
+"""One request on its way: choices, their dispatch, again where a server dies, and the answers."""

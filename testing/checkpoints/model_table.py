@@ -1,7 +1,7 @@
 """The table of docs/models.md: what tests of families recorded, family by feature.
 
-    python -m pytest tests/engine/models/test_families.py tests/end_to_end/models/test_families.py -m ''
-    --model-table
+    python -m pytest -m '' --model-table \\
+        tests/engine/models/test_families.py tests/end_to_end/models/test_families.py
 
 writes it anew. A test records what it shows with :meth:`Feature.record`; a cell says how many tests passed of
 how many there were.

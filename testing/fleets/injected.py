@@ -29,8 +29,8 @@ from typing import Any
 from engine.engine import Engine
 from engine.schedule.cache_modes import StateBlocks
 from engine.schedule.scheduler import Scheduler
-from kv_transfer.leases.lease_keeper import LeaseKeeper
 from kv_transfer.nixl.agent import TransferAgent
+from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.transfer import Transfer
 from testing.fleets.fault_folder import FOLDER_VARIABLE
 from twinfang.__main__ import run
@@ -64,7 +64,7 @@ def inject(folder: Path) -> None:
     replace(Engine, "step", "slower-steps", _step_after(LONG_REST_S))
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
-    replace(LeaseKeeper, "hold", "no-renewal", _do_nothing)
+    replace(LeaseRenewer, "hold", "no-renewal", _do_nothing)
     replace(GrpcServer, "__init__", "late-start", _start_late(folder / "late-start"))
 
 

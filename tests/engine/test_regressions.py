@@ -16,7 +16,7 @@ from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.capacity import Demand, blocks_for
 from engine.step.batch_builder import BatchBuilder
 from engine.step.buffers import StepBuffers, capture_sizes
-from engine.step.row_state import RowState
+from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from testing.engines.handing_over import greedy, hand_over, make_engine, prompts, run
 from wire.errors import CapacityError

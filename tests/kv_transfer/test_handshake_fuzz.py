@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.handshake import check_regions, check_same_model, introduce
-from kv_transfer.leases.epoch_check import checked_lease
 from kv_transfer.nixl.agent import TransferAgent, region_of
 from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
 from kv_transfer.nixl.unit_cut import cut_unit
+from kv_transfer.reads.epoch_check import checked_lease
 from kv_transfer.reads.part import Part, part_indices
 from kv_transfer.reads.sink import TransferSink
 from testing.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank

@@ -28,6 +28,9 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """Least and largest values; ``top_p`` is above its least. Far outside of ``repetition_penalty``'s, logits
 overflow float32, and the request's state would be taken for damaged."""
+CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Parameters of which a checkpoint's ``generation_config.json`` may say what holds where a request says
+nothing."""
 
 
 @message

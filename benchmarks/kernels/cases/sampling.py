@@ -12,8 +12,8 @@ from benchmarks.kernels.cases.models import Model
 from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingTable
-from kernels.sampling.accept_drafts import AcceptDrafts
 from kernels.sampling.exponential_race import exponential_race
+from kernels.speculation.accept_drafts import AcceptDrafts
 from wire.messages.sampling_params import SamplingParams
 
 STOP_IDS = 8

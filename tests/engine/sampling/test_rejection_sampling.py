@@ -13,7 +13,7 @@ import torch
 from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingTable
-from kernels.sampling.accept_drafts import accept_drafts
+from kernels.speculation.accept_drafts import accept_drafts
 from wire.messages.sampling_params import SamplingParams
 
 VOCAB, K = 50, 3

@@ -10,7 +10,7 @@ from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.step_plan import StepPlan
 from engine.step.batch_builder import BatchBuilder
 from engine.step.buffers import StepBuffers
-from engine.step.row_state import RowState
+from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from wire.messages.sampling_params import SamplingParams
 

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from router.models.folder import SamplingDefaults
+from router.models.folder import sampling_defaults
 from router.models.tokenizer import INLINE_CHARS, Tokenizer
 from testing.router.tokenizers import (
     BOS,
@@ -78,10 +78,10 @@ def test_an_unusable_tokenizer_file_is_named_in_the_error(tmp_path, content):
 
 
 def test_sampling_defaults_come_from_the_checkpoint(tmp_path):
-    assert SamplingDefaults.from_directory(tmp_path) == SamplingDefaults()
+    assert sampling_defaults(tmp_path) == {}
     said = {"temperature": 0.6, "top_p": 0.95, "top_k": -1, "min_p": None, "eos_token_id": 2}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    assert SamplingDefaults.from_directory(tmp_path) == SamplingDefaults(temperature=0.6, top_p=0.95)
+    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_p": 0.95}
     (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
     with pytest.raises(ModelLoadError, match="top_p"):
-        SamplingDefaults.from_directory(tmp_path)
+        sampling_defaults(tmp_path)

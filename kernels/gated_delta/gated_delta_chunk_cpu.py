@@ -37,8 +37,8 @@ from kernels.cpu.vector import (
     subtract,
 )
 from kernels.formats.stochastic_round import GRID_TOKENS
-from kernels.gated_delta.gated_delta_recurrence import dot, gates, normalize
-from kernels.ssm.ssd_scan_cpu import load_state, round_columns, store_state
+from kernels.gated_delta.gated_delta_update_cpu import dot, gates, normalize
+from kernels.ssm.ssd_chunk_scan_cpu import load_state, round_columns, store_state
 
 _PASS_TOKENS = 128  # whose keys and queries stay in the second-level cache, for all channels of v
 _ROW_PAD = 16  # floats behind a token's: rows of 2^n bytes would all start in a few sets of the cache

@@ -3,8 +3,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from kernels.sampling import prepare_rows as module
-from kernels.sampling.prepare_rows import PrepareRows, prepare_rows, prepare_rows_reference
+from kernels.speculation import prepare_rows as module
+from kernels.speculation.prepare_rows import PrepareRows, prepare_rows, prepare_rows_reference
 
 OUTPUTS = {
     "input_ids": torch.int64,

@@ -34,7 +34,7 @@ from kernels.cpu.vector import (
     store_number,
     sum_of,
 )
-from kernels.ssm.ssm_recurrence import softplus
+from kernels.ssm.selective_state_update_cpu import softplus
 
 NORM_EPS = 1e-6
 """Beside the sum of squares, where q and k are brought to length one."""

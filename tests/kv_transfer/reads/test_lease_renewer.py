@@ -16,9 +16,9 @@ import pytest
 
 from kv_transfer.handshake import introduce
 from kv_transfer.leases import source
-from kv_transfer.leases.lease_keeper import RENEWALS_PER_LIFETIME, LeaseKeeper
 from kv_transfer.leases.source import TransferSource, transfer_handlers
 from kv_transfer.reads.failure_counts import FailureCounts
+from kv_transfer.reads.lease_renewer import RENEWALS_PER_LIFETIME, LeaseRenewer
 from kv_transfer.reads.peers import Peers
 from testing.kv_transfer.pools import PoolShape
 from wire.messages.handoff import EndLease
@@ -71,7 +71,7 @@ class World:
         self.serving: queue.SimpleQueue = queue.SimpleQueue()
         self.faults: list[BaseException] = []
         self.peers = CountingPeers(sink)
-        self.keeper = LeaseKeeper(self.peers)
+        self.keeper = LeaseRenewer(self.peers)
         self.server = grpc.aio.server()
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         caches = PoolShape().caches()

@@ -3,9 +3,9 @@ from dataclasses import fields
 import pytest
 import torch
 
-from kernels.sampling import ngram_draft as module
-from kernels.sampling.accept_drafts import accept_drafts
-from kernels.sampling.ngram_draft import NgramDraft, ngram_draft, ngram_draft_reference
+from kernels.speculation import ngram_draft as module
+from kernels.speculation.accept_drafts import accept_drafts
+from kernels.speculation.ngram_draft import NgramDraft, ngram_draft, ngram_draft_reference
 
 UNKNOWN = -9  # in the history, behind what is known
 

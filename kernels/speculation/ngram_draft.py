@@ -34,7 +34,7 @@ from torch import Tensor
 
 from kernels.cpu.jit import cpu_jit
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.sampling.bound_tensors import BoundTensors
+from kernels.speculation.bound_tensors import BoundTensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from kernels.sampling import accept_drafts as module
-from kernels.sampling.accept_drafts import AcceptDrafts, accept_drafts, accept_drafts_reference
+from kernels.speculation import accept_drafts as module
+from kernels.speculation.accept_drafts import AcceptDrafts, accept_drafts, accept_drafts_reference
 
 TABLES = ("tokens", "num_drafts", "num_computed", "state_slot", "active")
 OUTPUTS = (*TABLES, "accepted", "results")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import kv_transfer.leases.epoch_check
+import kv_transfer.reads.epoch_check
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import TransferSource
 from kv_transfer.reads.sink import TransferSink
@@ -185,5 +185,5 @@ def test_10_000_leases_ended_while_they_are_read(race):
 def test_without_the_epoch_s_check_wrong_bytes_come_through(race, monkeypatch):
     """What the test above would see if the cell were not read after the data."""
 
-    monkeypatch.setattr(kv_transfer.leases.epoch_check, "_moved", lambda *_: None)
+    monkeypatch.setattr(kv_transfer.reads.epoch_check, "_moved", lambda *_: None)
     assert race.run(NUM_INTERLEAVINGS // 20, random.Random(12)).num_wrong > 0

@@ -45,7 +45,7 @@ class _Held:
         return self.ticket.ttl_s / RENEWALS_PER_LIFETIME
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Tickets whose read has not ended. Lives on the event loop."""
 
     def __init__(self, peers: Peers) -> None:
