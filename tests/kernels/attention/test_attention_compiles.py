@@ -8,10 +8,8 @@ COMPILE = """
 import torch
 import triton.language as tl
 
-from kernels import (
-    gated_rms_norm, kv_cache, paged_attention_decode, paged_attention_prefill, rms_norm, rotary,
-    silu_gate,
-)
+from kernels.attention import kv_cache, paged_attention_decode, paged_attention_prefill, rotary
+from kernels.norms import gated_rms_norm, rms_norm, silu_gate
 from testing.kernels.sm_90 import compile_kernel
 
 TYPES = {
@@ -76,7 +74,7 @@ def test_kernels_compile_for_sm_90_without_spills(dtype):
 COMPILE_WIDE = """
 import torch
 
-from kernels import paged_attention_decode, paged_attention_prefill
+from kernels.attention import paged_attention_decode, paged_attention_prefill
 from testing.kernels.sm_90 import compile_kernel
 
 TYPES = {
@@ -113,7 +111,7 @@ def test_heads_of_256_compile_without_spills(dtype):
 COMPILE_E4M3 = """
 import torch
 
-from kernels import kv_cache, paged_attention_decode, paged_attention_prefill
+from kernels.attention import kv_cache, paged_attention_decode, paged_attention_prefill
 from testing.kernels.sm_90 import compile_kernel
 
 TYPES = {

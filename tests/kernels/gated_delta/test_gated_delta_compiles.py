@@ -7,7 +7,7 @@ from testing.kernels.compiled import output_of
 COMPILE = """
 import torch
 
-from kernels import gated_delta_chunk, gated_delta_update
+from kernels.gated_delta import gated_delta_chunk, gated_delta_update
 from testing.kernels.sm_90 import compile_kernel
 
 INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts", "num_before", "seq_lens")

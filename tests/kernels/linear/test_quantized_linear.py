@@ -113,7 +113,8 @@ def test_every_code_is_widened_exactly(stored, by):
 COMPILE = """
 import itertools
 import torch
-from kernels import quantized_experts, quantized_linear
+from kernels.linear import quantized_linear
+from kernels.moe import quantized_experts
 from testing.kernels.sm_90 import compile_kernel
 
 KERNELS = {

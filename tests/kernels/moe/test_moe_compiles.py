@@ -3,7 +3,8 @@
 from testing.kernels.compiled import output_of
 
 COMPILE = """
-from kernels import moe_combine, moe_route, moe_sort, relu_squared, sigmoid_gate
+from kernels.moe import moe_combine, moe_route, moe_sort
+from kernels.norms import relu_squared, sigmoid_gate
 from testing.kernels.sm_90 import compile_kernel
 
 ROUTE = {

@@ -197,7 +197,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import exponential_race as module
+from kernels.sampling import exponential_race as module
 
 kernel = module._race_kernel
 constants = {"BLOCK": module._BLOCK, "NEVER": module._NEVER}

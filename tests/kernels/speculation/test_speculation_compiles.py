@@ -9,7 +9,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import accept_drafts, ngram_draft, prepare_rows, token_mask
+from kernels.sampling import token_mask
+from kernels.speculation import accept_drafts, ngram_draft, prepare_rows
 
 TOKENS = ("tokens", "forced", "sampled", "stop_ids", "results", "input_ids")
 POINTERS = {

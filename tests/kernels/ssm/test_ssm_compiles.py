@@ -7,7 +7,7 @@ from testing.kernels.compiled import output_of
 COMPILE = """
 import torch
 
-from kernels import causal_conv1d, selective_state_update, ssd_chunk_scan
+from kernels.ssm import causal_conv1d, selective_state_update, ssd_chunk_scan
 from testing.kernels.sm_90 import compile_kernel
 
 INTEGERS = ("cu_seqlens", "read_slots", "write_slots", "row_starts", "num_before", "seq_lens")
