@@ -114,7 +114,6 @@ class Lender(Protocol):
 
     def revoke(self, request: Request) -> None:
         """The memory is about to be free, and nobody else can have it yet."""
-        ...
 
 
 @dataclass(eq=False)

@@ -37,7 +37,6 @@ class StoredTensors(Protocol):
 
     def stored_dtype(self, name: str) -> str | None:
         """As safetensors spells it; None where there is no such tensor."""
-        ...
 
     def stored(self, name: str) -> Tensor: ...
 

@@ -140,7 +140,6 @@ class Weights(Protocol):
         part: Part = WHOLE,
     ) -> Tensor:
         """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given)."""
-        ...
 
     def take_weight(
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
@@ -148,19 +147,15 @@ class Weights(Protocol):
         """The weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it: in the model's dtype, or
         quantised where it is stored so. ``of``: the layer's tensors are those of several, all quantised.
         """
-        ...
 
     def is_quantized(self, layer: str) -> bool:
         """Whether :meth:`take_weight` of it is."""
-        ...
 
     def number(self, *names: str, default: float) -> float:
         """Of the first of these tensors that is there, which holds but one."""
-        ...
 
     def unused(self) -> list[str]:
         """Names of tensors that nobody took, sorted."""
-        ...
 
 
 class WeightFiles:

@@ -32,11 +32,9 @@ class Lockstep(Protocol):
 
     def agree(self, wish: StepShape) -> StepShape:
         """The shape that every rank computes now; :data:`NOTHING` if none has work, as far as is known."""
-        ...
 
     def settle(self, compute: Callable[[StepShape], None]) -> None:
         """Returns once every rank has called it; until then others' steps are computed with them."""
-        ...
 
 
 class Alone:

@@ -25,7 +25,6 @@ class Mixer(Protocol):
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """``[n, hidden]`` to ``[n, hidden]``; of several tensor-parallel ranks a summand on each."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,12 @@ class Experts(Protocol):
         x ``[t, size]``, ids and slots ``[t, k]`` int64, ids from 0 among this rank's. A pair of somebody
         else's expert has slot ``num_slots`` and any id; places that no pair has hold anything.
         """
-        ...
 
     def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
         """``sum_j weights[i, j] results[places[i, j]]``, with the bits that these experts alone would have.
 
         results ``[p, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32; the sum is ``[n, size]``.
         """
-        ...
 
 
 class ExpertParallel:

@@ -33,39 +33,30 @@ class StateWatch(Protocol):
 
     def spoil_freed(self) -> None:
         """Slots that were freed since the last call are filled with NaN."""
-        ...
 
     def leave(self, slot: int) -> StateAway | None:
         """The state is about to be moved out of the pool."""
-        ...
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
         """It was moved back; its bytes are compared before it is read."""
-        ...
 
     def expect_nothing(self, request: Request) -> None:
         """Raises unless nothing has been written to the slot that a transfer is to fill."""
-        ...
 
     def landed(self, request: Request, num_tokens: int) -> None:
         """h(num_tokens) was received."""
-        ...
 
     def check_owners(self, rows: Sequence[PlannedRow]) -> None:
         """Raises where rows share slots that one of them writes."""
-        ...
 
     def check(self, request: Request, num_tokens: int) -> SanitizerError | None:
         """Whether the request's slot should hold h(num_tokens) of its own tokens."""
-        ...
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
         """Whether the bytes are those that were written."""
-        ...
 
     def computed(self, ends: Sequence[tuple[PlannedRow, int]], num_positions: int) -> None:
         """Rows were computed, each up to that many tokens."""
-        ...
 
 
 class NoStateWatch:

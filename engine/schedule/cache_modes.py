@@ -34,19 +34,15 @@ class CacheMode(Protocol):
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
         """Where a chunk that could run from ``start`` to ``end`` has to stop."""
-        ...
 
     def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Lengths strictly inside a chunk at which the scan has to write the state."""
-        ...
 
     def keeps(self, request: Request, length: int) -> bool:
         """Whether the state at ``length``, where a chunk ends, is to be kept."""
-        ...
 
     def next_kept(self, request: Request, length: int) -> int | None:
         """The first length beyond ``length`` at which a decode row's state is to be kept, if there is one."""
-        ...
 
 
 class NoStates:

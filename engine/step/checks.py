@@ -22,27 +22,21 @@ class Checks(Protocol):
 
     def vacated(self, plan: StepPlan) -> None:
         """What the plan preempts has been copied out; nothing was written yet to memory freed since."""
-        ...
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         """The plan is about to be computed; requests that must not be, and why."""
-        ...
 
     def compare(self, plan: StepPlan, batch: Batch) -> None:
         """The batch was made of the plan."""
-        ...
 
     def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """The plan's rows have been read back: tokens have joined, but requests have not moved on yet."""
-        ...
 
     def received(self, request: Request) -> TwinfangError | None:
         """Blocks and state of the request's ticket have landed."""
-        ...
 
     def digests(self, request: Request) -> Digests | None:
         """For the ticket of a request whose prompt is prefilled."""
-        ...
 
 
 class NoChecks:

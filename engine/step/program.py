@@ -74,11 +74,9 @@ class Drafter(Protocol):
 
     def fill(self, request: Request) -> None:
         """A request begins to run in its row."""
-        ...
 
     def draft(self, step: Step, hidden: Tensor) -> None:
         """Writes ``RowState.tokens[:, 1:]``, may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
-        ...
 
 
 class NoDrafter:

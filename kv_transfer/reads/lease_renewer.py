@@ -31,7 +31,6 @@ class Peers(Protocol):
 
     async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
         """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
-        ...
 
 
 @dataclass

@@ -39,13 +39,11 @@ class PartReceiver(Protocol):
 
     def took_off(self) -> None:
         """A read of the part was posted; exactly one :meth:`landed` follows."""
-        ...
 
     def landed(self, error: TransferError | None, size: ReadSize) -> None: ...
 
     def late(self) -> None:
         """A read is late; it still ends some time."""
-        ...
 
 
 class PartReader(Protocol):
@@ -53,7 +51,6 @@ class PartReader(Protocol):
 
     def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
         """Posts the part's reads. Raises :class:`TransferError` for a unit outside either side's pools."""
-        ...
 
 
 class OwnReader:

@@ -47,17 +47,14 @@ class ToolFormat(Protocol):
 
     def parse(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """The calls of what stands between the marks. Raises :class:`ValueError` if it is none."""
-        ...
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """The calls of a block that ends before its end, the last one's arguments as far as they go: no JSON,
         but its beginning. A call without a complete name is none. Raises :class:`ValueError` if it begins no
         call at all."""
-        ...
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         """Lark rules, ``calls`` among them, for one call of one of ``tools`` or, ``may_repeat``, several."""
-        ...
 
 
 def call_from_json(value: Any) -> ToolCall:
