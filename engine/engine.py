@@ -19,7 +19,7 @@ from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.schedule.step_plan import StepPlan
 from engine.stats import EngineStats
 from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.schedule.scheduler import Scheduler
 from engine.step.launched_step import RowResult
 from wire.messages.generation import ServerStats

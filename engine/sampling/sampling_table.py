@@ -6,7 +6,7 @@ the host's are a mirror, written first and copied row by row.
 
 | table | shape | in a cleared row and the null row |
 |---|---|---|
-| numbers: what :data:`_NUMBERS` names | ``[N+1, 6]`` float32 | what it says |
+| numbers: what :data:`_NUMBERS` names | ``[N+1, numbers]`` float32 | what it says |
 | integers: top-k, seed, least length | ``[N+1, 3]`` int64 | 0 |
 | stop ids | ``[N+1, S]`` int64 | -1 |
 | counts, in prompt, bias: allocated when the first request needs them | ``[N+1, V]`` | 0 |

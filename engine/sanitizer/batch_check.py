@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.models.batch import Batch, DecodeRows, PrefillRows
-from engine.rows import PlannedRow, decode_slots
+from engine.row_kinds import PlannedRow, decode_slots
 from engine.schedule.capacity import blocks_for
 from engine.schedule.step_plan import StepPlan
 from wire.errors import SanitizerError

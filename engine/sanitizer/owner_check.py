@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.memory.index_pool import NULL_INDEX
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.sanitizer.provenance import BlockTags, SlotTags
 from engine.schedule.capacity import blocks_for
 from wire.errors import SanitizerError

@@ -30,7 +30,7 @@ from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.sanitizer.batch_check import BatchCheck
 from engine.sanitizer.checksum import Checksums
 from engine.sanitizer.owner_check import check_block_owners

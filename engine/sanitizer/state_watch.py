@@ -11,7 +11,7 @@ import torch
 from engine.memory.caches import Caches
 from engine.memory.index_pool import IndexPool
 from engine.request import Request
-from engine.rows import PlannedRow, decode_slots
+from engine.row_kinds import PlannedRow, decode_slots
 from engine.sanitizer.checksum import Checksums
 from engine.sanitizer.owner_check import check_slot_owners
 from engine.sanitizer.poison import Poison

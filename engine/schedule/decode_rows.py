@@ -7,7 +7,7 @@ Memory is given for the most that it can be.
 from __future__ import annotations
 
 from engine.request import Request
-from engine.rows import PlannedRow, is_decode_row
+from engine.row_kinds import PlannedRow, is_decode_row
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.ownership import Ownership

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import Match
 from engine.request import Memory, Request, StateBoundary
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache

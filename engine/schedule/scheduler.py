@@ -20,7 +20,7 @@ from itertools import chain, islice
 
 from engine.memory.cache_formats import ExactCuts
 from engine.request import Request
-from engine.rows import PlannedRow, is_decode_row
+from engine.row_kinds import PlannedRow, is_decode_row
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.decode_rows import DecodeRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.models.batch import Batch, PrefillRows
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.capacity import blocks_for
 from engine.schedule.step_plan import StepPlan

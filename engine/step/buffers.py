@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch, DecodeRows
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from kernels.speculation.accept_drafts import AcceptDrafts

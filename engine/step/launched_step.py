@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.memory.async_copy import Download, upload
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.sampling.logprobs import (
     ComputesLogits,
     LogprobCopy,
@@ -30,7 +30,7 @@ RESULT_COLUMNS = 3
 
 
 class RowResult(NamedTuple):
-    """What one row brought. A named tuple, as :class:`engine.rows.PlannedRow` is and for its reason."""
+    """What one row brought. A named tuple, as :class:`engine.row_kinds.PlannedRow` is and for its reason."""
 
     accepted: int
     """Positions that hold true tokens; 0: the row had reached its end before."""

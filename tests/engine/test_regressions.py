@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.memory.caches import Caches, CacheSpec
 from engine.models import read_config
 from engine.request import Request
-from engine.rows import PlannedRow
+from engine.row_kinds import PlannedRow
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.capacity import Demand, blocks_for
 from engine.step.batch_builder import BatchBuilder

@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
-from engine.rows import PlannedRow, StateBoundary, decode_slots
+from engine.row_kinds import PlannedRow, StateBoundary, decode_slots
 from engine.schedule.capacity import blocks_for
 from engine.schedule.step_plan import StepPlan
 from engine.step.buffers import capture_sizes

@@ -5,7 +5,7 @@ import random
 import torch
 
 from engine.request import Request
-from engine.rows import PlannedRow, StateBoundary
+from engine.row_kinds import PlannedRow, StateBoundary
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.step_plan import StepPlan
 from engine.step.batch_builder import BatchBuilder

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.request import Request, StateBoundary
-from engine.rows import PlannedRow, decode_slots, is_decode_row
+from engine.row_kinds import PlannedRow, decode_slots, is_decode_row
 from wire.messages.sampling_params import SamplingParams
 
 
