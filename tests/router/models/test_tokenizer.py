@@ -81,7 +81,7 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path):
     assert sampling_defaults(tmp_path) == {}
     said = {"temperature": 0.6, "top_p": 0.95, "top_k": -1, "min_p": None, "eos_token_id": 2}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_p": 0.95}
+    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_p": 0.95, "top_k": 0}
     (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
     with pytest.raises(ModelLoadError, match="top_p"):
         sampling_defaults(tmp_path)
