@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
+from weakref import proxy
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -63,6 +64,7 @@ class HttpConnection(HttpToolsProtocol):
         self._lingering.lost()
         if self._half_close is not None:
             self._half_close.stop()
+            self._half_close = None  # it has this connection
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -110,7 +112,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[WRITE_PART] = partial(_write_part, self.cycle)
+            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # which has the scope
             # An answer before the body's end is the last one: the rest of the body could trickle in for ever.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
             if scope["http_version"] < "1.1":

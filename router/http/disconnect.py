@@ -73,6 +73,8 @@ class WriteLimit:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
             raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
+        finally:
+            del self._timeout  # it has the task, whose error's traceback has this
 
     def _look(self) -> None:
         now = self._loop.time()

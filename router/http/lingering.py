@@ -60,3 +60,4 @@ class LingeringTransport:
         """The connection has gone."""
         if self._timer is not None:
             self._timer.cancel()
+        del self._may_send  # its owner has this transport

@@ -138,6 +138,8 @@ class Generation:
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_answer_tokens=self._place.num_answer_tokens,
             )
+            self._place = None  # it has this, and so have the dispatches
+        self._dispatches.clear()
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
 
