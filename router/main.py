@@ -13,8 +13,8 @@ from router.http.sockets import sockets_of
 log = logging.getLogger(__name__)
 
 NEW_OBJECTS_PER_COLLECTION = 10_000
-"""Python's own 700 would have every step message of some hundred requests start a collection. Requests that end
-are freed without one; only a few that fail wait for it."""
+"""Python's own 700 would have every step message of some hundred requests start a collection. Requests
+that end are freed without one; only a few that fail wait for it."""
 
 
 def run(config: RouterConfig) -> None:

@@ -26,10 +26,6 @@ class Tally:
         self._sum += value * times
 
     @property
-    def num_observed(self) -> int:
-        return sum(self._counts)
-
-    @property
     def total(self) -> float:
         """Sum of all values."""
         return self._sum

@@ -162,7 +162,6 @@ class UnavailableError(TwinfangError):
     """No healthy server of a needed role is there to take the request."""
 
     http_status = 503
-    type = "server_error"
     code = "no_server_available"
     told_clients = "no server can take the request now; send it again"
 
@@ -179,7 +178,6 @@ class DeadlineError(TwinfangError):
     """Something was waited for longer than its deadline."""
 
     http_status = 504
-    type = "server_error"
     code = "deadline_exceeded"
     told_clients = "the request was not finished within its time limit"
 
@@ -188,7 +186,6 @@ class CancelledRequestError(TwinfangError):
     """The request's client has gone."""
 
     http_status = 499
-    type = "server_error"
     code = "cancelled"
 
 
@@ -196,7 +193,6 @@ class AbortedRequestError(TwinfangError):
     """An operator has ended the request; its client is still there, and should not send it again."""
 
     http_status = 499
-    type = "server_error"
     code = "aborted"
 
     @classmethod
@@ -286,7 +282,5 @@ def error_from_code(code: str, message: str) -> TwinfangError:
 
     An unknown code (a newer peer) becomes a plain :class:`TwinfangError`.
     """
-    for cls in _subclasses(TwinfangError):
-        if cls.code == code:
-            return cls(message)
-    return TwinfangError(message)
+    kinds = (cls for cls in _subclasses(TwinfangError) if cls.code == code)
+    return next(kinds, TwinfangError)(message)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from benchmarks.scale.attention_alone import with_attention_alone
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, gpu_cache_bytes
 from engine.cost.goodput import ServerLimits
-from engine.cost.gpu import GpuSpeed, gpu_costs, with_attention_alone
+from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import StepCosts
 from engine.cost.weight_size import weight_bytes
 from engine.schedule.capacity import Demand

@@ -25,14 +25,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scale.attention_alone import with_attention_alone
 from benchmarks.scale.context_growth import crossing, growth, limits_of
 from benchmarks.scale.plot import plot
 from benchmarks.scale.report import write_report
 from benchmarks.scale.simulation import ScaleSimulation, poisson_requests
 from engine.checkpoint.model_config import ModelConfig
 from engine.cost.goodput import LENGTH_SPREAD, Lengths, Objective, ServerLimits, ServerRates, server_rates
-from engine.cost.gpu import GpuSpeed, gpu_costs, with_attention_alone
-from engine.cost.step_cost import StepCosts
+from engine.cost.gpu import GpuSpeed, gpu_costs
+from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost
 from engine.models import read_config
 from twinfang.bench.machine import machine
 from twinfang.flags.table import BUNDLED_MODEL
@@ -219,10 +220,18 @@ def cpu_system(options: argparse.Namespace) -> tuple[System, dict[str, Any]] | N
     else:
         return None
     limits = ServerLimits(2048, 64, (1 << 30) // (16 * measured["costs"]["handoff"]["token_bytes"]), 16)
-    costs = StepCosts.from_dict(measured["costs"])
+    costs = costs_from(measured["costs"])
     return System(
         "bundled model, one CPU thread a server", "measured", costs, limits, CPU_WORKLOADS
     ), measured
+
+
+def costs_from(figures: dict[str, Any]) -> StepCosts:
+    """Back from :func:`dataclasses.asdict`."""
+    prefill, decode = (
+        {**figures[name], "weights": WeightCost(**figures[name]["weights"])} for name in ("prefill", "decode")
+    )
+    return StepCosts(PrefillCost(**prefill), DecodeCost(**decode), HandoffCost(**figures["handoff"]))
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.steps.model_shape import TITLES, write_configuration
+from benchmarks.steps.step_bytes import decode_bytes, prefill_flops
 from engine.cost.step_cost import pairs_of
 from engine.cost.step_size import StepSize
 from engine.models import read_config
@@ -132,9 +133,9 @@ def _unmeasured() -> dict[str, Any]:
         for k in (0, 3)
         for context in (1024, 8192)
         for batch in (1, 8, 64)
-        for moved in [size.decode_bytes(batch, batch * context, 1 + k)]
+        for moved in [decode_bytes(size, batch, batch * context, 1 + k)]
     ]
-    flops = size.prefill_flops(8192, pairs_of(0, 8192), 1)
+    flops = prefill_flops(size, 8192, pairs_of(0, 8192), 1)
     prefills = [_without_times("prefill", tokens=8192, chunk=chunk, flops=flops) for chunk in (2048, 8192)]
     return {"machine": None, "models": {"8b": {"decode": decodes, "prefill": prefills, "start_up": []}}}
 

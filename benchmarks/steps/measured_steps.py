@@ -13,6 +13,7 @@ import torch
 from benchmarks.steps.device_kernels import Kernel, device_kernels
 from benchmarks.steps.machine_rates import cpu_clock, measured_bytes_per_s, measured_flops_per_s
 from benchmarks.steps.replay_clock import ReplayClock
+from benchmarks.steps.step_bytes import decode_bytes, prefill_flops
 from engine.config import EngineConfig
 from engine.cost.step_cost import pairs_of
 from engine.cost.step_size import StepSize
@@ -86,7 +87,7 @@ class MeasuredSteps:
             num_context = (before + self._num_tokens()) // 2
             device_s = self._replays.median_s()
             kernels = device_kernels(lambda: self._run(1), device)
-        moved = self._size.decode_bytes(batch, num_context, num_positions)
+        moved = decode_bytes(self._size, batch, num_context, num_positions)
         return Decode(
             self._model,
             num_positions - 1,
@@ -105,7 +106,7 @@ class MeasuredSteps:
         self._prompt_s(num_tokens)
         flops_per_s = measured_flops_per_s(device, self._config.dtype)
         seconds = statistics.median(self._prompt_s(num_tokens) for _ in range(PROMPT_RUNS))
-        flops = self._size.prefill_flops(num_tokens, pairs_of(0, num_tokens), 1)
+        flops = prefill_flops(self._size, num_tokens, pairs_of(0, num_tokens), 1)
         return Prefill(
             self._model,
             num_tokens,

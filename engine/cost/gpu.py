@@ -7,9 +7,9 @@ tensor-parallel ranks, drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from engine.checkpoint.model_config import RECURRENT, ModelConfig
+from engine.checkpoint.model_config import ModelConfig
 from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost
 from engine.cost.step_size import StepSize
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
@@ -55,9 +55,3 @@ def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) ->
         ),
         HandoffCost(HANDOFF_LATENCY_S, size.slot_bytes, size.token_bytes, gpu.link_bytes_per_s),
     )
-
-
-def with_attention_alone(config: ModelConfig) -> ModelConfig:
-    """The same model with an attention layer in place of each recurrent layer, to compare with."""
-    layer_types = tuple("attention" if layer in RECURRENT else layer for layer in config.layer_types)
-    return replace(config, layer_types=layer_types)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,6 @@ class StepCosts:
     prefill: PrefillCost
     decode: DecodeCost
     handoff: HandoffCost
-
-    @classmethod
-    def from_dict(cls, figures: dict[str, Any]) -> StepCosts:
-        """Back from :func:`dataclasses.asdict`."""
-        prefill, decode = (
-            {**figures[name], "weights": WeightCost(**figures[name]["weights"])}
-            for name in ("prefill", "decode")
-        )
-        return cls(PrefillCost(**prefill), DecodeCost(**decode), HandoffCost(**figures["handoff"]))
 
 
 def pairs_of(start: int, num_tokens: int) -> float:

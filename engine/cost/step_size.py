@@ -1,14 +1,4 @@
-"""What one step of a model must move and compute, by ``config.json``: the least, whatever the kernels.
-
-| bytes of a decode step | |
-|---|---|
-| weights | all layers and the output head once; of experts those that tokens are sent to |
-| states | of each row one slot read and ``1 + k`` written, convolution and SSM |
-| KV | each row's context read once for all its positions, their own written |
-| logits | written and read once, in the model's dtype |
-
-Not counted: activations, block tables, embedding rows, messages between ranks.
-"""
+"""What a step's bytes and FLOP are made of, by ``config.json``: weights, states, KV, logits."""
 
 from __future__ import annotations
 
@@ -22,20 +12,6 @@ from engine.cost.weight_size import weight_bytes
 from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
-
-
-@dataclass(frozen=True)
-class DecodeBytes:
-    """Of one decode step."""
-
-    weights: float
-    states: int
-    kv: int
-    logits: int
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.states + self.kv + self.logits
 
 
 @dataclass(frozen=True)
@@ -101,22 +77,6 @@ class StepSize:
     def row_state_bytes(self, num_positions: int) -> int:
         """Of one decode row: the state read, and one written behind each position."""
         return (1 + num_positions) * self.slot_bytes
-
-    def decode_bytes(self, num_rows: int, num_context: int, num_positions: int = 1) -> DecodeBytes:
-        """Of rows with ``num_context`` tokens before them in all; ``num_positions`` is 1 + k."""
-        num_tokens = num_rows * num_positions
-        return DecodeBytes(
-            weights=self.body + self.head + self.experts * share_used(self.expert_share, num_tokens),
-            states=num_rows * self.row_state_bytes(num_positions),
-            kv=(num_context + num_tokens) * self.token_bytes,
-            logits=2 * num_tokens * self.logit_bytes,
-        )
-
-    def prefill_flops(self, num_tokens: int, num_pairs: float, num_sampled: int = 0) -> float:
-        """Of prompts' tokens with ``num_pairs`` (:func:`engine.cost.step_cost.pairs_of`); behind
-        ``num_sampled`` of them a token is sampled."""
-        computing = num_tokens * self.token_flops + num_pairs * self.pair_flops
-        return computing + num_sampled * self.head_flops
 
 
 def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int) -> tuple[int, int]:

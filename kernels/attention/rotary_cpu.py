@@ -83,11 +83,11 @@ def _norm_rotary_cpu(
         _cos_sin_cpu(positions[i], inv_freq, scaling, cos, sin)
         for head in range(q_shape[2]):
             o = i * q_shape[0] + head * q_shape[1]
-            norm_row(q, o, q_weight, eps, q)
+            norm_row(q, o, q_weight, 0, q_weight.shape[0], eps, q, o)
             _turn(q, o, half, cos, sin)
         for head in range(k_shape[2]):
             o = i * k_shape[0] + head * k_shape[1]
-            norm_row(k, o, k_weight, eps, k)
+            norm_row(k, o, k_weight, 0, k_weight.shape[0], eps, k, o)
             _turn(k, o, half, cos, sin)
 
 

@@ -13,14 +13,13 @@ and other dtypes to the reference.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
-from kernels.cpu.vector import lanes, load, multiply, multiply_add, silu, splat, store, sum_of
 from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.norms.rms_norm import norm_row
+from kernels.norms.silu_gate import gate_row
 
 
 def gated_group_rms_norm_reference(
@@ -117,54 +116,23 @@ _TILE_ELEMENTS = 512  # of small groups together: a 16-byte load a thread of two
 
 @cpu_jit
 def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
-    w, width = lanes(), weight.shape[0]
-    whole = group_size - group_size % w
+    width = weight.shape[0]
     for i in range(begin, end):
+        gate_row(y, i * y_stride, z, i * z_stride, width, out, i * width)
         for start in range(0, width, group_size):
-            a, b, c = i * y_stride + start, i * z_stride + start, i * width + start
-            sums = splat(_ZERO)
-            for j in range(0, whole, w):
-                gated = multiply(load(y, a + j), silu(load(z, b + j)))
-                store(out, c + j, gated)
-                sums = multiply_add(gated, gated, sums)
-            squares = sum_of(sums)
-            for j in range(whole, group_size):
-                gated_j = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
-                out[c + j] = gated_j
-                squares += gated_j * gated_j
-            inverse = np.float32(1 / np.sqrt(squares / group_size + eps))
-            scale = splat(inverse)
-            for j in range(0, whole, w):
-                store(out, c + j, multiply(multiply(load(out, c + j), scale), load(weight, start + j)))
-            for j in range(whole, group_size):
-                out[c + j] = out[c + j] * inverse * weight[start + j]
+            o = i * width + start
+            norm_row(out, o, weight, start, group_size, eps, out, o)
 
 
 @cpu_jit
 def _group_rms_norm_then_gate_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
-    w, width = lanes(), weight.shape[0]
-    whole = group_size - group_size % w
+    width = weight.shape[0]
     for i in range(begin, end):
         for start in range(0, width, group_size):
-            a, b, c = i * y_stride + start, i * z_stride + start, i * width + start
-            sums = splat(_ZERO)
-            for j in range(0, whole, w):
-                y_j = load(y, a + j)
-                sums = multiply_add(y_j, y_j, sums)
-            squares = sum_of(sums)
-            for j in range(whole, group_size):
-                squares += y[a + j] * y[a + j]
-            inverse = np.float32(1 / np.sqrt(squares / group_size + eps))
-            scale = splat(inverse)
-            for j in range(0, whole, w):
-                normalized = multiply(multiply(load(y, a + j), scale), load(weight, start + j))
-                store(out, c + j, multiply(normalized, silu(load(z, b + j))))
-            for j in range(whole, group_size):
-                gate = np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
-                out[c + j] = y[a + j] * inverse * weight[start + j] * gate
+            norm_row(y, i * y_stride + start, weight, start, group_size, eps, out, i * width + start)
+        gate_row(out, i * width, z, i * z_stride, width, out, i * width)
 
 
-_ZERO, _ONE = np.float32(0), np.float32(1)
 _GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
 
 

@@ -111,30 +111,31 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @cpu_jit
-def norm_row(x, o, weight, eps, y):
-    """``y[o:] = rms_norm(x[o:])`` of as many elements as the weight has; x and y may be the same."""
-    w, size = lanes(), weight.shape[0]
+def norm_row(x, a, weight, b, size, eps, y, c):
+    """``y[c:] = rms_norm(x[a:]) * weight[b:]`` of ``size`` elements; x and y may be the same."""
+    w = lanes()
     whole = size - size % w
     sums = splat(_ZERO)
     for j in range(0, whole, w):
-        element = load(x, o + j)
+        element = load(x, a + j)
         sums = multiply_add(element, element, sums)
     squares = sum_of(sums)
     for j in range(whole, size):
-        squares += x[o + j] * x[o + j]
+        squares += x[a + j] * x[a + j]
     inverse = np.float32(1 / np.sqrt(squares / size + eps))
     scale = splat(inverse)
     for j in range(0, whole, w):
-        store(y, o + j, multiply(multiply(load(x, o + j), scale), load(weight, j)))
+        store(y, c + j, multiply(multiply(load(x, a + j), scale), load(weight, b + j)))
     for j in range(whole, size):
-        y[o + j] = x[o + j] * inverse * weight[j]
+        y[c + j] = x[a + j] * inverse * weight[b + j]
 
 
 # Flat arrays, so that one compiled version serves every number of axes.
 @cpu_jit
 def _rms_norm_cpu(x, weight, eps, y, begin, end):
+    size = weight.shape[0]
     for i in range(begin, end):
-        norm_row(x, i * weight.shape[0], weight, eps, y)
+        norm_row(x, i * size, weight, 0, size, eps, y, i * size)
 
 
 @cpu_jit
@@ -148,7 +149,7 @@ def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
             store(total, o + j, multiply_add(load(x, o + j), factor, load(residual, o + j)))
         for j in range(whole, hidden_size):
             total[o + j] = residual[o + j] + x[o + j] * scale
-        norm_row(total, o, weight, eps, y)
+        norm_row(total, o, weight, 0, hidden_size, eps, y, o)
 
 
 _ZERO = np.float32(0)

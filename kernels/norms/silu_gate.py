@@ -52,14 +52,19 @@ def _launch(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 @cpu_jit
+def gate_row(y, a, z, b, size, out, c):
+    """``out[c:] = y[a:] * silu(z[b:])`` of ``size`` elements; y and out may be the same."""
+    whole = size - size % lanes()
+    for j in range(0, whole, lanes()):
+        store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
+    for j in range(whole, size):
+        out[c + j] = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+
+
+@cpu_jit
 def _silu_gate_cpu(y, y_stride, z, z_stride, width, out, begin, end):
-    whole = width - width % lanes()
     for i in range(begin, end):
-        a, b, c = i * y_stride, i * z_stride, i * width
-        for j in range(0, whole, lanes()):
-            store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
-        for j in range(whole, width):
-            out[c + j] = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
+        gate_row(y, i * y_stride, z, i * z_stride, width, out, i * width)
 
 
 _ONE = np.float32(1)

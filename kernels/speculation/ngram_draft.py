@@ -39,7 +39,9 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class NgramDraft(BoundTensors):
-    """:func:`ngram_draft` bound to persistent tensors, so that a call only names how many rows there are.
+    """The op, bound to persistent tensors, so that a call only names how many rows there are.
+
+    Who looked at the tensors in every step would need longer than a short history's look-up takes.
 
     The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
     contiguous. A call waits for nothing.
@@ -77,15 +79,6 @@ class NgramDraft(BoundTensors):
             _ngram_draft_cpu(*self._arrays, self.min_n, self.max_n, num_rows)
 
 
-def ngram_draft(rows: Tensor, *, min_n: int, max_n: int, **tensors: Tensor) -> None:
-    """Add what was gained, then draft, in place; the tensors are those of :class:`NgramDraft`, by name.
-
-    Who calls it every step binds the tensors once instead: on a CPU looking at them costs more than a short
-    history's look-up.
-    """
-    NgramDraft(rows=rows, min_n=min_n, max_n=max_n, **tensors)(len(rows))
-
-
 def ngram_draft_reference(
     rows: Tensor,
     *,
@@ -99,7 +92,7 @@ def ngram_draft_reference(
     min_n: int,
     max_n: int,
 ) -> None:
-    """:func:`ngram_draft`, one length after the other; waits for the device."""
+    """:class:`NgramDraft`, one length after the other; waits for the device."""
     for r, q in enumerate(rows.tolist()):
         gained = results[r, 3 : 3 + int(accepted[r])].tolist()
         if not gained:

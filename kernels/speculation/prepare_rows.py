@@ -31,7 +31,9 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRows(BoundTensors):
-    """:func:`prepare_rows` bound to persistent tensors, so that a call only names how many rows there are.
+    """The op, bound to persistent tensors, so that a call only names how many rows there are.
+
+    Who looked at 15 tensors in every step would need longer than the rows take.
 
     The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
     contiguous. A call writes the first ``num_rows`` rows of the outputs and waits for nothing.
@@ -76,15 +78,6 @@ class PrepareRows(BoundTensors):
             _prepare_rows_cpu(*self._arrays, self.block_size, num_rows)
 
 
-def prepare_rows(rows: Tensor, *, block_size: int, **tensors: Tensor) -> None:
-    """Fill a step's inputs and indices; the tensors are those of :class:`PrepareRows`, by name.
-
-    Who calls it every step binds the tensors once instead: on a CPU looking at 15 of them costs more than
-    the rows do.
-    """
-    PrepareRows(rows=rows, block_size=block_size, **tensors)(len(rows))
-
-
 def prepare_rows_reference(
     rows: Tensor,
     *,
@@ -104,7 +97,7 @@ def prepare_rows_reference(
     write_slots: Tensor,
     block_size: int,
 ) -> None:
-    """:func:`prepare_rows`, all rows at once."""
+    """:class:`PrepareRows`, all rows at once."""
     num_positions, num_columns = slots.shape[1], block_table.shape[1]
     live = active[rows]
     computed = num_computed[rows].to(torch.int64)

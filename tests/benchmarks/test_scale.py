@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from statistics import fmean
 
 import pytest
 
 from benchmarks.scale import goodput as scale
+from benchmarks.scale.attention_alone import with_attention_alone
+from benchmarks.scale.goodput import costs_from
 from benchmarks.scale.simulation import ScaleSimulation, SimulatedRequest, poisson_requests
 from benchmarks.scale.step_measurement import Point, fit
 from engine.cost.goodput import Lengths, Objective, ServerLimits, server_rates
+from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts
+from engine.models import read_config
+from twinfang.flags.table import BUNDLED_MODEL
 
+MODEL = read_config(BUNDLED_MODEL)
+GPU = GpuSpeed(flops_per_s=1e12, bytes_per_s=1e11, link_bytes_per_s=1e10)
 INSTANT_HANDOFF = HandoffCost(0.0, 0, 0, 1.0)
 COSTS = StepCosts(
     PrefillCost(step_s=0.002, token_s=1e-4, pair_s=1e-9),
@@ -136,3 +144,15 @@ def test_a_small_run_writes_figures_tables_and_takes_measured_costs_again(tmp_pa
         load["best"][0]["best"]["goodput"] > 0 for one in found["systems"] for load in one["workloads"]
     )
     assert "| chat, costs computed |" in document.read_text()
+
+
+def test_attention_alone_keeps_no_state_and_kv_in_each_layer():
+    costs, hybrid = (gpu_costs(one, GPU) for one in (with_attention_alone(MODEL), MODEL))
+    assert costs.handoff.state_bytes == 0
+    assert costs.handoff.token_bytes == hybrid.handoff.token_bytes * 5 // 2
+    assert costs.prefill.pair_s == pytest.approx(hybrid.prefill.pair_s * 5 / 2)
+
+
+def test_costs_come_back_from_their_figures():
+    costs = gpu_costs(MODEL, GPU)
+    assert costs_from(asdict(costs)) == costs

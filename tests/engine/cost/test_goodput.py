@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from engine.cost.goodput import (
     decode_rate,
     prefill_rate,
 )
-from engine.cost.gpu import GpuSpeed, gpu_costs, with_attention_alone
+from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import DecodeCost, HandoffCost, PrefillCost, StepCosts, WeightCost, pairs_of
 from engine.cost.weight_size import weight_bytes
 from engine.models import read_config
@@ -113,13 +113,6 @@ def test_a_token_computes_twice_the_weights_and_a_pair_all_heads(model: ModelCon
     assert costs.prefill.pair_s == pytest.approx(2 * 4 * 4 * 32 / 1e12)
 
 
-def test_attention_alone_keeps_no_state_and_kv_in_each_layer(model: ModelConfig):
-    costs, hybrid = (gpu_costs(one, GPU) for one in (with_attention_alone(model), model))
-    assert costs.handoff.state_bytes == 0
-    assert costs.handoff.token_bytes == hybrid.handoff.token_bytes * 5 // 2
-    assert costs.prefill.pair_s == pytest.approx(hybrid.prefill.pair_s * 5 / 2)
-
-
 def test_only_the_experts_that_a_step_uses_are_read(model: ModelConfig):
     moe = MoeConfig(16, 4, 1, 1, True, 1.0, 256, 512, None, False, "relu_squared")
     kinds = tuple("moe" if kind == "mlp" else kind for kind in model.layer_types)
@@ -137,8 +130,3 @@ def test_ranks_share_what_they_read(model: ModelConfig):
     assert shared.decode.context_s == alone.decode.context_s / 2
     assert shared.prefill.pair_s == alone.prefill.pair_s / 2
     assert shared.decode.row_s == pytest.approx(alone.decode.row_s / 2, rel=0.01)
-
-
-def test_costs_come_back_from_their_figures(model: ModelConfig):
-    costs = gpu_costs(model, GPU)
-    assert StepCosts.from_dict(asdict(costs)) == costs

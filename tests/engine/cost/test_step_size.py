@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.cost.step_cost import pairs_of
 from engine.cost.step_size import StepSize
-from engine.cost.weight_size import weight_bytes
 from engine.models import read_config
 from engine.parallel.tensor_parallel import TensorParallel
 from twinfang.flags.table import BUNDLED_MODEL
@@ -20,36 +16,8 @@ def model() -> ModelConfig:
     return read_config(BUNDLED_MODEL)
 
 
-def test_a_step_reads_all_weights_but_the_embedding_once(model):
-    untied = replace(model, tie_word_embeddings=False)
-    table = model.vocab_size * model.hidden_size * model.dtype.itemsize
-    one, many = (StepSize.of(untied).decode_bytes(rows, 0) for rows in (1, 64))
-    assert one.weights == many.weights == weight_bytes(untied) - table
-    tied = StepSize.of(replace(model, tie_word_embeddings=True))
-    assert tied.decode_bytes(1, 0).weights == one.weights  # the table is the head
-
-
-def test_drafts_write_a_state_each_and_read_the_context_once(model):
-    size, spec = StepSize.of(model), model.cache_spec()
-    plain, drafted = size.decode_bytes(8, 8000), size.decode_bytes(8, 8000, 4)
-    assert plain.states == 8 * 2 * spec.slot_bytes
-    assert drafted.states == 8 * 5 * spec.slot_bytes
-    assert plain.kv == 8008 * spec.block_bytes(1)
-    assert drafted.kv == 8032 * spec.block_bytes(1)
-    assert drafted.logits == 4 * plain.logits
-    assert drafted.total == drafted.weights + drafted.states + drafted.kv + drafted.logits
-
-
 def test_ranks_share_what_one_moves(model):
     alone, half = StepSize.of(model), StepSize.of(model, TensorParallel(0, 2))
     assert half.slot_bytes == pytest.approx(alone.slot_bytes / 2, rel=0.1)
     assert half.pair_flops == alone.pair_flops / 2
     assert half.body < 0.6 * alone.body
-
-
-def test_a_prompt_in_chunks_has_the_flops_of_the_whole(model):
-    size = StepSize.of(model)
-    whole = size.prefill_flops(300, pairs_of(0, 300), 1)
-    chunks = size.prefill_flops(128, pairs_of(0, 128)) + size.prefill_flops(172, pairs_of(128, 172), 1)
-    assert whole == pytest.approx(chunks)
-    assert whole > 2 * 300 * size.used / size.itemsize

@@ -5,17 +5,18 @@ import torch
 
 from kernels.speculation import ngram_draft as module
 from kernels.speculation.accept_drafts import accept_drafts
-from kernels.speculation.ngram_draft import NgramDraft, ngram_draft, ngram_draft_reference
+from kernels.speculation.ngram_draft import NgramDraft, ngram_draft_reference
 
 UNKNOWN = -9  # in the history, behind what is known
 
 
 def draft(target, tensors, *, min_n=2, max_n=4):
     """Everything by name, rows among it."""
+    op, num_rows = NgramDraft(**tensors, min_n=min_n, max_n=max_n), len(tensors["rows"])
     if target.name == "triton":
-        module._launch(NgramDraft(**tensors, min_n=min_n, max_n=max_n), len(tensors["rows"]))
+        module._launch(op, num_rows)
     else:
-        ngram_draft(**tensors, min_n=min_n, max_n=max_n)
+        op(num_rows)
 
 
 def batch(sequences, accepted, *, num_positions, max_len, device="cpu", budget=None, spare_rows=2):

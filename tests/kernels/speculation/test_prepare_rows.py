@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.speculation import prepare_rows as module
-from kernels.speculation.prepare_rows import PrepareRows, prepare_rows, prepare_rows_reference
+from kernels.speculation.prepare_rows import PrepareRows, prepare_rows_reference
 
 OUTPUTS = {
     "input_ids": torch.int64,
@@ -18,11 +18,11 @@ OUTPUTS = {
 
 def prepare(target, tensors, block_size):
     """Everything by name, rows among it."""
+    op, num_rows = PrepareRows(**tensors, block_size=block_size), len(tensors["rows"])
     if target.name == "triton":
-        op = PrepareRows(**tensors, block_size=block_size)
-        module._launch(op, len(tensors["rows"]))
+        module._launch(op, num_rows)
     else:
-        prepare_rows(**tensors, block_size=block_size)
+        op(num_rows)
 
 
 def batch(rows, num_positions, num_columns, device="cpu", *, num_rows=5):
