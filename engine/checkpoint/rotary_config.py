@@ -109,7 +109,7 @@ def _refuse_unknown(parameters: ConfigFields, names: set[str], kind: str) -> Non
         raise parameters.error(
             f"{unknown[0]} of the rotary embedding",
             parameters.raw[unknown[0]],
-            f"nothing: rope_type {kind} has {', '.join(sorted(names)) or 'no parameters of its own'}",
+            f"no such field: rope_type {kind} has {', '.join(sorted(names)) or 'no parameters of its own'}",
         )
 
 

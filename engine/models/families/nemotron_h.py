@@ -130,7 +130,7 @@ def _moe(fields: CheckpointFields) -> MoeConfig:
     # A group scores the sum of its two best experts (DeepSeek-V3, section 2.1.2).
     if expert_groups > 1 and experts_per_group < 2:
         raise fields.error(
-            "n_group", expert_groups, f"at most {num_experts // 2}: two experts or more a group"
+            "n_group", expert_groups, f"at most {num_experts // 2}: each group needs two experts or more"
         )
     groups_per_token = fields.integer("topk_group", default=1, maximum=expert_groups)
     latent_size = fields.raw.get("moe_latent_size")
