@@ -142,7 +142,10 @@ def check_divides(config: ModelConfig, size: int, *, shares_experts: bool = Fals
         divided.append(("moe_shared_expert_intermediate_size", moe.shared_intermediate_size))
     for name, count in divided:
         if count % size:
-            raise ConfigError(f"`tensor_parallel` {size} does not divide the checkpoint's {name} of {count}")
+            raise ConfigError(
+                f"`tensor_parallel` {size} does not divide the checkpoint's {name} of {count}: "
+                "choose a divisor"
+            )
     for name, count in copied:
         if count % size and size % count:
             raise ConfigError(

@@ -12,7 +12,7 @@
 | `fp8` | | float8_e4m3fn | block of `weight_block_size`, tensor |
 
 Any other method raises an error that names it. Settings for inputs are ignored: inputs are not quantised
-(docs/quantization.md). When a tensor is loaded, its stored dtype decides
+(docs/quantization.md). When a tensor is loaded, its stored dtype tells whether it is quantised
 (:mod:`engine.checkpoint.quantized_tensors`). The rules here serve planning, dummy weights and the sizes of
 blocks.
 """

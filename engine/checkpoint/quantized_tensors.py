@@ -4,7 +4,7 @@
 |---|---|
 | `X.weight` | float8_e4m3fn or int8 `[out, in]` |
 | `X.weight_packed` | int32 `[out, ceil(in / 4)]`: four int8, each plus 128, the first in the lowest byte |
-| `X.weight_shape` | `[out, in]` of that |
+| `X.weight_shape` | shape `[out, in]` of the unpacked weight |
 | `X.weight_scale`, `X.weight_scale_inv` | factors of the weight; both names mean the same |
 | `X.input_scale` | scales of quantised inputs; not used |
 

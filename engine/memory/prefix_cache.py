@@ -136,7 +136,7 @@ class PrefixCache:
         return Match(nodes[:usable], nodes[usable - 1].state if usable else None, len(nodes))
 
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
-        """Return the length of a cached prefix's longest part behind which a request can start."""
+        """Return the number of usable nodes. A request can only start behind a node with a state."""
         return next((i for i in range(len(nodes), 0, -1) if nodes[i - 1].state is not None), 0)
 
     def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:

@@ -21,7 +21,7 @@ class Checks(Protocol):
     """
 
     def vacated(self, plan: StepPlan) -> None:
-        """Check after the plan's preempted requests were copied out, before freed memory is written."""
+        """Check after the plan's preempted requests were copied out, before their freed memory is written."""
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         """Check a plan before it is computed. Returns the requests that must not be computed, and why."""

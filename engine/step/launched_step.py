@@ -32,7 +32,7 @@ RESULT_COLUMNS = 3
 class RowResult(NamedTuple):
     """The result of one row.
 
-    It is a named tuple for the same reason as :class:`engine.row_kinds.PlannedRow`: it is made faster.
+    It is a named tuple for the same reason as :class:`engine.row_kinds.PlannedRow`: creating one is faster.
     """
 
     accepted: int

@@ -158,7 +158,7 @@ class StepRunner:
             return self.decode_shape(len(plan.decode_rows))
         num_tokens = len(plan.decode_rows) * self._num_positions
         num_tokens += sum(row.num_new for row in plan.prefill_rows)
-        # A rank with nothing to compute runs a padding row, which may be more than a prompt of one token.
+        # A rank with nothing to compute runs a padding row, which may have more tokens than this step.
         return StepShape(0, max(num_tokens, self.decode_shape(1).num_tokens), True)
 
     def decode_shape(self, num_rows: int) -> StepShape:

@@ -105,7 +105,7 @@ FAMILY = Family(
 
 
 def _refuse_unsupported(fields: CheckpointFields) -> None:
-    """Refuse values that would change the result: the model computes only the ones listed here."""
+    """Refuse unsupported values. The model computes only the values listed here; others change the result."""
     fields.require("mlp_hidden_act", "relu2", default="relu2")
     fields.require("mamba_hidden_act", "silu", default="silu")
     fields.require("attention_bias", False, default=False)

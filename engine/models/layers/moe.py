@@ -165,7 +165,7 @@ class LoopedExperts:
 class StackedExperts:
     """All experts in two tensors, for grouped GEMMs.
 
-    No shape depends on the data and the host never waits, so that a step can be captured as a graph.
+    No shape depends on the data and the host never waits, so a step can be captured as a graph.
     """
 
     def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
