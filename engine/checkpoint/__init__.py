@@ -1,1 +1,1 @@
-"""Checkpoints as published: config and weights read, checked, cut for a rank, or made up."""
+"""Published checkpoints: reads and checks configuration and weights, cuts them for a rank, makes dummies."""

@@ -1,4 +1,4 @@
-"""What all checkpoints say alike in their ``config.json``, whatever their family."""
+"""The parts of ``config.json`` that are the same for all families."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class CheckpointFields(ConfigFields):
-    """The fields of a Hugging Face model directory, and what is settled before its family reads them."""
+    """The fields of a Hugging Face model directory, and values settled before the family reads the fields."""
 
     architecture: str
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     eos_token_ids: tuple[int, ...]
     quantization: Quantization | None
 
     @classmethod
     def of(cls, directory: Path, dtype: str, device: torch.device) -> CheckpointFields:
-        """Reads ``config.json`` and ``generation_config.json``.
+        """Read ``config.json`` and ``generation_config.json``.
 
-        ``dtype``: ``float32``, ``bfloat16`` or ``auto``: the checkpoint's own on a GPU, float32 on CPU,
-        whose kernels are made for it.
+        ``dtype``: ``float32``, ``bfloat16`` or ``auto``. ``auto`` is the checkpoint's dtype on a GPU, and
+        float32 on CPU, because the CPU kernels are made for float32.
 
-        Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
+        Raises :class:`ModelLoadError` that names the field, its value and the supported values.
         """
         fields = _text_model(ConfigFields.read(directory / "config.json"))
         return cls(
@@ -48,12 +48,15 @@ class CheckpointFields(ConfigFields):
         )
 
     def stores(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor, where ``config.json`` is silent; False without weights."""
+        """Return whether the checkpoint has the tensor; False without weights.
+
+        For facts that ``config.json`` doesn't contain.
+        """
         return name in stored_names(self.path.parent)
 
 
 def _text_model(fields: ConfigFields) -> ConfigFields:
-    """The language model's fields in place of those of the whole, where it sees pictures too."""
+    """Let a multimodal model's ``text_config`` replace the fields of the whole model."""
     text = fields.raw.get("text_config")
     if not isinstance(text, dict):
         return fields
@@ -68,7 +71,10 @@ def _architecture(fields: ConfigFields) -> str:
 
 
 def _eos_token_ids(directory: Path, fields: ConfigFields) -> tuple[int, ...]:
-    """``generation_config.json`` wins: instruct releases add their end-of-turn token only there."""
+    """Read the end tokens.
+
+    ``generation_config.json`` wins: instruct releases add their end-of-turn token only there.
+    """
     generation = directory / "generation_config.json"
     if generation.exists():
         ids = ConfigFields.read(generation).token_ids("eos_token_id")

@@ -1,4 +1,4 @@
-"""Typed reading of a ``config.json``; errors name the file, the field, its value and what was expected."""
+"""Typed reading of ``config.json``. Errors name the file, the field, its value and the expected value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from wire.errors import ModelLoadError
 
 _TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
-"""transformers 5 writes infinity as ``{"__float__": "Infinity"}``, older ones as the bare word."""
+"""transformers 5 writes infinity as ``{"__float__": "Infinity"}``; older releases write the bare word."""
 
 _REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """One JSON object. Readers take a field's names, the current one first, then those of older releases."""
+    """One JSON object. Methods take all names of a field: the current name first, then older names."""
 
     path: Path
     raw: dict[str, Any]
@@ -51,7 +51,7 @@ class ConfigFields:
         return value
 
     def number(self, *names: str, default: float = _REQUIRED, above: float = -math.inf) -> float:
-        """A finite one, more than ``above``."""
+        """Read a finite number greater than ``above``."""
         name, value = self._lookup(names, default)
         number = self._number(name, value)
         if not above < number < math.inf:
@@ -59,7 +59,7 @@ class ConfigFields:
         return number
 
     def numbers(self, name: str, count: int, *, default: float = 1.0) -> tuple[float, ...]:
-        """So many, all of them ``default`` where the field is missing."""
+        """Read a list of ``count`` numbers. If the field is missing, each number is ``default``."""
         name, value = self._lookup((name,), [default] * count)
         if not isinstance(value, list) or len(value) != count:
             raise self.error(name, value, f"a list of {count} numbers")
@@ -80,7 +80,7 @@ class ConfigFields:
     def listed(
         self, *names: str, choices: Collection[str], count: int, default: list[str] = _REQUIRED
     ) -> list[str]:
-        """So many, each one of ``choices``."""
+        """Read a list of ``count`` names, each one of ``choices``."""
         name, value = self._lookup(names, default)
         if (
             not isinstance(value, list)
@@ -91,7 +91,7 @@ class ConfigFields:
         return value
 
     def indices(self, name: str, count: int) -> list[int]:
-        """Some of the numbers from 0 to ``count - 1``, as of layers; none where the field is missing."""
+        """Read a list of layer numbers from 0 to ``count - 1``; empty if the field is missing."""
         _, value = self._lookup((name,), [])
         if not isinstance(value, list) or not all(index in range(count) for index in value):
             raise self.error(name, value, f"a list of layers from 0 to {count - 1}")
@@ -107,7 +107,7 @@ class ConfigFields:
         return lower, upper
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing."""
+        """Read one id or a list of ids; empty if the field is missing."""
         value = self.raw.get(name)
         if value is None:
             return ()
@@ -117,13 +117,13 @@ class ConfigFields:
         return tuple(ids)
 
     def require(self, name: str, *supported: object, default: object) -> None:
-        """Refuses a field whose value isn't among those that the model computes."""
+        """Refuse a value that the model can't compute."""
         value = self.raw.get(name, default)
         if value not in supported:
             raise self.error(name, value, f"{' or '.join(map(repr, supported))} (others are not supported)")
 
     def spelling(self, *names: str) -> str:
-        """Which of a field's names this file has: what an error should call it."""
+        """Return the name that this file uses for a field, for error messages."""
         return next((name for name in names if self.raw.get(name) is not None), names[0])
 
     def _lookup(self, names: Sequence[str], default: Any) -> tuple[str, Any]:

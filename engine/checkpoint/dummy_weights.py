@@ -1,15 +1,15 @@
 """Random weights made on the device, for a directory that holds a ``config.json`` and no weights.
 
-For measuring a model's speed without its checkpoint, and for trying a set-up before a download. Every value
-is a function of the tensor's name, its shape and the value's place alone, in arithmetic that is exact or
-rounded once: all devices, ranks and releases of torch make the same model, in whatever order tensors are
-asked for. A rank has its part of what one rank alone would have.
+They serve to measure a model's speed without its checkpoint, and to try a set-up before a download. Every
+value depends only on the tensor's name, its shape and the value's place. The arithmetic is exact or rounded
+once. So all devices, ranks and releases of torch make the same model, and the order of loading doesn't
+matter. A rank has its part of the model that a single rank would have.
 
     bits  = mix(place ^ key)            32 bits; key = BLAKE2b(name, shape, chunk)
-    value = middle + half_width * u     u in (-1, 1), even: from the upper 24 bits
+    value = middle + half_width * u     u in (-1, 1), uniform: from the upper 24 bits
 
-``mix`` is lowbias32 (https://nullprogram.com/blog/2018/07/31/). Widths are such that each layer's output is
-about as large as its input and logits lie a few units apart, whatever the depth.
+``mix`` is lowbias32 (https://nullprogram.com/blog/2018/07/31/). The widths are chosen so that at any depth
+each layer's output is about as large as its input, and logits are a few units apart.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from engine.checkpoint.model_config import ModelConfig
 from kernels.linear.quantized_weight import QuantizedWeight
 
 CHUNK = 1 << 20
-"""Values that share a key. 4 MB of them stay in a GPU's cache while they are mixed."""
+"""Number of values that share a key. These 4 MB stay in a GPU's cache while they are mixed."""
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
-"""Shift and factor; torch's integers have a sign."""
+"""Shift and factor of each round. Torch's integers are signed."""
 _LAST_SHIFT = 16
 LARGEST_FP8, LARGEST_INT8 = 448.0, 127.0
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values lie evenly within ``half_width`` of ``middle``."""
+    """A uniform distribution within ``half_width`` of ``middle``."""
 
     half_width: float
     middle: float = 0.0
 
     @classmethod
     def deviating(cls, deviation: float, middle: float = 0.0) -> Spread:
-        """With that standard deviation."""
+        """Return a spread with this standard deviation."""
         return cls(math.sqrt(3) * deviation, middle)
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int]) -> Spread:
-        """By what the published names say of a tensor's part in the model."""
+        """Return the spread for a tensor. Its published name shows its role in the model."""
         kind = name.rsplit(".", 1)[-1]
         if kind == "A_log":  # decays from almost none to almost all
             return cls(1.5, 0.5)
@@ -65,7 +65,7 @@ class Spread:
             return cls.deviating(0.5)
         if name.startswith("lm_head"):
             return cls.deviating(4.0 / math.sqrt(shape[-1]))
-        # Projections: unit gain, twice that where relu^2 or softmax flattens.
+        # Projections: gain 1, or gain 2 where relu^2 or softmax flattens the result.
         gain = (
             2.0 if any(part in name for part in ("down_proj", "q_proj", "k_proj", "output_linear")) else 1.0
         )
@@ -75,7 +75,7 @@ class Spread:
 def dummy_weights(
     directory: str | Path, config: ModelConfig, *, device: torch.device | str = "cpu"
 ) -> MadeWeights:
-    """Random tensors of whatever the model takes."""
+    """Make a random tensor for every tensor that the model takes."""
     return MadeWeights(directory, config, device, DummyValues(device))
 
 
@@ -90,7 +90,7 @@ class DummyValues:
         self._fill(tensor.view(-1), name, shape, Spread.of(name, shape))
 
     def fill_quantized(self, weight: QuantizedWeight, name: str) -> None:
-        """With a power of two as the scale of all, so that dividing is exact."""
+        """Fill values and scales. All scales are one power of two, so that dividing is exact."""
         shape = weight.shape
         spread = Spread.of(name, shape)
         largest = LARGEST_FP8 if weight.is_fp8 else LARGEST_INT8
@@ -108,21 +108,21 @@ class DummyValues:
             chunk.copy_(values.round_() if rounded else values)
 
     def _values(self, key: int, num: int, spread: Spread) -> Tensor:
-        """``[num]`` float32"""
+        """Return values ``[num]`` float32."""
         bits = self._places[:num] ^ key
         for shift, factor in _ROUNDS:
             bits.bitwise_xor_(_shifted(bits, shift)).mul_(factor)
         bits.bitwise_xor_(_shifted(bits, _LAST_SHIFT))
-        values = (bits >> 8).to(torch.float32)  # 24 bits with their sign: exact, and with the half as well
+        values = (bits >> 8).to(torch.float32)  # 24 bits including the sign: exact, also after adding 0.5
         return values.add_(0.5).mul_(spread.half_width / (1 << 23)).add_(spread.middle)
 
 
 def _key(name: str, shape: Sequence[int], chunk: int) -> int:
-    """32 bits with their sign."""
+    """Return a signed key of 32 bits."""
     digest = hashlib.blake2b(f"{name} {list(shape)} {chunk}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, zeros from the left: the shift of a signed integer would drag the sign along."""
+    """Shift to the right and fill with zeros. The plain shift of a signed integer would copy the sign bit."""
     return (bits >> by).bitwise_and_((1 << (32 - by)) - 1)

@@ -1,7 +1,7 @@
-"""A short name for exactly these weights under exactly this configuration.
+"""A short name for exactly these weights with exactly this configuration.
 
-Two servers that hand state over must compute with the same model; comparing fingerprints finds out
-without reading the weights: the digest covers the configuration, every safetensors header (names,
+Two servers that hand state over must compute with the same model. Comparing fingerprints checks this
+without reading all weights: the digest covers the configuration, every safetensors header (names,
 dtypes, shapes, offsets) and a few sampled bytes of every tensor.
 """
 
@@ -20,7 +20,7 @@ from wire.errors import ModelLoadError
 SAMPLES = 4
 SAMPLE_BYTES = 64
 DUMMY_WEIGHTS = b"dummy weights 1"
-"""The number goes up when :mod:`engine.checkpoint.dummy_weights` makes other values."""
+"""Increase the number when :mod:`engine.checkpoint.dummy_weights` changes its values."""
 _UNRELATED_FIELDS = ("_name_or_path", "transformers_version")
 
 
@@ -31,10 +31,11 @@ def fingerprint(
     *,
     stochastic_rounding: bool = False,
 ) -> str:
-    """64 hex digits. Equal for copies of a checkpoint loaded in one dtype, wherever they lie.
+    """Return 64 hex digits, equal for all copies of a checkpoint that are loaded in the same dtype.
 
-    A retrained tensor shows unless all its sampled bytes stayed the same. Dummy weights follow from the
-    configuration alone, and are never taken for a checkpoint's.
+    The path doesn't matter. A retrained tensor changes the fingerprint unless all its sampled bytes stayed
+    the same. The fingerprint of dummy weights depends only on the configuration and never equals a
+    checkpoint's.
     """
     directory = Path(model_dir)
     digest = hashlib.sha256()
@@ -42,7 +43,7 @@ def fingerprint(
     if (directory / MODELOPT_FILE).exists():
         digest.update(_canonical(directory / MODELOPT_FILE))
     digest.update(str(dtype).removeprefix("torch.").encode())
-    if stochastic_rounding:  # of states: no layout shows it, and yet the tokens depend on it
+    if stochastic_rounding:  # rounding of states: no layout shows it, but the tokens depend on it
         digest.update(b"stochastic rounding")
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)
@@ -53,7 +54,7 @@ def fingerprint(
 
 
 def _canonical(path: Path) -> bytes:
-    """A JSON object whatever its layout."""
+    """Return a JSON file's object in one canonical layout, without unrelated fields."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,7 +64,7 @@ def _canonical(path: Path) -> bytes:
 
 
 def _add_weights(digest: hashlib._Hash, path: Path) -> None:
-    """One file: an 8-byte header length, the JSON header, then the tensors' bytes."""
+    """Add one file to the digest: an 8-byte header length, the JSON header, then the tensors' bytes."""
     try:
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))

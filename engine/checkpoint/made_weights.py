@@ -1,4 +1,4 @@
-"""Weights that are made as they are asked for, where there is no file to take them from."""
+"""Weights that are made on request, without a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.linear.quantized_weight import QuantizedWeight
 
 
 class Values(Protocol):
-    """What new tensors, whole ones, are filled with."""
+    """Fills new tensors. Each tensor is a whole one, never a rank's part."""
 
     def fill(self, tensor: Tensor, name: str) -> None: ...
 
@@ -23,7 +23,7 @@ class Values(Protocol):
 
 
 class NoValues:
-    """Leaves tensors as they come: those of torch's meta device have nothing to fill."""
+    """Leaves new tensors unfilled. For torch's meta device, whose tensors have no memory."""
 
     def fill(self, tensor: Tensor, name: str) -> None:
         pass
@@ -33,7 +33,7 @@ class NoValues:
 
 
 class MadeWeights:
-    """Makes whatever tensor the model takes; see :class:`engine.checkpoint.weights.Weights`."""
+    """Makes every tensor that the model takes; see :class:`engine.checkpoint.weights.Weights`."""
 
     def __init__(
         self, directory: str | Path, config: ModelConfig, device: torch.device | str, values: Values
@@ -46,7 +46,7 @@ class MadeWeights:
         self._values = values
 
     def __contains__(self, name: str) -> bool:
-        """A checkpoint as published has none of the tensors that one may have or lack."""
+        """Return False: like a published checkpoint, made weights have no optional tensors."""
         return False
 
     def take(
@@ -57,7 +57,7 @@ class MadeWeights:
         dtype: torch.dtype | None = None,
         part: Part = WHOLE,
     ) -> Tensor:
-        """A new tensor. Of a part the whole is made first: a rank may need memory for one tensor more."""
+        """Make a tensor. A part is cut from a whole tensor: a rank may need memory for one more tensor."""
         whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._values.fill(whole, name)
         tensor = whole if part.is_all_of(shape) else part.of(whole)
@@ -67,7 +67,7 @@ class MadeWeights:
     def take_weight(
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
-        """The same of a linear layer's weight."""
+        """Make a linear layer's weight, quantised if the configuration says so. See :meth:`take`."""
         name = f"{layer}.weight" if of is None else f"{layer}.{of.index}.weight"
         scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
         if scheme is None:

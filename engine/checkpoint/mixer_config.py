@@ -1,7 +1,7 @@
-"""Sizes and options of each kind of mixer, whatever the family that it stands in.
+"""Sizes and options of each kind of mixer, the same for all families.
 
-Published checkpoints spell fields in several ways (``conv_kernel`` or ``mamba_d_conv``). Where the spellings
-mean the same they end here. What only one family has, that family's file passes in.
+Published checkpoints spell fields in several ways (``conv_kernel`` or ``mamba_d_conv``). This module unites
+spellings with the same meaning. If only one family has an option, that family's file passes it in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GateOrder = Literal["gate_first", "norm_first", "gate_alone"]
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """Mamba-2 mixer. Head ``h`` shares B and C with its group, ``h // (num_heads // num_groups)``."""
+    """A Mamba-2 mixer. Head ``h`` shares B and C with its group, ``h // (num_heads // num_groups)``."""
 
     num_heads: int
     head_dim: int
@@ -38,15 +38,15 @@ class MambaConfig:
     proj_bias: bool
     ssm_dtype: torch.dtype
     norm_groups: int
-    """Parts of ``d_inner`` that are normalized each on its own."""
+    """Number of parts of ``d_inner``. Each part is normalized by itself."""
     gate_order: GateOrder = "gate_first"
     in_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-    """Factors of gate z, x, B, C and dt behind ``in_proj``."""
+    """Factors of ``in_proj``'s outputs: gate z, x, B, C and dt."""
     out_scale: float = 1.0
 
     @classmethod
     def read(cls, fields: ConfigFields, *, norm_groups: int | None = None) -> MambaConfig:
-        """``norm_groups``: as many as there are groups of B and C unless given."""
+        """Read the fields. ``norm_groups`` is by default the number of groups of B and C."""
         heads, groups = ("mamba_num_heads", "mamba_n_heads"), ("n_groups", "mamba_n_groups")
         num_heads, num_groups = fields.integer(*heads), fields.integer(*groups)
         if num_heads % num_groups:
@@ -73,7 +73,7 @@ class MambaConfig:
 
     @property
     def conv_channels(self) -> int:
-        """x, B and C stand side by side and pass the convolution together."""
+        """Channels of x, B and C together. They pass the convolution side by side."""
         return self.d_inner + 2 * self.num_groups * self.state_size
 
     @property
@@ -88,14 +88,14 @@ class MambaConfig:
 
     @property
     def proj_sizes(self) -> tuple[int, int, int, int, int]:
-        """The same one by one: z, x, B, C, dt."""
+        """Rows of each part of ``in_proj``: z, x, B, C, dt."""
         bc_size = self.num_groups * self.state_size
         return self.d_inner, self.d_inner, bc_size, bc_size, self.num_heads
 
 
 @dataclass(frozen=True)
 class GatedDeltaNetConfig:
-    """Gated DeltaNet. Value head ``h`` shares q and k with its key head, ``h // heads_per_key_head``."""
+    """A Gated DeltaNet. Value head ``h`` shares q and k with its key head, ``h // heads_per_key_head``."""
 
     num_key_heads: int
     num_value_heads: int
@@ -104,7 +104,7 @@ class GatedDeltaNetConfig:
     conv_width: int
     ssm_dtype: torch.dtype
     interleaved: bool
-    """Whether the projections are stored key head by key head, all of one together (Qwen3-Next)."""
+    """Whether projections are stored by key head, with all rows of a key head together (Qwen3-Next)."""
 
     @classmethod
     def read(cls, fields: ConfigFields, *, interleaved: bool) -> GatedDeltaNetConfig:
@@ -135,17 +135,17 @@ class GatedDeltaNetConfig:
 
     @property
     def key_size(self) -> int:
-        """Channels of q, and of k."""
+        """Channels of q; k has the same number."""
         return self.num_key_heads * self.key_head_dim
 
     @property
     def value_size(self) -> int:
-        """Channels of v, of the gate and of what comes out."""
+        """Channels of v; the gate and the output have the same number."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_channels(self) -> int:
-        """v, q and k stand side by side and pass the convolution together."""
+        """Channels of v, q and k together. They pass the convolution side by side."""
         return self.value_size + 2 * self.key_size
 
     @property
@@ -156,11 +156,11 @@ class GatedDeltaNetConfig:
 
 @dataclass(frozen=True)
 class HeadNormConfig:
-    """RMS norms of single heads of q and k, before they turn."""
+    """RMS norms of each head of q and k, before the rotary embedding."""
 
     eps: float
     offset: float = 0.0
-    """Added to the stored weights: 1 where the checkpoint keeps them around 0."""
+    """Added to the stored weights: 1 if the checkpoint stores weights around 0."""
 
 
 @dataclass(frozen=True)
@@ -171,22 +171,23 @@ class AttentionConfig:
     num_kv_heads: int
     head_dim: int
     scale: float
-    """Of ``q k^T``; ``1 / sqrt(head_dim)`` unless the checkpoint says otherwise."""
+    """Factor of ``q k^T``; ``1 / sqrt(head_dim)`` unless the checkpoint says otherwise."""
     in_scale: float = 1.0
-    """Of q, k and v behind their projections."""
+    """Factor of q, k and v after their projections."""
     out_scale: float = 1.0
     bias: bool = False
-    """Of q, k and v."""
+    """Whether q, k and v have a bias."""
     out_bias: bool = False
     rotary: RotaryConfig | None = None
-    """None: no positional encoding."""
+    """None if there is no positional encoding."""
     head_norms: HeadNormConfig | None = None
     output_gate: bool = False
-    """What was attended to times ``sigmoid(gate)``; the gates stand in ``q_proj``, each behind its query."""
+    """Whether attention's result is multiplied by ``sigmoid(gate)``. In ``q_proj`` each head's gate follows
+    its query."""
 
     @classmethod
     def read(cls, fields: ConfigFields, *, head_dim: int | None = None) -> AttentionConfig:
-        """``head_dim``: what it is where the checkpoint doesn't say; None: it must."""
+        """Read the fields. ``head_dim`` is the default; with None the checkpoint must name its own."""
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
         if num_heads % num_kv_heads:
@@ -202,13 +203,13 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """``down(act(up(x)))``"""
+    """An MLP: ``down(act(up(x)))``."""
 
     intermediate_size: int
     bias: bool
     activation: Activation
     gate_scale: float = 1.0
-    """Of what ``gate`` yields, before its activation."""
+    """Factor of the gate before its activation."""
     out_scale: float = 1.0
 
     @property
@@ -231,8 +232,8 @@ class MoeConfig:
     """0: there is no shared expert."""
     latent_size: int | None
     bias: bool
-    """Of the shared expert and the latent projections; routed experts have none."""
+    """Whether the shared expert and the latent projections have a bias. Routed experts have none."""
     activation: Activation
     scoring: Scoring = "sigmoid"
     shared_gate: bool = False
-    """The shared expert's output times ``sigmoid(gate)``, one gate a token."""
+    """Whether the shared expert's output is multiplied by ``sigmoid(gate)``, one gate per token."""

@@ -1,8 +1,8 @@
-"""What a checkpoint's ``config.json`` says, checked once and in one shape for all families.
+"""The contents of a checkpoint's ``config.json``, checked once and in one shape for all families.
 
-Behind :class:`ModelConfig` each thing has one name. A value that this implementation can't honour is refused
-by name, never ignored. Which fields a family has, and what they mean there, its file in
-:mod:`engine.models.families` knows.
+In :class:`ModelConfig` each value has one name. An unsupported value raises an error that names it; no value
+is silently ignored. A family's file in :mod:`engine.models.families` knows which fields the family has and
+what they mean.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from wire.errors import ModelLoadError
 
 LayerType = Literal["mamba", "gated_delta", "attention", "mlp", "moe"]
 RECURRENT: frozenset[LayerType] = frozenset({"mamba", "gated_delta"})
-"""Layers that keep a state of fixed size a sequence."""
+"""Layers that keep a state of fixed size for each sequence."""
 
 UNLIMITED = 1 << 20
-"""Tokens of a context where the checkpoint names no limit, as purely recurrent ones don't."""
+"""Context length in tokens if the checkpoint names no limit, as with purely recurrent models."""
 
 
 @dataclass(frozen=True)
 class MtpConfig:
-    """One set of multi-token prediction layers, looped for as many drafts as are wanted."""
+    """One set of multi-token prediction layers. It runs once for each wanted draft."""
 
     num_predictions: int
-    """Loops that the layers were trained for."""
+    """Number of loops that the layers were trained for."""
     layer_types: tuple[LayerType, ...]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything of a checkpoint's configuration that the model needs."""
+    """All parts of a checkpoint's configuration that the model needs."""
 
     architecture: str
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
     layer_types: tuple[LayerType, ...]
-    """Every mixer of the model in order; which of them share a norm is the family's business."""
+    """Every mixer of the model in order. The family decides which mixers share a norm."""
     norm_eps: float
     tie_word_embeddings: bool
     mamba: MambaConfig | None = None
-    """None where no layer is of that type, like the next four."""
+    """None if no layer has this type; the same holds for the next four fields."""
     gated_delta: GatedDeltaNetConfig | None = None
     attention: AttentionConfig | None = None
     mlp: MlpConfig | None = None
@@ -67,14 +67,14 @@ class ModelConfig:
     residual_in_fp32: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what each block adds to the residual stream."""
+    """Factor of each block's summand for the residual stream."""
     logit_scale: float = 1.0
     quantization: Quantization | None = None
-    """Of the linear layers' weights."""
+    """How the linear layers' weights are quantised."""
     norm_offset: float = 0.0
-    """Added to stored weights of norms over the hidden state: 1 where the checkpoint keeps them around 0."""
+    """Added to stored weights of norms over the hidden state: 1 if the checkpoint stores them around 0."""
     cache_formats: CacheFormats = AS_THE_MODEL
-    """The operator's choice, which no checkpoint knows."""
+    """The operator's choice; no checkpoint contains it."""
 
     @classmethod
     def of(
@@ -90,7 +90,10 @@ class ModelConfig:
         mtp: MtpConfig | None = None,
         default_norm_eps: float = 1e-5,
     ) -> ModelConfig:
-        """With what all families spell alike, from ``fields``. Raises :class:`ModelLoadError`."""
+        """Make a configuration. Fields that all families spell alike are read from ``fields``.
+
+        Raises :class:`ModelLoadError` if such a field is missing or has a wrong value.
+        """
         return cls(
             architecture=fields.architecture,
             dtype=fields.dtype,
@@ -113,20 +116,20 @@ class ModelConfig:
 
     @property
     def recurrent(self) -> MambaConfig | GatedDeltaNetConfig | None:
-        """Of the layers that keep a state; a model has one kind of them at most."""
+        """The layers that keep a state. A model has at most one kind of them."""
         return self.mamba or self.gated_delta
 
     @property
     def ssm_dtype(self) -> torch.dtype:
-        """Of recurrent layers' states in the pool; float32 where there are none."""
+        """Dtype of recurrent layers' states in the pool; float32 if there are no recurrent layers."""
         if self.recurrent is None:
             return torch.float32
         return self.cache_formats.ssm or self.recurrent.ssm_dtype
 
     def require_mtp(self) -> MtpConfig:
-        """The MTP layer, for whoever is about to use it.
+        """Return the MTP layers' configuration.
 
-        Raises :class:`ModelLoadError` where the checkpoint has none, or one that can't be run.
+        Raises :class:`ModelLoadError` if the checkpoint has no MTP layers, or has layers that can't be run.
         """
         if self.mtp is None:
             raise ModelLoadError(
@@ -141,9 +144,9 @@ class ModelConfig:
         return self.mtp
 
     def cache_spec(self, *, mtp: bool = False) -> CacheSpec:
-        """What the pools keep for this model; with ``mtp`` for its MTP layer too, whose KV comes last.
+        """Return what the pools keep for this model. With ``mtp`` the MTP layer's KV is added at the end.
 
-        Raises :class:`ModelLoadError` as :meth:`require_mtp`.
+        Raises :class:`ModelLoadError` as :meth:`require_mtp` does.
         """
         layer_types = self.layer_types + (self.require_mtp().layer_types if mtp else ())
         attention, recurrent = self.attention, self.recurrent

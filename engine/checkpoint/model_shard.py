@@ -1,16 +1,16 @@
-"""What of each layer one tensor-parallel rank holds.
+"""The part of each layer that one tensor-parallel rank holds.
 
-| weight | divided by | what comes out |
+| weight | divided by | output |
 |---|---|---|
-| q, k, v | heads; a KV head is copied where there are fewer than ranks | complete heads |
-| Mamba in_proj, conv, A, D, dt_bias, norm | heads, and groups likewise copied | complete heads |
-| Gated DeltaNet projections, conv, A, dt_bias | value heads, and key heads likewise copied | complete heads |
-| up | intermediate channels, of each expert too | complete channels |
-| o, out_proj, down | their inputs, which are what the rank has | summands of the hidden state |
+| q, k, v | heads; KV heads are copied if there are fewer of them than ranks | complete heads |
+| Mamba in_proj, conv, A, D, dt_bias, norm | heads; groups are copied likewise | complete heads |
+| Gated DeltaNet projections, conv, A, dt_bias | value heads; key heads are copied likewise | complete heads |
+| up | intermediate channels, also of each expert | complete channels |
+| o, out_proj, down | inputs: those that the rank has computed | summands of the hidden state |
 | output head | vocabulary | complete logits |
 
-Experts that ranks share (:mod:`engine.parallel.expert_parallel`) are not divided: each is whole on one rank.
-Embedding, norms, expert router, latent projections and ``eh_proj`` stand whole on every rank.
+With expert parallelism (:mod:`engine.parallel.expert_parallel`) experts are not divided: each expert is whole
+on one rank. Embedding, norms, expert router, latent projections and ``eh_proj`` are whole on every rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MambaShard:
     """One rank's heads and groups of a Mamba mixer, as ranges of the whole layer's tensors."""
 
     config: MambaConfig
-    """The whole layer's."""
+    """Configuration of the whole layer."""
     heads: range
     groups: range
 
@@ -40,23 +40,23 @@ class MambaShard:
 
     @property
     def local(self) -> MambaConfig:
-        """The sizes of the share."""
+        """Configuration with the sizes of the share."""
         return replace(self.config, num_heads=len(self.heads), num_groups=len(self.groups))
 
     @property
     def head_rows(self) -> Ranges:
-        """Of A, D, dt_bias, and of the SSM state."""
+        """Rows of A, D, dt_bias and the SSM state."""
         return ((self.heads.start, self.heads.stop),)
 
     @property
     def inner_rows(self) -> Ranges:
-        """Channels of x, of the gate and of the norm."""
+        """Channels of x, the gate and the norm."""
         size = self.config.head_dim
         return ((self.heads.start * size, self.heads.stop * size),)
 
     @property
     def conv_rows(self) -> Ranges:
-        """Channels of (x, B, C), and of the convolution's state: three ranges."""
+        """Channels of (x, B, C) and of the convolution's state: three ranges."""
         config = self.config
         first_b = config.d_inner
         first_c = first_b + config.num_groups * config.state_size
@@ -65,7 +65,7 @@ class MambaShard:
 
     @property
     def proj_rows(self) -> Ranges:
-        """Of in_proj: gate, (x, B, C), dt."""
+        """Rows of in_proj: gate, (x, B, C), dt."""
         config = self.config
         first_dt = config.d_inner + config.conv_channels
         return (
@@ -77,10 +77,10 @@ class MambaShard:
 
 @dataclass(frozen=True)
 class GatedDeltaShard:
-    """One rank's value heads of a Gated DeltaNet and the key heads that these read."""
+    """One rank's value heads of a Gated DeltaNet, and the key heads that they use."""
 
     config: GatedDeltaNetConfig
-    """The whole layer's."""
+    """Configuration of the whole layer."""
     heads: range
     key_heads: range
 
@@ -90,23 +90,26 @@ class GatedDeltaShard:
 
     @property
     def local(self) -> GatedDeltaNetConfig:
-        """The sizes of the share."""
+        """Configuration with the sizes of the share."""
         return replace(self.config, num_value_heads=len(self.heads), num_key_heads=len(self.key_heads))
 
     @property
     def head_rows(self) -> Ranges:
-        """Of A, dt_bias, and of the state."""
+        """Rows of A, dt_bias and the state."""
         return ((self.heads.start, self.heads.stop),)
 
     @property
     def value_rows(self) -> Ranges:
-        """Channels of v, of the gate and of what comes out."""
+        """Channels of v, the gate and the output."""
         size = self.config.value_head_dim
         return ((self.heads.start * size, self.heads.stop * size),)
 
     @property
     def conv_rows(self) -> Ranges:
-        """Channels of (v, q, k), and of the convolution's state: three ranges, those that are copied last."""
+        """Channels of (v, q, k) and of the convolution's state: three ranges.
+
+        q and k, of which several ranks may hold copies, come last.
+        """
         config = self.config
         start, stop = (edge * config.key_head_dim for edge in (self.key_heads.start, self.key_heads.stop))
         first_q, first_k = config.value_size, config.value_size + config.key_size
@@ -114,9 +117,11 @@ class GatedDeltaShard:
 
 
 def check_divides(config: ModelConfig, size: int, *, shares_experts: bool = False) -> None:
-    """Raises :class:`ConfigError` that names what ``size`` ranks can't share.
+    """Check that ``size`` ranks can share the model.
 
-    ``shares_experts``: each expert is whole on one of them.
+    With ``shares_experts`` each expert is whole on one rank.
+
+    Raises :class:`ConfigError` that names the size that the ranks can't share.
     """
     attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
     divided, copied = [], []
@@ -137,7 +142,10 @@ def check_divides(config: ModelConfig, size: int, *, shares_experts: bool = Fals
         divided.append(("moe_shared_expert_intermediate_size", moe.shared_intermediate_size))
     for name, count in divided:
         if count % size:
-            raise ConfigError(f"`tensor_parallel` {size} does not divide the checkpoint's {name} of {count}")
+            raise ConfigError(
+                f"`tensor_parallel` {size} does not divide the checkpoint's {name} of {count}: "
+                "choose a divisor"
+            )
     for name, count in copied:
         if count % size and size % count:
             raise ConfigError(
@@ -146,7 +154,7 @@ def check_divides(config: ModelConfig, size: int, *, shares_experts: bool = Fals
 
 
 def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
-    """The sizes of one rank's share; what every rank holds whole keeps its size."""
+    """Return the configuration with the sizes of one rank's share. Undivided parts keep their size."""
     attention, mamba, mlp, moe = config.attention, config.mamba, config.mlp, config.moe
     return replace(
         config,
@@ -171,9 +179,9 @@ def shard_config(config: ModelConfig, tp: TensorParallel) -> ModelConfig:
 
 
 def shard_spec(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> CacheSpec:
-    """What one rank's pools keep, and which of the model's heads and channels those are.
+    """Return what one rank's pools keep, with the rank's ranges of the model's heads and channels.
 
-    Raises :class:`ModelLoadError` as :meth:`ModelConfig.require_mtp`.
+    Raises :class:`ModelLoadError` as :meth:`ModelConfig.require_mtp` does.
     """
     spec = shard_config(config, tp).cache_spec(mtp=mtp)
     if tp.size == 1:

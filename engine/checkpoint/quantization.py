@@ -1,19 +1,20 @@
-"""How a checkpoint's weights are quantised: what its configuration says, in one shape.
+"""How a checkpoint's weights are quantised according to its configuration, in one shape for all methods.
 
-| `quant_method` | format | weights | a scale for a |
+| `quant_method` | format | weights | one scale per |
 |---|---|---|---|
 | `modelopt`, or `hf_quant_config.json` | `quant_algo` FP8 | float8_e4m3fn | tensor |
 | | FP8_PER_CHANNEL_PER_TOKEN | float8_e4m3fn | channel |
 | | FP8_PB_WO | float8_e4m3fn | block of 128 x 128, or of `group_size` |
-| | MIXED_PRECISION | of `quantized_layers` each as one of these | |
+| | MIXED_PRECISION | each of `quantized_layers` is one of these | |
 | `compressed-tensors` | `float-quantized` | float8_e4m3fn | tensor, channel, block |
 | `compressed-tensors` | `int-quantized` | int8 | tensor, channel, group |
 | `compressed-tensors` | `pack-quantized`, 8 bits | four int8 in an int32 | channel, group |
 | `fp8` | | float8_e4m3fn | block of `weight_block_size`, tensor |
 
-Anything else is refused by its name. What is said of inputs is read over: they stay as they are
-(docs/quantization.md). What a tensor is stored as decides when it is loaded (:mod:`engine.quantized_files`);
-these rules are for planning, for dummy weights and for the sizes of blocks.
+Any other method raises an error that names it. Settings for inputs are ignored: inputs are not quantised
+(docs/quantization.md). When a tensor is loaded, its stored dtype tells whether it is quantised
+(:mod:`engine.checkpoint.quantized_tensors`). The rules here serve planning, dummy weights and the sizes of
+blocks.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class WeightScheme:
 
     stored: Stored
     block_rows: int | None
-    """Outputs that share a scale; None: all."""
+    """Number of outputs that share a scale; None means all."""
     block_columns: int | None
-    """Inputs that share a scale; None: all."""
+    """Number of inputs that share a scale; None means all."""
 
     def scale_grid(self, num_outputs: int, num_inputs: int) -> tuple[int, int]:
-        """How many scales there are along either axis."""
+        """Return the number of scales along each axis."""
         rows, columns = self.block_rows or num_outputs, self.block_columns or num_inputs
         return -(-num_outputs // rows), -(-num_inputs // columns)
 
     def empty_weight(self, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
-        """One of this scheme ``[out, in]``, unpacked, with whatever is in the memory."""
+        """Make an unpacked weight ``[out, in]`` of this scheme with uninitialized memory."""
         values = torch.empty(shape, dtype=FP8 if self.stored == "fp8" else torch.int8, device=device)
         scales = torch.empty(self.scale_grid(*shape), device=device)
         return QuantizedWeight(values, scales, self.block_rows or shape[0], self.block_columns or shape[1])
@@ -67,12 +68,12 @@ class WeightScheme:
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """A set of modules: by name, and by regular expressions that match from a name's start."""
+    """A set of modules: names, and regular expressions that match from the start of a name."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[re.Pattern[str], ...] = ()
     with_children: bool = False
-    """Whether a name stands for all below it, and for all whose last parts it is."""
+    """Whether a name also includes all modules below it, and all modules whose name ends with it."""
 
     def __contains__(self, module: str) -> bool:
         if module in self.names or any(pattern.match(module) for pattern in self.patterns):
@@ -86,24 +87,24 @@ class ModuleNames:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which linear layers are quantised, and how."""
+    """Tells which linear layers are quantised, and how."""
 
     method: str
     schemes: tuple[tuple[ModuleNames | None, WeightScheme], ...]
-    """Modules and their scheme, the first that has a module counts; None: all linear layers."""
+    """Modules and their scheme. The first entry that has a module counts; None means all linear layers."""
     excluded: ModuleNames
     kv_cache: Literal["fp8"] | None
-    """What the checkpoint was calibrated to keep KV in."""
+    """The KV format that the checkpoint was calibrated for."""
 
     def scheme_of(self, module: str) -> WeightScheme | None:
-        """Of a linear layer by its published name; None where it is not quantised."""
+        """Return the scheme of a linear layer by its published name; None if the layer is not quantised."""
         if module in self.excluded:
             return None
         found = (scheme for names, scheme in self.schemes if names is None or module in names)
         return next(found, None)
 
     def scheme_stored_as(self, module: str, stored: Stored) -> WeightScheme | None:
-        """That of ``module``, or else any that stores weights in this way."""
+        """Return the scheme of ``module`` if it stores weights as ``stored``, else any scheme that does."""
         own = self.scheme_of(module)
         if own is not None and own.stored == stored:
             return own
@@ -111,16 +112,16 @@ class Quantization:
 
 
 def read_quantization(fields: ConfigFields) -> Quantization | None:
-    """From ``quantization_config`` of ``config.json``, else from ``hf_quant_config.json`` beside it.
+    """Read ``quantization_config`` of ``config.json``, else ``hf_quant_config.json`` beside it.
 
-    None where weights are not quantised. Raises :class:`ModelLoadError` that names what is not supported and
-    what is.
+    None if weights are not quantised. Raises :class:`ModelLoadError` that names the unsupported value and
+    the supported ones.
     """
     config = fields.raw.get("quantization_config", fields.raw.get("compression_config"))
     beside = fields.path.parent / MODELOPT_FILE
     if config is not None and not isinstance(config, dict):
         raise _Reader(fields.path, {}).error("quantization_config", config)
-    # Some releases say in config.json only whose format it is.
+    # In some releases config.json names only the quantisation method.
     is_said = config is not None and (config.get("quant_method") != "modelopt" or _says_layers(config))
     if not is_said and beside.exists():
         return _Reader(beside, ConfigFields.read(beside).raw).modelopt()
@@ -167,7 +168,7 @@ class _Reader:
         )
 
     def modelopt_schemes(self, config: dict[str, Any]) -> tuple[tuple[ModuleNames | None, WeightScheme], ...]:
-        """By layer, or one for all."""
+        """Read one scheme per layer, or one scheme for all layers."""
         if str(config.get("quant_algo")).upper() != "MIXED_PRECISION":
             return ((None, self.modelopt_scheme(config)),)
         layers = config.get("quantized_layers")
@@ -236,7 +237,7 @@ class _Reader:
         return None if "Linear" in found else self.module_names(found)
 
     def module_names(self, found: Iterable[str]) -> ModuleNames:
-        """``re:`` marks regular expressions; the others are whole names."""
+        """Make a set of modules. ``re:`` marks regular expressions; other entries are whole names."""
         expressions, names = _split(found, lambda name: name.startswith("re:"))
         return ModuleNames(
             frozenset(names), tuple(self.pattern(one.removeprefix("re:")) for one in expressions)
@@ -263,7 +264,7 @@ class _Reader:
         return WeightScheme(stored, rows, columns)
 
     def strategy(self, weights: dict[str, Any]) -> tuple[int | None, int | None]:
-        """Rows and columns that share a scale."""
+        """Read how many rows and columns share a scale."""
         group_size = weights.get("group_size")
         name = weights.get("strategy") or ("tensor" if group_size in (None, -1) else "group")
         if name == "tensor":
@@ -286,7 +287,7 @@ class _Reader:
         raise self.error(name, found, "a pair of positive integers")
 
     def is_fp8_kv(self, config: dict[str, Any]) -> bool:
-        """One scale a tensor: others would not fit the cache."""
+        """Return whether KV is FP8 with one scale per tensor. The cache supports no other scales."""
         scheme = config.get("kv_cache_scheme")
         if not isinstance(scheme, dict):
             return False
@@ -294,7 +295,7 @@ class _Reader:
         return is_per_tensor and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
 
     def names(self, config: dict[str, Any], *fields: str) -> list[str]:
-        """Of the first of these fields that is there; none where none is."""
+        """Read a list of names from the first of ``fields`` that is present; empty if none is."""
         name = next((name for name in fields if config.get(name) is not None), fields[0])
         found = config.get(name) or []
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
@@ -309,7 +310,7 @@ class _Reader:
 
 
 def _says_layers(config: dict[str, Any]) -> bool:
-    """Whether it says which layers are quantised how, and not only that some are."""
+    """Return whether ``config`` names a format for layers, not only that some layers are quantised."""
     algorithm = config.get("quant_algo")
     is_mixed = str(algorithm).upper() == "MIXED_PRECISION"
     return algorithm is not None and (not is_mixed or "quantized_layers" in config)

@@ -1,12 +1,12 @@
-"""A quantised weight out of a checkpoint's tensors, checked against what its configuration says.
+"""Builds a quantised weight from a checkpoint's tensors and checks it against the configuration.
 
-| tensor of layer X | is |
+| tensor of layer X | contents |
 |---|---|
 | `X.weight` | float8_e4m3fn or int8 `[out, in]` |
 | `X.weight_packed` | int32 `[out, ceil(in / 4)]`: four int8, each plus 128, the first in the lowest byte |
-| `X.weight_shape` | `[out, in]` of that |
-| `X.weight_scale`, `X.weight_scale_inv` | what a weight is multiplied with, in both cases |
-| `X.input_scale` | of inputs where those are quantised; not used |
+| `X.weight_shape` | shape `[out, in]` of the unpacked weight |
+| `X.weight_scale`, `X.weight_scale_inv` | factors of the weight; both names mean the same |
+| `X.input_scale` | scales of quantised inputs; not used |
 
 Scales of blocks are `[rows, columns]`, or `[rows, 1, columns, 1]` as ModelOpt writes them.
 """
@@ -27,16 +27,16 @@ _STORED: dict[str, Stored] = {"F8_E4M3": "fp8", "I8": "int8"}
 _SCALES = ("weight_scale", "weight_scale_inv")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 UNUSED_SUFFIXES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
-"""Of tensors that quantised checkpoints hold beside weights, for those who quantise inputs or KV."""
+"""Suffixes of tensors that quantised checkpoints contain for engines that quantise inputs or KV."""
 
 
 class StoredTensors(Protocol):
-    """A checkpoint's tensors as they are stored."""
+    """A checkpoint's tensors in their stored form."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def stored_dtype(self, name: str) -> str | None:
-        """As safetensors spells it; None where there is no such tensor."""
+        """Return the dtype as safetensors spells it; None if there is no such tensor."""
 
     def stored(self, name: str) -> Tensor: ...
 
@@ -44,9 +44,9 @@ class StoredTensors(Protocol):
 
 
 class OneOfStack:
-    """One layer of several whose tensors are stacked ``[layers, ...]``, as if it stood alone.
+    """One layer of a stack of tensors ``[layers, ...]``, with the interface of a single layer.
 
-    Scales may be of each layer, or one of all.
+    Each layer may have its own scales, or all layers share one.
     """
 
     def __init__(self, stacked: StoredTensors, index: int, size: int) -> None:
@@ -55,7 +55,7 @@ class OneOfStack:
         self._size = size
 
     def __contains__(self, name: str) -> bool:
-        return name in self._stacked and not name.endswith(".weight_shape")  # of the stack
+        return name in self._stacked and not name.endswith(".weight_shape")  # the shape of the whole stack
 
     def stored_dtype(self, name: str) -> str | None:
         return self._stacked.stored_dtype(name)
@@ -69,16 +69,16 @@ class OneOfStack:
 
 
 def is_quantized(tensors: StoredTensors, layer: str) -> bool:
-    """Whether the weight of a linear layer is stored in bytes, whatever the configuration says."""
+    """Return whether a linear layer's weight is stored quantised. The configuration is not consulted."""
     return f"{layer}.weight_packed" in tensors or tensors.stored_dtype(f"{layer}.weight") in _STORED
 
 
 def quantized_weight(
     tensors: StoredTensors, layer: str, shape: tuple[int, int], quantization: Quantization | None
 ) -> QuantizedWeight:
-    """The whole weight ``[out, in]`` of ``layer``, in the checkpoint's memory.
+    """Return the whole weight ``[out, in]`` of ``layer``, in the checkpoint's memory.
 
-    Raises :class:`ModelLoadError` where it is misshapen, not a number, or not of a scheme that is known.
+    Raises :class:`ModelLoadError` if the weight is misshapen, holds NaN, or has an unknown scheme.
     """
     packed = f"{layer}.weight_packed"
     name = packed if packed in tensors else f"{layer}.weight"
@@ -93,7 +93,7 @@ def quantized_weight(
         if f"{layer}.{unsupported}" in tensors and tensors.stored(f"{layer}.{unsupported}").any():
             raise ModelLoadError(
                 f"{tensors.path_of(name)}: tensor {layer}.{unsupported} is not zero; weights with zero "
-                "points, or in another order of inputs, are not supported"
+                "points or with reordered inputs are not supported"
             )
     values = _unpacked(tensors, layer, shape) if name == packed else _values(tensors, name, shape)
     return _with_scales(tensors, layer, values, scheme)
@@ -118,7 +118,7 @@ def _unpacked(tensors: StoredTensors, layer: str, shape: tuple[int, int]) -> Ten
             f"{tensors.path_of(name)}: tensor {shape_name} says {tensors.stored(shape_name).tolist()}; "
             f"expected {list(shape)} by config.json"
         )
-    # Four bytes a word, the lowest first, as every machine that runs this stores them.
+    # Four bytes per word, the lowest first: every machine that runs this code stores words in this order.
     return (packed.view(torch.uint8)[:, : shape[1]] ^ 0x80).view(torch.int8)
 
 

@@ -1,18 +1,18 @@
-"""How a checkpoint's heads turn by position: ``rope_parameters`` and its older spellings, read once.
+"""A checkpoint's rotary embedding: reads ``rope_parameters`` and its older spellings.
 
-transformers 5 writes ``rope_parameters`` (type, theta, partial factor in one object); before, ``rope_theta``
-and ``partial_rotary_factor`` stood by themselves beside ``rope_scaling``, whose type was called ``type`` or
-``rope_type``. Frequencies are computed as transformers does, operation by operation in float32, so that they
-are the same bits:
+transformers 5 writes ``rope_parameters`` (type, theta, partial factor in one object). Older releases wrote
+``rope_theta`` and ``partial_rotary_factor`` separately, beside ``rope_scaling``, whose type was named
+``type`` or ``rope_type``. Frequencies are computed as in transformers, operation by operation in float32, so
+that they have the same bits:
 
 | type | frequencies, f_j = theta^(-2j / rotary_dim) | |
 |---|---|---|
 | `default` | f | RoFormer, arXiv:2104.09864 |
 | `linear` | f / factor | position interpolation, arXiv:2306.15595 |
-| `dynamic` | f up to `max_position_embeddings`, and no server runs a longer sequence | |
-| `llama3` | long waves / factor, short ones as they are, a ramp between | Llama 3.1 |
-| `yarn` | the same with its own ramp; cosine and sine scaled | YaRN, arXiv:2309.00071 |
-| `mrope` | f: three positions a token, which are one for text | Qwen2-VL, arXiv:2409.12191 |
+| `dynamic` | f up to `max_position_embeddings`; no server runs a longer sequence | |
+| `llama3` | f / factor for long waves, f for short waves, a ramp between | Llama 3.1 |
+| `yarn` | as llama3 with another ramp; cosine and sine are scaled | YaRN, arXiv:2309.00071 |
+| `mrope` | f: a token has three positions; for text they are equal | Qwen2-VL, arXiv:2409.12191 |
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from engine.checkpoint.config_fields import ConfigFields
 from kernels.attention.rotary import Rotary
 
 _OUTSIDE = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-"""What may stand in ``rope_parameters`` or beside it."""
+"""Fields that may be in ``rope_parameters`` or beside it."""
 _MROPE = {"mrope_section", "mrope_interleaved"}
-"""Which frequencies turn by which of a token's three positions."""
+"""Fields that assign frequencies to a token's three positions."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class RotaryConfig:
     """Frequencies of one kind of attention layer."""
 
     inv_freq: tuple[float, ...]
-    """Radians a position of each pair of a head's elements; float32 values."""
+    """Radians per position, for each pair of a head's elements; float32 values."""
     attention_scaling: float = 1.0
-    """Of cosine and sine."""
+    """Factor of cosine and sine."""
 
     @property
     def rotary_dim(self) -> int:
-        """Elements of a head that turn."""
+        """Number of a head's elements that are rotated."""
         return 2 * len(self.inv_freq)
 
     @classmethod
@@ -57,9 +57,9 @@ class RotaryConfig:
         theta: float = 10_000.0,
         partial_rotary_factor: float = 1.0,
     ) -> RotaryConfig:
-        """Of a ``config.json``; the last two are the family's own where it says nothing.
+        """Read a ``config.json``. ``theta`` and ``partial_rotary_factor`` are the family's defaults.
 
-        Raises :class:`wire.errors.ModelLoadError` that names what is missing or not supported.
+        Raises :class:`wire.errors.ModelLoadError` that names the missing or unsupported field.
         """
         parameters = _parameters(fields, theta, partial_rotary_factor)
         kind = parameters.choice("rope_type", "type", choices=tuple(_FREQUENCIES), default="default")
@@ -75,13 +75,13 @@ class RotaryConfig:
         return cls(tuple(inv_freq.tolist()), attention_scaling)
 
     def on(self, device: torch.device | str) -> Rotary:
-        """What :mod:`kernels.attention.rotary` takes; one for all layers is enough."""
+        """Make the input of :mod:`kernels.attention.rotary`. All layers can share one."""
         inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=device)
         return Rotary(inv_freq, self.attention_scaling)
 
 
 def _parameters(fields: ConfigFields, theta: float, partial_rotary_factor: float) -> ConfigFields:
-    """All spellings in one object; ``rope_scaling`` wins over ``rope_parameters``, as in transformers."""
+    """Unite all spellings; ``rope_scaling`` wins over ``rope_parameters``, as in transformers."""
     found: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.raw.get(name)
@@ -95,7 +95,7 @@ def _parameters(fields: ConfigFields, theta: float, partial_rotary_factor: float
     beside = {name: fields.raw[name] for name in _OUTSIDE if fields.raw.get(name) is not None}
     raw = {"rope_theta": theta, "partial_rotary_factor": partial_rotary_factor} | beside
     raw |= {name: value for name, value in found.items() if value is not None}
-    # The one that models write beside the others is the one that they were trained with.
+    # The models were trained with the length beside the object, so that length wins.
     if "original_max_position_embeddings" in beside:
         raw["original_max_position_embeddings"] = beside["original_max_position_embeddings"]
     raw["max_position_embeddings"] = fields.raw.get("max_position_embeddings")
@@ -109,7 +109,7 @@ def _refuse_unknown(parameters: ConfigFields, names: set[str], kind: str) -> Non
         raise parameters.error(
             f"{unknown[0]} of the rotary embedding",
             parameters.raw[unknown[0]],
-            f"nothing: rope_type {kind} has {', '.join(sorted(names)) or 'no parameters of its own'}",
+            f"no such field: rope_type {kind} has {', '.join(sorted(names)) or 'no parameters of its own'}",
         )
 
 
@@ -156,7 +156,7 @@ def _yarn(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
-        high += 0.001  # or the ramp would divide by zero
+        high += 0.001  # otherwise the ramp would divide by zero
     steps = torch.arange(rotary_dim // 2, dtype=torch.float32)
     kept = 1 - torch.clamp((steps - low) / (high - low), 0, 1)
     waves = theta ** (torch.arange(0, rotary_dim, 2).to(torch.float32) / rotary_dim)
@@ -165,7 +165,7 @@ def _yarn(parameters: ConfigFields, rotary_dim: int) -> tuple[Tensor, float]:
 
 
 def _yarn_scaling(parameters: ConfigFields, factor: float) -> float:
-    """YaRN, section 3.4; ``mscale`` and ``mscale_all_dim`` are DeepSeek-V2's."""
+    """Compute the factor of YaRN, section 3.4; ``mscale`` and ``mscale_all_dim`` are from DeepSeek-V2."""
 
     def scaling(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -177,7 +177,7 @@ def _yarn_scaling(parameters: ConfigFields, factor: float) -> float:
 
 
 def _original_length(parameters: ConfigFields) -> int:
-    """Tokens that the checkpoint was trained with before its context was stretched."""
+    """Return the context length in tokens before the context was stretched."""
     return parameters.integer("original_max_position_embeddings", "max_position_embeddings")
 
 
@@ -194,4 +194,4 @@ _FREQUENCIES: dict[str, tuple[_Frequencies, set[str]]] = {
     ),
     "mrope": (_default, set()),
 }
-"""Each type's function and the parameters that it alone has."""
+"""For each type its function and the parameters that are specific to the type."""

@@ -1,8 +1,8 @@
 """A checkpoint's tensors, memory-mapped and handed out one by one.
 
-A tensor whose dtype on disk is the wanted one is, on CPU, a view of the mapped file: loading reads
-nothing, and two servers of one machine share the pages. Any other is converted on its own, so that
-the peak is the model plus one tensor.
+On CPU a tensor that has the wanted dtype on disk is a view of the mapped file: loading reads nothing, and
+two servers on one machine share the pages. Other tensors are converted one at a time, so that the peak
+memory is the model plus one tensor.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ LoadFormat = Literal["auto", "dummy"]
 
 
 def weight_paths(directory: str | Path) -> list[Path]:
-    """The checkpoint's safetensors: those of the index, else ``model.safetensors``, else all there are."""
+    """Return the safetensors files: those in the index, else ``model.safetensors``, else all there are."""
     directory = Path(directory)
     index = directory / INDEX_NAME
     if index.exists():
         try:
             files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelLoadError(f"{index} is no safetensors index with a weight_map: {error!r}") from error
+            raise ModelLoadError(
+                f"{index} is not a safetensors index with a weight_map: {error!r}"
+            ) from error
         paths = [directory / name for name in files]
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
@@ -55,9 +57,9 @@ def weight_paths(directory: str | Path) -> list[Path]:
 
 
 def stored_names(directory: str | Path) -> frozenset[str]:
-    """Names of a checkpoint's tensors; none where it has no weights yet. Reads files' heads alone.
+    """Return the names of a checkpoint's tensors; empty if there are no weights yet. Reads only file headers.
 
-    Raises :class:`ModelLoadError` as :func:`weight_paths`, and for a file that is no safetensors.
+    Raises :class:`ModelLoadError` as :func:`weight_paths` does, and if a file is not a safetensors file.
     """
     directory = Path(directory)
     if not any(directory.glob("*.safetensors")):
@@ -74,11 +76,11 @@ def _opened(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """Half-open ranges of one axis, side by side: what a tensor-parallel rank has of a weight."""
+    """A tensor-parallel rank's part of a weight: half-open ranges of one axis, concatenated."""
 
     axis: int = 0
     ranges: Ranges | None = None
-    """None: all."""
+    """None means all."""
 
     def is_all_of(self, shape: Sequence[int]) -> bool:
         if self.ranges is None:
@@ -87,13 +89,13 @@ class Part:
         return [start for start, _ in self.ranges] == ends[:-1] and ends[-1] == shape[self.axis]
 
     def of(self, stored: Any) -> Tensor:
-        """``stored`` is a slice of safetensors, which reads what it is indexed with."""
+        """Cut the part out of ``stored``. A slice of safetensors reads only the indexed ranges."""
         assert self.ranges is not None
         before = (slice(None),) * self.axis
         return torch.cat([stored[(*before, slice(*one))] for one in self.ranges], dim=self.axis)
 
     def of_quantized(self, weight: QuantizedWeight) -> QuantizedWeight:
-        """Of a linear layer's."""
+        """Cut the part out of a linear layer's quantised weight."""
         assert self.ranges is not None
         return weight.cut(self.axis, self.ranges)
 
@@ -102,32 +104,32 @@ WHOLE = Part()
 
 
 def of_outputs(*ranges: tuple[int, int]) -> Part:
-    """A part of a weight's outputs, its rows."""
+    """Return a part of a weight's outputs, which are its rows."""
     return Part(0, ranges)
 
 
 def of_inputs(*ranges: tuple[int, int]) -> Part:
-    """A part of a weight's inputs, its columns."""
+    """Return a part of a weight's inputs, which are its columns."""
     return Part(1, ranges)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several layers whose weights are one tensor."""
+    """One of several layers whose weights are stored in one tensor."""
 
     index: int
     size: int
 
 
 class Weights(Protocol):
-    """Where a model takes its tensors from, by their published names."""
+    """A model's source of tensors, by their published names."""
 
     directory: Path
     dtype: torch.dtype
-    """The model's."""
+    """Dtype of the model."""
     device: torch.device
     bytes_taken: int
-    """What all tensors taken so far hold, as they are stored."""
+    """Stored bytes of all tensors taken so far."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -139,27 +141,29 @@ class Weights(Protocol):
         dtype: torch.dtype | None = None,
         part: Part = WHOLE,
     ) -> Tensor:
-        """The tensor ``name`` of ``shape``, or ``part`` of it, in ``dtype`` (the model's unless given)."""
+        """Return tensor ``name`` of ``shape``, or ``part`` of it. ``dtype`` is by default the model's."""
 
     def take_weight(
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
-        """The weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it: in the model's dtype, or
-        quantised where it is stored so. ``of``: the layer's tensors are those of several, all quantised.
+        """Return the weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it.
+
+        A weight that is stored quantised stays quantised; any other has the model's dtype. ``of`` selects one
+        layer if ``layer`` names tensors of several quantised layers.
         """
 
     def is_quantized(self, layer: str) -> bool:
-        """Whether :meth:`take_weight` of it is."""
+        """Return whether :meth:`take_weight` returns a quantised weight for ``layer``."""
 
     def number(self, *names: str, default: float) -> float:
-        """Of the first of these tensors that is there, which holds but one."""
+        """Return the only number in the first of these tensors that exists, else ``default``."""
 
     def unused(self) -> list[str]:
-        """Names of tensors that nobody took, sorted."""
+        """Return the sorted names of tensors that were not taken."""
 
 
 class WeightFiles:
-    """All tensors of a checkpoint by name."""
+    """All tensors of a checkpoint's files, by name."""
 
     def __init__(
         self,
@@ -195,9 +199,9 @@ class WeightFiles:
     ) -> Tensor:
         """See :meth:`Weights.take`.
 
-        On CPU the whole of a tensor may be a view of the mapped file: read it, never write it. Of a part only
-        its own bytes are read.
-        Raises :class:`ModelLoadError` where it is missing, misshapen or not of floating point.
+        On CPU a whole tensor may be a view of the mapped file: read it, never write it. For a part, only the
+        part's bytes are read.
+        Raises :class:`ModelLoadError` if the tensor is missing, misshapen or not of floating point.
         """
         if name not in self._path_of:
             raise ModelLoadError(f"{self.directory} lacks tensor {name} of shape {list(shape)}")
@@ -220,7 +224,7 @@ class WeightFiles:
     def take_weight(
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
-        """See :meth:`Weights.take_weight`; raises :class:`ModelLoadError` as :meth:`take`."""
+        """See :meth:`Weights.take_weight`. Raises :class:`ModelLoadError` as :meth:`take` does."""
         is_stored_so = self.is_quantized(layer)
         self._warn_if_unexpected(layer, is_stored_so)
         if not is_stored_so:
@@ -237,19 +241,20 @@ class WeightFiles:
         return is_quantized(self, layer)
 
     def _warn_if_unexpected(self, layer: str, is_stored_so: bool) -> None:
-        """Once: ``twinfang plan`` knows nothing but the configuration."""
+        """Warn once if files and configuration disagree: ``twinfang plan`` knows only the configuration."""
         if self.quantization is None or self._is_warned:
             return
         if is_stored_so != (self.quantization.scheme_of(layer) is not None):
             self._is_warned = True
             stored, said = ("quantised", "not") if is_stored_so else ("not quantised", "quantised")
             logger.warning(
-                "%s: %s is stored %s, and %s by its configuration, as others may be: what is stored counts",
+                "%s: %s is stored %s, but %s according to its configuration. This may hold for other tensors "
+                "too; the stored form is used",
                 *(self.directory, layer, stored, said),
             )
 
     def number(self, *names: str, default: float) -> float:
-        """See :meth:`Weights.number`; raises :class:`ModelLoadError` where there are several, or none."""
+        """See :meth:`Weights.number`. Raises :class:`ModelLoadError` if the tensor isn't one finite value."""
         name = next((name for name in names if name in self), None)
         if name is None:
             return default
@@ -259,7 +264,7 @@ class WeightFiles:
         return float(found)
 
     def stored_dtype(self, name: str) -> str | None:
-        """See :class:`engine.checkpoint.quantized_tensors.StoredTensors`, like the next two."""
+        """See :class:`engine.checkpoint.quantized_tensors.StoredTensors`, also for the next two methods."""
         path = self._path_of.get(name)
         return None if path is None else str(self._files[path].get_slice(name).get_dtype())
 

@@ -1,1 +1,1 @@
-"""The two pools, KV blocks and states: formats, indices, and the prefixes that they hold."""
+"""The two pools, KV blocks and states: their formats, their indices, and the prefixes that they cache."""

@@ -1,8 +1,8 @@
 """Copies between host and device that never wait for the device's queue.
 
 A plain copy from pageable memory, and every ``.tolist()`` of a device tensor, waits until all steps
-launched so far have run. These go through pinned memory and join the queue instead; PyTorch's allocator
-hands a pinned buffer out again only when the copies that use it have run.
+launched so far have run. The copies in this module use pinned memory and join the queue instead. PyTorch's
+allocator reuses a pinned buffer only after the copies that use it have run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The values on the device: a copy, so the caller may change its array at once."""
+    """Copy the values to the device. The caller may change its array at once."""
     tensor = torch.from_numpy(np.array(values, order="C"))
     if device.type != "cuda":
         return tensor.to(device)
@@ -23,9 +23,9 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class Download:
-    """A tensor on its way to the host; :meth:`wait` hands it over.
+    """The copy of a tensor to the host; :meth:`wait` returns the copy.
 
-    What is launched from now on may write to it: on a GPU the copy stands before that in the queue.
+    Kernels launched from now on may overwrite the tensor: on a GPU the copy is before them in the queue.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -39,7 +39,7 @@ class Download:
             self._event.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> torch.Tensor:
-        """The tensor in host memory: waits for what was launched before the copy, and no longer."""
+        """Return the tensor in host memory. Waits only for the copy and for everything launched before it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

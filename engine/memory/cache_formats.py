@@ -1,14 +1,13 @@
-"""In which number formats the caches are kept, where that is not what the checkpoint and ``dtype`` say.
+"""Number formats of the caches, if they differ from the formats of the checkpoint and ``dtype``.
 
-What a format rounds off depends on the order of a sum, and on where a state is stored at all. So that the
-same tokens come out whoever computes them, engines whose caches round differ in three ways from those that
-don't (:class:`ExactCuts`):
+A rounding error depends on the order of a sum, and on the places where a state is stored. To give the same
+tokens on every server, engines with rounding caches follow three extra rules (:class:`ExactCuts`):
 
-| rule | keeps from |
+| rule | prevents |
 |---|---|
-| a prompt's last token is a decode row, all before it prefill rows, alone or not | another order of sums |
+| a prompt's last token is a decode row; those before are prefill rows, even a single one | other sum orders |
 | a chunk ends at the prompt's last token or at a multiple of ``grid`` | roundings at other places |
-| states are kept at multiples of the same | prefixes that are rounded where the whole prompt is not |
+| states are kept at multiples of ``grid`` | prefixes that are rounded where the whole prompt is not |
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import torch
 from kernels.formats.stochastic_round import GRID_TOKENS
 
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
-"""``auto``: the dtype of the model; the others are both float8_e4m3fn."""
+"""``auto``: the dtype of the model. Both other names mean float8_e4m3fn."""
 SsmCacheDtype = Literal["auto", "float32", "bfloat16"]
-"""``auto``: the checkpoint's ``mamba_ssm_cache_dtype``, float32 where it names none."""
+"""``auto``: the checkpoint's ``mamba_ssm_cache_dtype``, or float32 if it names none."""
 
 
 @dataclass(frozen=True)
 class CacheFormats:
-    """None: as the model has it."""
+    """Number formats of both caches. None means the model's format."""
 
     kv: torch.dtype | None = None
     ssm: torch.dtype | None = None
@@ -49,24 +48,24 @@ AS_THE_MODEL = CacheFormats()
 
 @dataclass(frozen=True)
 class ExactCuts:
-    """Where prompts may be cut so that a rounding cache holds the same whoever filled it."""
+    """The places where prompts may be cut, so that a rounding cache has the same content on every server."""
 
     grid: int
-    """Tokens; 1 where only KV is rounded, which is done token by token."""
+    """In tokens. 1 if only KV is rounded, because KV is rounded token by token."""
 
     @classmethod
     def of(cls, kv_dtype: torch.dtype, ssm_dtype: torch.dtype) -> ExactCuts | None:
-        """None where nothing is rounded."""
+        """Return the cuts for these dtypes; None if nothing is rounded."""
         if ssm_dtype != torch.float32:
             return cls(GRID_TOKENS)
         return cls(1) if kv_dtype == torch.float8_e4m3fn else None
 
     def unit(self, block_size: int) -> int:
-        """States are kept at multiples of it."""
+        """Return the number of tokens at whose multiples states are kept."""
         return math.lcm(block_size, self.grid)
 
     def chunk_end(self, num_given: int, start: int, end: int) -> int:
-        """Where a chunk stops that has room from ``start`` to ``end``; ``start`` if it has too little."""
+        """Return the end of a chunk with room from ``start`` to ``end``; ``start`` if there is too little."""
         last = num_given - 1
         if start >= last or end > last:
             return end if start >= last else last

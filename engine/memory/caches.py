@@ -1,13 +1,13 @@
-"""The two pools that hold all KV and all Mamba states, and the views that kernels take of them.
+"""The two pools that hold all KV and all Mamba states, and the views of them that kernels use.
 
 | pool | shape | one unit |
 |---|---|---|
 | KV | ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]`` | block: one contiguous region |
 | state | ``[num_slots, slot_bytes]`` (bytes) | slot: conv and SSM state of all Mamba layers |
 
-Both are allocated once and may be registered for transfer once. Index 0 of each is the null entry:
-never allocated, what padding points at. A model without attention layers has no KV, one without recurrent
-layers no states: that pool is its null entry alone, of zero bytes and without segments.
+Both are allocated once and may be registered for transfer once. Index 0 of each pool is the null entry: it is
+never allocated, and padding points at it. A model without attention layers has no KV, and a model without
+recurrent layers has no states. Such a pool is only a null entry of zero bytes, without segments.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from wire.messages.layout import Axis, Layout, Ranges, Segment
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SEGMENT_ALIGNMENT = 256
-"""Bytes; keeps every layer's state aligned for vector loads and for RDMA."""
+"""In bytes. Keeps every layer's state aligned for vector loads and for RDMA."""
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a model needs kept for each token (KV) and for each sequence (state)."""
+    """The data that a model keeps for each token (KV) and for each sequence (state)."""
 
     attn_layers: int
     kv_heads: int
@@ -35,26 +35,26 @@ class CacheSpec:
     mamba_layers: int
     conv_channels: int
     conv_width: int
-    """K; the state keeps the last K - 1 inputs."""
+    """The convolution's width K. The state keeps the last K - 1 inputs."""
     mamba_heads: int
     mamba_head_dim: int
     state_size: int
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
     stochastic_rounding: bool = False
-    """Of states, where ``ssm_dtype`` has 16 bits."""
+    """Whether states are rounded stochastically if ``ssm_dtype`` has 16 bits."""
     held_kv_heads: Ranges = ()
-    """Which of the model's these are where a tensor-parallel rank has a share; empty: all."""
+    """The model's KV heads that a tensor-parallel rank holds; empty means all. The next two are alike."""
     held_conv_channels: Ranges = ()
     held_mamba_heads: Ranges = ()
     copies_kv_heads: bool = False
-    """Whether a rank before this one holds the same KV heads."""
+    """Whether a lower rank holds the same KV heads."""
     copies_groups: bool = False
-    """Whether a rank before this one holds the same B and C channels, or q and k: all but the first range."""
+    """Whether a lower rank holds the same B and C channels, or q and k: all ranges but the first."""
 
     @property
     def has_kv(self) -> bool:
-        """Whether tokens leave anything in blocks."""
+        """Whether the model stores KV in blocks."""
         return self.attn_layers > 0
 
     @property
@@ -63,7 +63,7 @@ class CacheSpec:
         return self.mamba_layers > 0
 
     def kv_layout(self, num_blocks: int, block_size: int) -> Layout:
-        """One block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""
+        """Lay out a block: ``[kv_heads, attn_layers, 2, block_size, head_dim]``, contiguous."""
         if not self.has_kv:
             return Layout("block", num_blocks, 0, ())
         axes = _dense_axes(
@@ -80,7 +80,7 @@ class CacheSpec:
         return Layout("block", num_blocks, segment.num_bytes, (segment,))
 
     def state_layout(self, num_slots: int) -> Layout:
-        """One slot: for each Mamba layer conv ``[channels, K-1]``, SSM ``[heads, head_dim, state]``."""
+        """Lay out a slot: for each Mamba layer conv ``[channels, K-1]``, SSM ``[heads, head_dim, state]``."""
         conv_dims = [("channels", self.conv_channels), ("window", self.conv_width - 1)]
         ssm_dims = [
             ("heads", self.mamba_heads),
@@ -101,7 +101,7 @@ class CacheSpec:
         return Layout("slot", num_slots, offset, tuple(segments))
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one KV block of ``block_size`` tokens."""
+        """Return the bytes of one KV block of ``block_size`` tokens."""
         return self.kv_layout(1, block_size).unit_bytes
 
     @property
@@ -112,7 +112,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class LayerCaches:
-    """Per-layer views of the pools; list index counts layers of that kind.
+    """Per-layer views of the pools. The list index counts layers of one kind.
 
     ``k[i]``, ``v[i]``: ``[num_blocks, kv_heads, block_size, head_dim]``;
     ``conv[j]``: ``[num_slots, conv_channels, K - 1]``;
@@ -124,11 +124,11 @@ class LayerCaches:
     conv: list[torch.Tensor]
     ssm: list[torch.Tensor]
     stochastic_rounding: bool = False
-    """How ``ssm`` is rounded where it is stored in 16 bits."""
+    """Whether ``ssm`` is rounded stochastically if it is stored in 16 bits."""
 
 
 class Caches:
-    """Owns the memory of both pools. Which block belongs to whom is the allocators' business."""
+    """Owns the memory of both pools. The allocators know the owner of each block."""
 
     def __init__(
         self, spec: CacheSpec, *, num_blocks: int, num_slots: int, block_size: int, device: torch.device | str
@@ -141,7 +141,7 @@ class Caches:
         self.kv = _zeros(kv_shape, spec.kv_dtype, device)
         self.state = _zeros((num_slots, self.state_layout.unit_bytes), torch.uint8, device)
         self.kv_words = self.kv.view(_WORDS[spec.kv_dtype.itemsize])
-        """The KV pool's bits, for those who move, sum or fill them: few operations know float8."""
+        """The KV pool's bits as integers, to move, sum or fill them: few operations support float8."""
         self.layers = LayerCaches(
             k=[self.kv[:, :, layer, 0] for layer in range(spec.attn_layers)],
             v=[self.kv[:, :, layer, 1] for layer in range(spec.attn_layers)],

@@ -1,18 +1,18 @@
-"""Hands out the indices of a pool: KV blocks or state slots. Knows nothing of tensors."""
+"""Hands out the indices of a pool: KV blocks or state slots. It uses no tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 NULL_INDEX = 0
-"""The reserved entry of every pool: padding points at it, nobody owns it."""
+"""The reserved entry of every pool. Padding points at it, and no request owns it."""
 
 
 class IndexPool:
     """Free indices ``1 … size - 1`` of a pool whose entry 0 is the null entry.
 
     Freed indices are handed out again last-in first-out, so that a small working set stays in the
-    processor's caches; a fresh pool hands out ascending runs, which transfers can coalesce.
+    processor's caches. A new pool hands out ascending runs, which transfers can coalesce.
     """
 
     def __init__(self, size: int, unit: str) -> None:
@@ -28,13 +28,16 @@ class IndexPool:
 
     @property
     def capacity(self) -> int:
-        """Indices that can be owned: all but the null entry."""
+        """Number of indices that can be owned: all except the null entry."""
         return self.size - 1
 
     def allocate(self, count: int) -> list[int]:
-        """Takes ``count`` indices. The caller has checked :attr:`num_free`; too few is a fault of ours."""
+        """Take ``count`` indices. The caller has checked :attr:`num_free`.
+
+        Raises :class:`RuntimeError` if too few are free: this is a bug in our code.
+        """
         if count > len(self._free):
-            raise RuntimeError(f"asked for {count} {self._unit}s of {len(self._free)} free ones")
+            raise RuntimeError(f"asked for {count} {self._unit}s; only {len(self._free)} are free")
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
         taken.reverse()
@@ -43,7 +46,10 @@ class IndexPool:
         return taken
 
     def free(self, indices: Iterable[int]) -> None:
-        """Gives indices back. Freeing twice, or the null entry, is a fault of ours and raises."""
+        """Give indices back.
+
+        Raises :class:`RuntimeError` if an index is already free or the null entry: this is a bug in our code.
+        """
         for index in reversed(list(indices)):
             if index == NULL_INDEX or self._is_free[index]:
                 raise RuntimeError(f"{self._unit} {index} is freed, but nobody owns it")
@@ -54,9 +60,9 @@ class IndexPool:
 
     @property
     def free_map(self) -> memoryview:
-        """``[size]`` bytes, live and read-only: 1 where the index is free."""
+        """A live, read-only view ``[size]`` of bytes: 1 if the index is free."""
         return memoryview(self._is_free).toreadonly()
 
     def on_free(self, listener: Callable[[int], None]) -> None:
-        """Calls ``listener`` with every index that is freed from now on."""
+        """Call ``listener`` with every index that is freed from now on."""
         self._listeners.append(listener)

@@ -1,13 +1,14 @@
-"""Which KV blocks and Mamba states of earlier requests can serve the next one. Host logic, no tensors.
+"""KV blocks and Mamba states of earlier requests that can serve later ones. Host logic, no tensors.
 
-A tree: each node is a full KV block whose key is a hash chained over all tokens up to its end, the cache salt
-and the model. A node may carry the Mamba state at its end. Recurrence can't start from KV alone, so a prefix
-counts as a hit only up to a node with a state; where a state is handed over, KV alone is matched.
-Models that keep one of the two only have caches of their own: :mod:`engine.schedule.one_part_caches`.
+The cache is a tree. Each node is a full KV block. Its key is a hash chained over all tokens up to the block's
+end, the cache salt and the model. A node may have the Mamba state at its end. A recurrent layer can't start
+from KV alone, so a prefix is a hit only up to a node with a state. If another server hands over the state,
+only KV is matched. Models with only KV or only states use :mod:`engine.schedule.one_part_caches`.
 
-Requests hold the nodes they use; a held child implies a held parent, so what nobody holds can always be
-evicted leaf by leaf. Least recently used leaves go first, those without a state (no request can start
-from them) before those with one. States are evicted on their own, least recently used first.
+Requests hold the nodes that they use. A request that holds a child also holds its parent, so nodes that no
+request holds can always be evicted leaf by leaf. Leaves without a state go first, because no request can
+start from them; then leaves with a state. Among equals the least recently used leaf goes first. States can be
+evicted without their nodes, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import next_key, root_key
 
 STALE_FACTOR = 4
-"""A heap of candidates is rebuilt when it holds that many times what exists."""
+"""A heap of candidates is rebuilt when it has this many times more entries than there are nodes or states."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +43,7 @@ class CachedBlock:
     key: bytes
     parent: CachedBlock | None
     num_blocks: int
-    """Blocks from the prompt's start to this one's end."""
+    """Number of blocks from the prompt's start to the end of this block."""
     block_id: int
     state: CachedState | None = None
     num_users: int = 0
@@ -52,17 +53,18 @@ class CachedBlock:
 
 @dataclass(frozen=True)
 class Match:
-    """What of a prompt is cached."""
+    """The cached part of a prompt."""
 
     nodes: list[CachedBlock] = field(default_factory=list)
-    """Blocks that may be used, from the start; with a state they end where the state is."""
+    """Usable blocks from the prompt's start. If there is a state, they end at the state."""
     state: CachedState | None = None
     num_matched_blocks: int = 0
-    """Blocks whose KV is cached, whether or not a state can serve them: beyond ``nodes`` lies a branch."""
+    """Number of blocks whose KV is cached, with or without a usable state. Blocks beyond ``nodes`` are a
+    branch."""
 
 
 class PrefixCache:
-    """Owns the cached blocks and states, and hands out both pools' indices by evicting where needed."""
+    """Owns the cached blocks and states. Hands out indices of both pools and evicts if necessary."""
 
     def __init__(self, blocks: IndexPool, slots: IndexPool, *, block_size: int, fingerprint: str) -> None:
         self.block_size = block_size
@@ -70,13 +72,13 @@ class PrefixCache:
         self._slots = slots
         self._fingerprint = fingerprint
         self.journal = PrefixJournal()
-        """Of the nodes that a request can start from: those with a state."""
+        """Changes of the nodes from which a request can start: the nodes with a state."""
         self._nodes: dict[bytes, CachedBlock] = {}
         self._states: set[CachedState] = set()
         self._num_idle_blocks = 0
         self._num_idle_states = 0
         self._clock = count(1)
-        # Candidates for eviction; entries go stale and are checked when they are popped.
+        # Candidates for eviction. Entries can become stale, so each is checked when it is popped.
         self._block_heap: list[tuple[bool, int, int, CachedBlock]] = []
         self._state_heap: list[tuple[int, int, CachedState]] = []
 
@@ -84,7 +86,7 @@ class PrefixCache:
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that are free or can be made free."""
+        """Number of blocks that are free or can be evicted."""
         return self._blocks.num_free + self._num_idle_blocks
 
     @property
@@ -93,7 +95,7 @@ class PrefixCache:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that only the cache holds."""
+        """Number of blocks that only the cache holds."""
         return self._num_idle_blocks
 
     @property
@@ -101,7 +103,7 @@ class PrefixCache:
         return self._num_idle_states
 
     def allocate_blocks(self, num: int) -> list[int]:
-        """``num`` block indices, evicting as needed; the caller has looked at what is available."""
+        """Return ``num`` block indices, evicting as needed. The caller has checked what is available."""
         while self._blocks.num_free < num:
             self._evict_block()
         return self._blocks.allocate(num)
@@ -112,14 +114,14 @@ class PrefixCache:
         return self._slots.allocate(1)[0]
 
     def clear(self) -> None:
-        """Gives up everything that no request holds."""
+        """Evict everything that no request holds."""
         while self._num_idle_blocks:
             self._evict_block()
 
     # --- looking up ------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], num_tokens: int, salt: str, *, needs_state: bool) -> Match:
-        """The longest cached prefix of ``tokens[:num_tokens]``; holds nothing yet."""
+        """Find the longest cached prefix of ``tokens[:num_tokens]``. The prefix is not held yet."""
         nodes: list[CachedBlock] = []
         key = root_key(self._fingerprint, salt)
         for start in range(0, num_tokens - self.block_size + 1, self.block_size):
@@ -134,15 +136,15 @@ class PrefixCache:
         return Match(nodes[:usable], nodes[usable - 1].state if usable else None, len(nodes))
 
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
-        """Of a cached prefix, the longest part that a request can start behind."""
+        """Return the number of usable nodes. A request can only start behind a node with a state."""
         return next((i for i in range(len(nodes), 0, -1) if nodes[i - 1].state is not None), 0)
 
     def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:
-        """The nodes' blocks, for the block table of whoever holds them."""
+        """Return the nodes' blocks, for the block table of a request that holds the nodes."""
         return [node.block_id for node in nodes]
 
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
-        """Keeps nodes from eviction until :meth:`release`."""
+        """Protect nodes from eviction until :meth:`release`."""
         now = next(self._clock)
         for node in nodes:
             if node.num_users == 0:
@@ -179,10 +181,11 @@ class PrefixCache:
         block_ids: Sequence[int],
         salt: str,
     ) -> None:
-        """Enters a request's newly full blocks behind ``nodes``, which it holds, and appends theirs.
+        """Add nodes for a request's newly full blocks behind ``nodes``, which the request holds.
 
-        Where an equal block is cached already, its node is held and the request keeps using its own
-        memory. A node whose ``block_id`` is the request's own belongs to the cache from now on.
+        The new nodes are held and appended to ``nodes``. If an equal block is cached already, its node is
+        held and the request continues to use its own memory. If a node has the request's own ``block_id``,
+        the block belongs to the cache from now on.
         """
         for index in range(len(nodes), num_computed // self.block_size):
             parent = nodes[-1] if nodes else None
@@ -206,7 +209,10 @@ class PrefixCache:
             node.parent.num_children += 1
 
     def put_state(self, node: CachedBlock, slot: int) -> CachedState | None:
-        """Gives the cache a slot with the state at ``node``'s end, held once; None if it has that state."""
+        """Give the cache a slot with the state at ``node``'s end, and hold the state once.
+
+        None if the node has its state already.
+        """
         if node.state is not None:
             return None
         state = CachedState(slot, node, num_users=1, last_used=next(self._clock))
@@ -244,7 +250,7 @@ class PrefixCache:
             self._offer_block(node.parent)
 
     def _remove(self, node: CachedBlock) -> None:
-        """A leaf that nobody uses leaves the tree; its block is free."""
+        """Remove an unused leaf from the tree and free its block."""
         del self._nodes[node.key]
         self._num_idle_blocks -= 1
         self._blocks.free(self.blocks_of([node]))

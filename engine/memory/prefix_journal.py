@@ -1,4 +1,4 @@
-"""Which cached prefixes a server can serve, and what of that has changed since somebody last asked."""
+"""The cached prefixes that a server can serve, and their changes since a router last asked."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections import deque
 from wire.messages.prefixes import PrefixNews
 
 MAX_CHANGES = 4096
-"""Kept to tell; who has missed more is told everything."""
+"""Number of changes that are kept. A router that has missed more receives all keys."""
 MAX_KEYS = 65_536
-"""Told at most, 1 MiB: the ones that were added last."""
+"""Most keys sent at a time, 1 MiB: the keys that were added last."""
 
 
 class PrefixJournal:
-    """Keys in a set with versions. Versions start at random, so another process's never passes for ours."""
+    """A set of keys with versions. Versions start at random, to differ from those of another process."""
 
     def __init__(self) -> None:
         self._version = random.getrandbits(62)
         self._keys: dict[bytes, None] = {}
         self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
-        """Keys that were added or removed, the one that made the present version last."""
+        """Keys that were added or removed. The last one made the present version."""
 
     @property
     def version(self) -> int:
-        """Moves with every change."""
+        """Increases with every change."""
         return self._version
 
     def add(self, key: bytes) -> None:
@@ -40,7 +40,7 @@ class PrefixJournal:
         self._changes.append(key)
 
     def news(self, since: int | None) -> PrefixNews:
-        """What somebody needs who has version ``since``."""
+        """Return the news for a router that has version ``since`` (None: no version)."""
         num_missed = MAX_CHANGES + 1 if since is None else self._version - since
         if not 0 <= num_missed <= len(self._changes):
             return PrefixNews(self._version, True, tuple(self._keys)[-MAX_KEYS:])

@@ -1,4 +1,4 @@
-"""The models that can be served: their configurations read, their weights loaded."""
+"""Reads model configurations and loads models. Every architecture that can be served is known here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NAMES_SHOWN = 5
 def read_config(
     model_dir: str | Path, dtype: str = "auto", device: torch.device | str = "cpu"
 ) -> ModelConfig:
-    """What ``config.json`` and ``generation_config.json`` of a Hugging Face model directory say.
+    """Read ``config.json`` and ``generation_config.json`` of a Hugging Face model directory.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``auto``; see :meth:`CheckpointFields.of`.
 
-    Raises :class:`ModelLoadError` that names the field, what it holds and what is supported.
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
     """
     fields = CheckpointFields.of(Path(model_dir), dtype, torch.device(device))
     family = FAMILIES.get(fields.architecture)
@@ -43,7 +43,7 @@ def read_config(
 def build_model(
     config: ModelConfig, weights: Weights, *, mtp: bool = False, tp: TensorParallel = ALONE
 ) -> CausalLM:
-    """The model of ``config`` out of ``weights``; with ``mtp`` its MTP layer too. See :func:`load_model`."""
+    """Build the model from ``weights``; with ``mtp`` also its MTP layer. See :func:`load_model`."""
     return CausalLM(FAMILIES[config.architecture], config, weights, mtp=mtp, tp=tp)
 
 
@@ -57,20 +57,20 @@ def load_model(
     load_format: LoadFormat = "auto",
     start_up: StartUp | None = None,
 ) -> CausalLM:
-    """The model of a Hugging Face directory, ready to run on ``device``; with ``mtp`` its MTP layer too.
+    """Load the model of a Hugging Face directory onto ``device``; with ``mtp`` also its MTP layer.
 
-    Of the weights only what ``tp`` says is this rank's. ``start_up`` is told how many they are and that they
-    are there.
+    Only the part of the weights that ``tp`` gives to this rank is loaded. ``start_up`` receives the weights'
+    size in bytes and the end of its ``weights`` phase.
 
-    Raises :class:`wire.errors.ModelLoadError` that names what is unknown, missing or misshapen, and
-    :class:`wire.errors.ConfigError` for a number of ranks that can't share the model.
+    Raises :class:`wire.errors.ModelLoadError` that names the unknown, missing or misshapen item, and
+    :class:`wire.errors.ConfigError` if this number of ranks can't share the model.
     """
     config = read_config(model_dir, dtype, device)
     check_divides(config, tp.size, shares_experts=tp.experts.size > 1)
     weights = _weights(model_dir, config, device, load_format)
     model = build_model(config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
-    if tp.experts.size > 1:  # most are other ranks'
+    if tp.experts.size > 1:  # other ranks hold most of the experts
         unused = [name for name in unused if ".experts." not in name]
     if unused:
         logger.warning(

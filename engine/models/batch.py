@@ -1,7 +1,7 @@
-"""What one step computes, as tensors: the model's and the kernels' only view of requests.
+"""The input of one step, as tensors. The model and the kernels see nothing else of a request.
 
-Decode rows stand before prefill rows. Decode rows are uniform (``T = 1 + k`` positions each), prefill
-rows ragged. Tokens stand in row order: first the ``R * T`` decode tokens, then all prefill tokens.
+Decode rows come before prefill rows. Decode rows are uniform (``T = 1 + k`` positions each), prefill
+rows are ragged. Tokens are in row order: first the ``R * T`` decode tokens, then all prefill tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.ssm.boundaries import Boundaries
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """Rows that carry on from a state: ``R`` rows of ``T`` positions. Integers are int32."""
+    """Rows that continue from a stored state: ``R`` rows of ``T`` positions. Integers are int32."""
 
     num_rows: int
     num_positions: int
@@ -24,34 +24,34 @@ class DecodeRows:
     block_table: Tensor
     """``[R, cols]``; entries beyond a row's length are stale and never read."""
     read_slots: Tensor
-    """``[R]`` slot with the state before position 0; 0 (null) in padding rows."""
+    """``[R]`` slot that holds the state before position 0; 0 (null) in padding rows."""
     write_slots: Tensor
-    """``[R, T]`` slot that receives the state after each position; 0 writes nothing."""
+    """``[R, T]`` slot that receives the state after each position; with 0 nothing is written."""
     max_seq_len: int
 
 
 @dataclass(frozen=True)
 class PrefillRows:
-    """Rows that run a stretch of prompt: ``S`` ragged rows. Integers are int32."""
+    """Rows that compute a chunk of a prompt: ``S`` ragged rows. Integers are int32."""
 
     num_rows: int
     num_tokens: int
     cu_seqlens: Tensor
     """``[S + 1]`` running total of new tokens, from 0."""
     seq_lens: Tensor
-    """``[S]`` tokens in all: those computed before and the new ones."""
+    """``[S]`` all tokens: the earlier ones and the new ones."""
     block_table: Tensor
     """``[S, cols]``"""
     read_slots: Tensor
-    """``[S]`` slot that holds the state before."""
+    """``[S]`` slot that holds the state before the row's first new token."""
     write_slots: Tensor
-    """``[S]`` slot that receives the state after; may be the one that is read."""
+    """``[S]`` slot that receives the state after the row's last token; may be the row's read slot."""
     has_initial: Tensor
-    """``[S]`` bool; False starts from the zero state whatever the slot holds."""
+    """``[S]`` bool; a row with False starts from the zero state and ignores the slot's content."""
     num_before: Tensor
-    """``[S]`` tokens computed before."""
+    """``[S]`` tokens that earlier steps computed."""
     boundaries: Boundaries | None
-    """Where the scan stores states on its way through the rows."""
+    """Positions inside the rows whose states the scan stores."""
     max_query_len: int
     max_seq_len: int
 
@@ -65,7 +65,7 @@ class Batch:
     positions: Tensor
     """``[n]`` int64"""
     slot_mapping: Tensor
-    """``[n]`` int64: ``block id * block_size + offset`` where each token's KV goes."""
+    """``[n]`` int64: ``block id * block_size + offset``, the place of each token's KV."""
     decode: DecodeRows | None
     prefill: PrefillRows | None
 

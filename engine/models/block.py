@@ -21,22 +21,22 @@ from kernels.norms.rms_norm import add_rms_norm, rms_norm
 
 
 class Mixer(Protocol):
-    """What stands in a block: attention, a recurrent layer, an MLP, a mixture of experts."""
+    """A part of a block: attention, a recurrent layer, an MLP or a mixture of experts."""
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``; of several tensor-parallel ranks a summand on each."""
+        """Map ``[n, hidden]`` to ``[n, hidden]``. With tensor parallelism each rank returns one summand."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Mixers side by side behind one norm; nearly always there is one."""
+    """One norm and the mixers that all read its output; nearly always there is one mixer."""
 
     norm: Tensor
     """``[hidden]``"""
     mixers: tuple[Mixer, ...]
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches, tp: TensorParallel) -> Tensor:
-        """What goes into the residual stream, of ``x`` after the norm. Both ``[n, hidden]``."""
+        """Return the summand for the residual stream. ``x`` is already normalized; both ``[n, hidden]``."""
         first, *others = self.mixers
         total = first.forward(x, batch, caches)
         for mixer in others:
@@ -45,7 +45,7 @@ class Block:
 
 
 class BlockStack:
-    """Blocks one after the other."""
+    """A sequence of blocks and the norm after the last one."""
 
     def __init__(
         self, blocks: Iterable[Block], last_norm: Tensor, config: ModelConfig, tp: TensorParallel
@@ -58,7 +58,7 @@ class BlockStack:
         self.last_norm = last_norm
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
-        """``[n, hidden]`` into the residual stream to ``[n, hidden]`` after the last norm."""
+        """Map the start of the residual stream ``[n, hidden]`` to the last norm's output ``[n, hidden]``."""
         residual = x.float() if self.residual_in_fp32 else x
         x = rms_norm(x, self.blocks[0].norm, self.eps)
         next_norms = [*(block.norm for block in self.blocks[1:]), self.last_norm]

@@ -1,4 +1,4 @@
-"""Makes a model's blocks out of a checkpoint's tensors, for the families to call by name."""
+"""Builds a model's blocks from a checkpoint's tensors. Families call it with tensor names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 
 class Builder:
-    """Names count from ``prefix`` on. Layers with a cache get the next of its kind."""
+    """Tensor names are relative to ``prefix``. Each layer with a cache gets the next cache of its kind."""
 
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str, tp: TensorParallel) -> None:
         self.config = config
@@ -30,22 +30,22 @@ class Builder:
         self._num_recurrent = 0
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint has the tensor."""
+        """Return whether the checkpoint has the tensor."""
         return self.prefix + name in self.weights
 
     def block(self, norm: str, *mixers: Mixer) -> Block:
-        """One that normalizes by ``{norm}.weight``."""
+        """Build a block whose norm has the weight ``{norm}.weight``."""
         return Block(self.norm(norm), mixers)
 
     def norm(self, name: str) -> Tensor:
-        """Weight ``[hidden]`` of an RMS norm over the hidden state."""
+        """Load the weight ``[hidden]`` of an RMS norm over the hidden state."""
         name, shape = f"{self.prefix}{name}.weight", (self.config.hidden_size,)
         if self.config.norm_offset == 0.0:
             return self.weights.take(name, shape)
         return self.weights.take(name, shape, dtype=torch.float32) + self.config.norm_offset
 
     def mixer(self, layer_type: LayerType, name: str) -> Mixer:
-        """The mixer whose tensors are called ``{name}…``."""
+        """Build the mixer whose tensor names start with ``name``."""
         make: dict[LayerType, Callable[[str], Mixer]] = {
             "mamba": self.mamba,
             "gated_delta": self.gated_delta,
@@ -64,7 +64,7 @@ class Builder:
         return GatedDeltaNet(self.config.gated_delta, *self._next_recurrent(name))
 
     def _next_recurrent(self, name: str) -> tuple[int, float, Weights, str, TensorParallel, int]:
-        """What a recurrent layer's mixer is made of, behind its own configuration."""
+        """Return a recurrent mixer's constructor arguments that follow its own configuration."""
         index = self._num_recurrent
         self._num_recurrent += 1
         config = self.config
@@ -90,7 +90,7 @@ class Builder:
         return Mlp(config.mlp, config.hidden_size, self.weights, self.prefix + name, self.tp, names)
 
     def moe(self, name: str, names: MoeNames | None = None) -> Moe:
-        """``names``: Nemotron's unless given."""
+        """Build a mixture of experts. ``names`` are Nemotron's by default."""
         config = self.config
         assert config.moe is not None
         return Moe(

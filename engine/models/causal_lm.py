@@ -1,4 +1,4 @@
-"""A language model: embedding, blocks of some family, output head.
+"""A language model: embedding, the family's blocks, output head.
 
 r = scale_e * embedding(tokens)
 logits = scale_l * lm_head(blocks(r))
@@ -25,7 +25,7 @@ from kernels.linear.quantized_weight import QuantizedWeight
 
 
 class CausalLM:
-    """Weights and forward pass. It owns no sequence state: caches and batch come with every call."""
+    """Weights and forward pass. It owns no sequence state: every call passes caches and batch."""
 
     def __init__(
         self,
@@ -47,16 +47,19 @@ class CausalLM:
         self.mtp = Mtp(family, config, weights, self.embeddings, tp) if mtp else None
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
-        """Runs all tokens of ``batch`` and brings the caches up to date.
+        """Run all tokens of ``batch`` and update the caches.
 
-        Attention takes the first KV caches; those after them are the MTP layer's. Returns the hidden
-        states after the last norm, ``[n, hidden]``. Padding tokens come out finite.
+        The model's attention layers use the first KV caches; the MTP layer uses the last ones. Returns the
+        hidden states after the last norm, ``[n, hidden]``. The outputs of padding tokens are finite.
         """
         x = embedding(batch.input_ids, self.embeddings, scale=self.config.embedding_scale)
         return self.layers.forward(x, batch, caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[m, hidden]`` after the last norm, the MTP layer's too, to ``[m, vocab]`` float32."""
+        """Map hidden states ``[m, hidden]`` to logits ``[m, vocab]`` float32.
+
+        The hidden states have passed the last norm, either the model's or the MTP layer's.
+        """
         logits = self.tp.gather_columns(self.lm_head(hidden))
         return logits[:, : self.config.vocab_size].to(torch.float32)
 
@@ -64,12 +67,14 @@ class CausalLM:
 def head_rows(
     config: ModelConfig, weights: Weights, tp: TensorParallel, *, tied: Tensor
 ) -> Tensor | QuantizedWeight:
-    """This rank's rows of the output head ``[vocab, hidden]``, as many on each rank: the last has zeros at
-    its end. ``tied``: the embedding, which is the head of a checkpoint that has none of its own.
+    """Return this rank's rows of the output head ``[vocab, hidden]``.
+
+    Each rank has the same number of rows; rows beyond the vocabulary are zeros. ``tied`` is the embedding. It
+    serves as the head if the checkpoint has no head of its own.
     """
     each = -(-config.vocab_size // tp.size)
     start, stop = (min(rank * each, config.vocab_size) for rank in (tp.rank, tp.rank + 1))
-    # A tied checkpoint usually leaves lm_head out; where it is stored, it is what was trained.
+    # A tied checkpoint usually leaves lm_head out. If it stores lm_head, that tensor was trained: use it.
     is_stored = any(f"lm_head.{name}" in weights for name in ("weight", "weight_packed"))
     rows: Tensor | QuantizedWeight
     if config.tie_word_embeddings and not is_stored:

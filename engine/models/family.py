@@ -1,4 +1,4 @@
-"""A family of models: how its ``config.json`` is read, how its tensors are called and blocks are made."""
+"""A family of models: how to read its ``config.json``, how its tensors are named, how to build its blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.builder import Builder
 
 @dataclass(frozen=True)
 class MtpFamily:
-    """Names below ``mtp.`` of a multi-token prediction layer (:mod:`engine.models.mtp`)."""
+    """Tensor names, below ``mtp.``, of a multi-token prediction layer (:mod:`engine.models.mtp`)."""
 
     embedding_norm: str
     hidden_norm: str
@@ -24,13 +24,14 @@ class MtpFamily:
 
 @dataclass(frozen=True)
 class Family:
-    """One file of :mod:`engine.models.families` defines one, as ``FAMILY``."""
+    """A family. Each file of :mod:`engine.models.families` defines one as ``FAMILY``."""
 
     architectures: tuple[str, ...]
-    """Names in ``architectures`` of the ``config.json`` files that it reads."""
+    """Names in ``architectures`` of the ``config.json`` files that this family reads."""
     configure: Callable[[CheckpointFields], ModelConfig]
     prefixes: tuple[str, ...]
-    """What tensors' names begin with, the published spelling first; those of the next three come behind."""
+    """Possible prefixes of tensor names, the published spelling first. The next three fields give names
+    behind the prefix."""
     embedding: str
     last_norm: str
     blocks: Callable[[Builder], Iterable[Block]]

@@ -4,9 +4,9 @@
     r_i = x_i;  r_i = r_i + mixer_j(rms_norm_j(r_i))        for every sublayer j
     out_i = rms_norm_final(r_i)
 
-``hidden_i`` is the target's hidden state after its last norm; ``lm_head(out_i)`` is about token i + 2.
-Further drafts come of looping: ``out_i`` with the token just drafted is position i + 1, and so on.
-Embedding and ``lm_head`` are the target's.
+``hidden_i`` is the target model's hidden state after its last norm. ``lm_head(out_i)`` predicts token i + 2.
+Looping gives further drafts: ``out_i`` and the token just drafted are the input of position i + 1, and so on.
+The layer shares the target's embedding and ``lm_head``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREFIX = "mtp."
 
 
 class Mtp:
-    """Weights and forward pass. Its attention keeps KV of its own, in the last KV caches of the pool."""
+    """Weights and forward pass. The layer's attention has its own KV, in the last KV caches of the pool."""
 
     def __init__(
         self, family: Family, config: ModelConfig, weights: Weights, embeddings: Tensor, tp: TensorParallel
@@ -49,11 +49,11 @@ class Mtp:
         self.layers = BlockStack(blocks, build.norm(names.last_norm(config)), config, tp)
 
     def forward(self, hidden: Tensor, next_ids: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
-        """Runs the positions of ``batch``, whose ``input_ids`` it does not look at, and stores their KV.
+        """Run the positions of ``batch`` and store their KV. The ``input_ids`` of ``batch`` are not used.
 
-        hidden ``[n, hidden]``: the target's output at each position, or this layer's at the one before
-        when looping; next_ids ``[n]`` int64: the token at each position + 1. Returns ``[n, hidden]``,
-        which :meth:`CausalLM.logits` turns into logits of the token at position + 2.
+        hidden ``[n, hidden]``: the target's output at each position; in a loop, this layer's output at the
+        previous position. next_ids ``[n]`` int64: the token at each position + 1. Returns ``[n, hidden]``;
+        :meth:`CausalLM.logits` turns it into logits of the token at position + 2.
         """
         embedded = rms_norm(F.embedding(next_ids, self.embeddings), self.embedding_norm, self.eps)
         fused = torch.cat([embedded, rms_norm(hidden, self.hidden_norm, self.eps)], dim=-1)

@@ -1,1 +1,1 @@
-"""Collectives: of ranks that share a model's tensors, and of servers that share its experts."""
+"""Collectives among ranks that share a model's tensors, and among servers that share its experts."""

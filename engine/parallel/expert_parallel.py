@@ -1,23 +1,24 @@
-"""Expert parallelism: each rank has some of the routed experts whole, and tokens travel to them and back.
+"""Expert parallelism: each rank has some whole routed experts, and tokens travel to the experts and back.
 
-A MoE layer's tokens are dispatched, computed by whoever has their experts, and combined where they came from:
+A MoE layer's tokens are dispatched, computed on the ranks that have their experts, and combined at home: on
+the rank that dispatched them.
 
     dispatch   all-gather     hidden state and expert ids of each token, once to each rank
-    compute    of all ranks' tokens those pairs (token, expert) whose expert is here
-    combine    all-to-all     one result for each pair; gate weights are applied, and results summed, at home
+    compute    the pairs (token, expert) of all ranks' tokens whose expert is on this rank
+    combine    all-to-all     one result for each pair; gate weights and the sum are computed at home
 
-Nothing is dropped and no shape depends on what the router chose: of ``n`` tokens every rank makes room for
-``C = ceil(n / T)`` from each rank, and for ``m = min(k, experts here)`` results of each. So the host waits
-for nothing and a step can be captured as a graph. With room for every token of every rank, an all-to-all
-would carry as many bytes to each rank as the all-gather does, and would want ``G`` copies of them first.
+No token is dropped and no shape depends on the router's choice. Of ``n`` tokens, every rank has room for
+``C = ceil(n / T)`` tokens from each rank, and for ``m = min(k, experts on this rank)`` results of each token.
+So the host never waits and a step can be captured as a graph. With room for every token of every rank, an
+all-to-all would carry as many bytes to each rank as the all-gather, and would first need ``G`` copies.
 
-Results travel one by one and are summed at home in the router's order. A partial sum a rank would be fewer
-bytes where a rank has several of a token's experts, and another sum: here the result has the bits that one
-rank alone computes, whatever the number of ranks.
+Each result travels by itself, and home sums results in the router's order. If a rank has several of a token's
+experts, sending their partial sum would take fewer bytes but change the order of the sum. Here the result has
+the same bits as on a single rank, for any number of ranks.
 
 The ``G`` ranks are all processes of a group: ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each.
-The tensor-parallel ranks of one server have the same tokens, so each dispatches its share of them; what the
-others dispatched is zero in its summand.
+The tensor-parallel ranks of one server have the same tokens, so each rank dispatches its share of them. In
+its summand the tokens that other ranks dispatched are zero.
 """
 
 from __future__ import annotations
@@ -31,32 +32,34 @@ from torch import Tensor
 from wire.errors import ConfigError, GroupLostError
 
 MOST_TOKENS = 512
-"""Of one rank that are dispatched at a time; buffers are that much times the number of ranks."""
+"""Most tokens that one rank dispatches at a time. Buffers have this size times the number of ranks."""
 _ALIGNMENT = 16
 _NO_EXPERT = -1
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Torch 2.13 renamed it."""
+"""Torch 2.13 renamed this function."""
 
 
 class Experts(Protocol):
     """The experts of this rank."""
 
     def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
-        """``[t, num_slots, size]``: slot ``slots[i, j]`` of row i is expert ``expert_ids[i, j]`` of ``x[i]``.
+        """Compute ``[t, num_slots, size]``.
 
-        x ``[t, size]``, ids and slots ``[t, k]`` int64, ids from 0 among this rank's. A pair of somebody
-        else's expert has slot ``num_slots`` and any id; places that no pair has hold anything.
+        Slot ``slots[i, j]`` of row i is the output of expert ``expert_ids[i, j]`` for ``x[i]``.
+
+        x ``[t, size]``, ids and slots ``[t, k]`` int64. Ids count this rank's experts from 0. A pair whose
+        expert is on another rank has slot ``num_slots`` and any id. Slots without a pair are undefined.
         """
 
     def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
-        """``sum_j weights[i, j] results[places[i, j]]``, with the bits that these experts alone would have.
+        """Compute ``sum_j weights[i, j] results[places[i, j]]``, with the same bits as without other ranks.
 
         results ``[p, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32; the sum is ``[n, size]``.
         """
 
 
 class ExpertParallel:
-    """This process's place among those that share the experts."""
+    """This process's place among the ranks that share the experts."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, tp_rank: int = 0, tp_size: int = 1) -> None:
         self.rank = rank
@@ -66,22 +69,22 @@ class ExpertParallel:
         self._padded_to: int | None = None
 
     def share(self, num_experts: int) -> range:
-        """Those whose weights are here. Raises :class:`ConfigError` where they can't be divided evenly."""
+        """Return the experts on this rank. Raises :class:`ConfigError` if they can't be divided evenly."""
         check_shares(num_experts, self.size)
         each = num_experts // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
     def pad_to(self, num_tokens: int | None) -> None:
-        """Passes from now on have up to so many tokens on any rank; None: on all as many as on this one."""
+        """Set the most tokens of any rank for the next passes. None: all ranks have as many as this rank."""
         self._padded_to = num_tokens
 
     def run(
         self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor, experts: Experts, num_experts: int
     ) -> Tensor:
-        """This rank's summand of ``sum_j weight_j expert_j(x)``, ``[n, size]``.
+        """Return this rank's summand of ``sum_j weight_j expert_j(x)``, ``[n, size]``.
 
         x ``[n, size]``, ids ``[n, k]`` int64 among all ``num_experts``, weights ``[n, k]`` float32. All ranks
-        call it at the same time. Raises :class:`GroupLostError` where one is gone.
+        call this at the same time. Raises :class:`GroupLostError` if a rank is gone.
         """
         num_tokens = len(x)
         each = -(-num_tokens // self._tp_size)
@@ -100,7 +103,7 @@ class ExpertParallel:
 
 
 class _Part:
-    """As many tokens of a pass as are dispatched at a time."""
+    """The tokens of a pass that are dispatched together, at most :data:`MOST_TOKENS`."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class _Part:
         self.num_slots = min(expert_ids.shape[1], self.num_local)
 
     def exchange(self) -> tuple[Tensor, Tensor]:
-        """Results ``[G * C * m, size]`` and where those of each pair stand, ``[n, k]`` int64."""
+        """Return results ``[G * C * m, size]`` and the place of each pair's result, ``[n, k]`` int64."""
         x, expert_ids = self._dispatch()
         local = expert_ids - self.group.rank * self.num_local
         is_here = (local >= 0) & (local < self.num_local)
@@ -131,8 +134,10 @@ class _Part:
         return returned.view(-1, results.shape[-1]), self._places()
 
     def _dispatch(self) -> tuple[Tensor, Tensor]:
-        """All ranks' tokens ``[G * C, size]`` and expert ids ``[G * C, k]``, -1 where there is no token.
-        One message holds both: a row is a hidden state and, behind it, int32 ids."""
+        """Return all ranks' tokens ``[G * C, size]`` and expert ids ``[G * C, k]``, -1 if there is no token.
+
+        One message holds both: a row is a hidden state followed by int32 ids.
+        """
         num_tokens, k = self.expert_ids.shape
         hidden_bytes = self.x.shape[1] * self.x.element_size()
         ids_from = _aligned(hidden_bytes)
@@ -148,8 +153,10 @@ class _Part:
         return came[:, :hidden_bytes].view(self.x.dtype), ids.to(torch.int64)
 
     def _places(self) -> Tensor:
-        """Rank ``g`` sends back ``[C, m]`` results; a token's pairs on it stand in the order that they have
-        among the token's pairs."""
+        """Return the place of each pair's result.
+
+        Rank ``g`` sends back ``[C, m]`` results. They keep the order of each token's pairs.
+        """
         owners = self.expert_ids // self.num_local
         is_same = owners[:, :, None] == owners[:, None, :]
         slots = is_same.tril(-1).sum(-1)
@@ -158,11 +165,11 @@ class _Part:
 
 
 NO_EXPERT_PARALLEL = ExpertParallel()
-"""All experts are here."""
+"""All experts are on this rank."""
 
 
 def check_shares(num_experts: int, num_ranks: int) -> None:
-    """Raises :class:`ConfigError` if ``num_ranks`` can't have as many experts each."""
+    """Raise :class:`ConfigError` if the experts can't be divided evenly among ``num_ranks`` ranks."""
     if num_experts % num_ranks:
         raise ConfigError(
             f"`expert_parallel`: the checkpoint's {num_experts} experts can't be divided among "

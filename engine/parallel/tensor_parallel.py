@@ -1,9 +1,10 @@
-"""Tensor parallelism: the ranks of one model, and how they put together what each has computed.
+"""Tensor parallelism: the ranks of one model, and how they combine their results.
 
 Every rank holds a share of each layer's weights, of the KV heads and of the Mamba heads, and runs every step.
-What a row of a matrix made of shares yields is complete on its rank; what a column share yields is a summand,
-and :meth:`TensorParallel.sum` adds it up (Megatron-LM, arXiv:1909.08053, section 3). All ranks leave a sum or
-a gather with the same bits, so they sample the same token without a word about it.
+If ranks share a matrix by rows (outputs), each output is complete on its rank. If they share it by columns
+(inputs), each rank's output is a summand, and :meth:`TensorParallel.sum` adds the summands up (Megatron-LM,
+arXiv:1909.08053, section 3). After a sum or a gather all ranks have the same bits, so they sample the same
+token without exchanging it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
 
 CPU = torch.device("cpu")
 START_TIMEOUT_S = 300.0
-"""How long ranks wait for one another; the slowest may still be reading weights."""
+"""How long ranks wait for one another at the start. The slowest rank may still be reading weights."""
 
 
 @dataclass(frozen=True)
@@ -31,37 +32,40 @@ class TensorParallel:
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
-    """Where tensors that travel have to be."""
+    """Device of all tensors that ranks exchange."""
     group: dist.ProcessGroup | None = None
-    """These ranks, where they are not all that the process group knows."""
+    """The group of these ranks, if torch's default process group has others too."""
     experts: ExpertParallel = NO_EXPERT_PARALLEL
-    """Who has which of the routed experts, where these are not divided as other weights are."""
+    """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
 
     def share(self, count: int) -> range:
-        """This rank's part of ``count`` things that are divided evenly."""
+        """Return this rank's part of ``count`` things that are divided evenly."""
         each = count // self.size
         assert each * self.size == count, f"{count} does not divide by {self.size}"
         return range(self.rank * each, (self.rank + 1) * each)
 
     def share_or_copy(self, count: int) -> range:
-        """The same, but where there are fewer things than ranks several ranks hold a copy of one."""
+        """Return this rank's part as :meth:`share` does.
+
+        If there are fewer things than ranks, several ranks hold a copy of the same one.
+        """
         if count >= self.size:
             return self.share(count)
         one = self.rank * count // self.size
         return range(one, one + 1)
 
     def copies(self, count: int) -> bool:
-        """Whether a rank before this one holds the same of ``count`` things."""
+        """Return whether a lower rank holds the same of ``count`` things as this rank."""
         return count < self.size and self.rank % (self.size // count) != 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """The ranks' ``x`` added up, in place; every rank gets the same bits."""
+        """Add up the ranks' ``x`` in place. Every rank gets the same bits."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
 
     def least(self, value: int) -> int:
-        """The smallest of the ranks' values."""
+        """Return the smallest of the ranks' values."""
         if self.size == 1:
             return value
         least = torch.tensor(value, dtype=torch.int64, device=self.device)
@@ -69,13 +73,13 @@ class TensorParallel:
         return int(least)
 
     def any(self, flags: list[bool]) -> list[bool]:
-        """Which flags any rank has set; all pass equally many."""
+        """Return for each flag whether any rank has set it. All ranks pass the same number of flags."""
         if self.size == 1 or not flags:
             return flags
         return (self.sum(torch.tensor(flags, dtype=torch.int32, device=self.device)) > 0).tolist()
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """``[n, c]`` of each rank side by side, ``[n, size * c]``."""
+        """Concatenate each rank's ``[n, c]`` to ``[n, size * c]``."""
         if self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -84,15 +88,15 @@ class TensorParallel:
 
 
 ALONE = TensorParallel()
-"""One rank that holds all."""
+"""A single rank that holds the whole model."""
 
 
 def join(
     rank: int, size: int, meeting_point: Path, device: torch.device, *, shares_experts: bool = False
 ) -> TensorParallel:
-    """Meets the other ranks and waits until all are there. ``shares_experts``: each expert is one rank's.
+    """Join the other ranks and wait until all are there. With ``shares_experts`` each expert is on one rank.
 
-    ``meeting_point`` is a file in a private folder that does not exist yet; all ranks name the same.
+    ``meeting_point`` is a file that does not exist yet, in a private folder. All ranks pass the same path.
     """
     if size == 1:
         return ALONE
@@ -105,10 +109,10 @@ def join(
 
 
 def make_process_group(store: Store, rank: int, size: int, device: torch.device) -> None:
-    """Torch's default process group: NCCL for GPUs, gloo elsewhere."""
+    """Make torch's default process group: NCCL for GPUs, gloo elsewhere."""
     timeout = timedelta(seconds=START_TIMEOUT_S)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # where kernels are launched, whatever tensors they are given
+        torch.cuda.set_device(device)  # kernels are launched on this device, wherever their tensors are
         dist.init_process_group(
             "nccl", store=store, rank=rank, world_size=size, timeout=timeout, device_id=device
         )
@@ -117,6 +121,6 @@ def make_process_group(store: Store, rank: int, size: int, device: torch.device)
 
 
 def leave() -> None:
-    """Says goodbye to the other ranks, where there are any."""
+    """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Bias, forbidden stop tokens and penalties: what changes a row's logits before its token is chosen.
+"""Bias, forbidden stop tokens and penalties. They change a row's logits before its token is chosen.
 
-Each is a batched tensor operation that leaves the rows without it bit for bit as they were (adds 0,
-divides by 1), so that one pass serves a mixed step and nothing depends on a row's company.
+Each is a batched tensor operation that keeps the bits of rows that don't use it (it adds 0, divides by 1). So
+one pass serves a mixed step, and a row's result doesn't depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ def process_logits(
     stop_ids: torch.Tensor,
     tokens: TokenTables,
 ) -> torch.Tensor:
-    """A changed copy of ``logits`` ``[R, T, V]`` float32, in vLLM's order: bias, stop tokens, penalties.
+    """Return a changed copy of ``logits`` ``[R, T, V]`` float32.
 
-    ``index`` ``[R, T]`` int64 is that of the token each position chooses, ``input_ids`` ``[R, T]`` what the
-    positions were fed: penalties at position i count the drafts 1 … i with the answer so far, which holds
-    input 0 already. ``stop_ids`` is ``[R, S]``; ``rows`` ``[R]`` int64 names rows of ``tokens``.
+    The order is vLLM's: bias, stop tokens, penalties. ``index`` ``[R, T]`` int64 is the index of the token
+    that each position chooses. ``input_ids`` ``[R, T]`` are the positions' inputs. Penalties at position i
+    count drafts 1 … i and the answer so far, which already includes input 0. ``stop_ids`` is ``[R, S]``;
+    ``rows`` ``[R]`` int64 names rows of ``tokens``.
     """
     logits = logits + tokens.bias[rows][:, None]
     _forbid_stop_tokens(logits, index, columns.least_length, stop_ids)
@@ -37,13 +38,16 @@ def process_logits(
 def count_tokens(
     counts: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, is_gained: torch.Tensor
 ) -> None:
-    """Adds ``token_ids`` ``[R, T]``, where ``is_gained``, to their ``rows`` of ``counts`` ``[N+1, V]``."""
+    """Count ``token_ids`` ``[R, T]``, where ``is_gained``, in their ``rows`` of ``counts`` ``[N+1, V]``."""
     flat = rows[:, None] * counts.shape[1] + token_ids
     counts.view(-1).scatter_add_(0, flat.reshape(-1), is_gained.to(counts.dtype).reshape(-1))
 
 
 def _counts_of_drafts(input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """How often position i was fed each token as a draft: ``[R, T, V]`` int32, ``[R, 1, 1]`` if T = 1."""
+    """Count how often each token is among the drafts up to position i: ``[R, T, V]`` int32.
+
+    If T = 1, there are no drafts and the result is ``[R, 1, 1]``.
+    """
     num_rows, num_positions = input_ids.shape
     if num_positions == 1:
         return input_ids.new_zeros(num_rows, 1, 1, dtype=torch.int32)
@@ -59,7 +63,7 @@ def _counts_of_drafts(input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def _forbid_stop_tokens(
     logits: torch.Tensor, index: torch.Tensor, least_length: torch.Tensor, stop_ids: torch.Tensor
 ) -> None:
-    """Minus infinity for stop tokens at an index below the least length; in place."""
+    """Set the logits of stop tokens to minus infinity at every index below the least length; in place."""
     is_forbidden = (index < least_length[:, None])[:, :, None] & (stop_ids >= 0)[:, None]
     # Added, not assigned: entries without a stop token add 0 to token 0.
     change = torch.zeros_like(is_forbidden, dtype=logits.dtype).masked_fill_(is_forbidden, -torch.inf)
@@ -69,7 +73,7 @@ def _forbid_stop_tokens(
 def _penalise(
     logits: torch.Tensor, counts: torch.Tensor, in_prompt: torch.Tensor, columns: SamplingColumns
 ) -> None:
-    """Repetition over prompt and answer, presence and frequency over the answer; in place."""
+    """Apply penalties in place: repetition for prompt and answer, presence and frequency for the answer."""
     in_answer = counts > 0
     repetition = torch.where(in_prompt | in_answer, columns.repetition_penalty[:, None, None], 1.0)
     logits.copy_(torch.where(logits > 0, logits / repetition, logits * repetition))

@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens as they are reported to clients: of answers, and of a prompt's own tokens.
+"""Log-probabilities that are reported to clients, of an answer's tokens and of a prompt's own tokens.
 
-A step computes them on the device; the host reads them when it reads the step's tokens.
+A step computes them on the device. The host reads them when it reads the step's tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from engine.memory.async_copy import Download, upload
 from wire.messages.generation import TokenLogprobs
 
 TOKENS_AT_ONCE = 128
-"""Of a prompt. Bounds the logits held at a time to this many rows of the vocabulary."""
+"""Prompt tokens that are scored at once. At most this many rows of logits are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class LogprobTensors:
     """Log-probabilities of ``m`` tokens, on the device.
 
-    The distribution is the model's own: before penalties, temperature and filters.
+    They follow the model's own distribution, before penalties, temperature and filters.
     """
 
     numbers: torch.Tensor
@@ -32,7 +32,10 @@ class LogprobTensors:
 
     @classmethod
     def compute(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-        """Of ``token_ids`` ``[m]`` int64 under ``logits`` ``[m, V]``; ``num_top`` best tokens with each."""
+        """Compute them for ``token_ids`` ``[m]`` int64 from ``logits`` ``[m, V]``.
+
+        Each token comes with the ``num_top`` best tokens.
+        """
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         chosen = logprobs.gather(1, token_ids[:, None])
         ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
@@ -42,7 +45,7 @@ class LogprobTensors:
         )
 
     def start_copy(self) -> LogprobCopy:
-        """Queues the copy to the host behind what is launched so far."""
+        """Queue the copy to the host behind everything launched so far."""
         return LogprobCopy(Download(self.numbers), Download(self.integers))
 
 
@@ -54,8 +57,8 @@ class LogprobCopy:
     integers: Download
 
     def read(self) -> list[TokenLogprobs]:
-        """One entry a token. Waits for the copy alone, not for steps launched since."""
-        # By way of numpy: torch's own tolist takes ten times as long.
+        """Return one entry per token. Waits only for the copy, not for steps launched since."""
+        # Through numpy: torch's own tolist takes ten times as long.
         numbers, integers = (part.wait().numpy().tolist() for part in (self.numbers, self.integers))
         return [
             TokenLogprobs(token_id, logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
@@ -69,19 +72,22 @@ class ComputesLogits(Protocol):
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Those of a chunk of the prompt on their way to the host, for ``echo`` with ``logprobs``."""
+    """Log-probabilities of a prompt's chunk on their way to the host, for ``echo`` with ``logprobs``."""
 
     parts: tuple[LogprobCopy, ...]
 
     def read(self) -> list[TokenLogprobs]:
-        """One entry a target, in order."""
+        """Return one entry per target, in order."""
         return [one for part in self.parts for one in part.read()]
 
 
 def prompt_logprobs(
     model: ComputesLogits, hidden: torch.Tensor, targets: list[int], num_top: int
 ) -> PromptLogprobs:
-    """How likely each target was: ``hidden`` ``[n, H]`` of the tokens before them, in order."""
+    """Compute each target's log-probability.
+
+    ``hidden`` ``[n, H]`` are the hidden states of the tokens before the targets, in order.
+    """
     token_ids = upload(np.array(targets, dtype=np.int64), hidden.device)
     parts = []
     for start in range(0, len(targets), TOKENS_AT_ONCE):

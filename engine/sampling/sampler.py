@@ -1,13 +1,13 @@
 """Chooses each row's next tokens from its logits.
 
 The order is vLLM's: bias, forbidden stop tokens, penalties, grammar, temperature, min-p, top-k, top-p, draw.
-A draw is a race among the tokens that are left (:mod:`kernels.sampling.exponential_race`): its noise is a
-function of the request's seed, the token's index and the token alone, and every step of it works on a row by
-itself, so that a request's tokens depend neither on whom it shares a batch with nor on what was drafted: the
-target's own token stands at every index, and a draft is right exactly if it is that token.
+A draw is a race among the remaining tokens (:mod:`kernels.sampling.exponential_race`). Its noise depends only
+on the request's seed, the token's index and the token, and every operation treats each row by itself. So a
+request's tokens depend neither on the other requests of the batch nor on drafts: at every index the target
+chooses its own token, and a draft is right if and only if it equals that token.
 
-Shapes depend on nothing but the arguments' own, and nothing is read back: all of it can stand inside a
-CUDA graph, one for each kind of :class:`~engine.sampling.sampling_table.SamplingNeeds`.
+Shapes depend only on the arguments' shapes, and nothing is read back. So sampling can be part of a CUDA
+graph, with one graph for each kind of :class:`~engine.sampling.sampling_table.SamplingNeeds`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LARGEST_INT32 = (1 << 31) - 1
 
 
 class Sampler:
-    """Samples for rows whose parameters stand in ``table``.
+    """Samples for rows whose parameters are in ``table``.
 
-    ``masks`` ``[N + 1, T, W]`` int32 are the bits of what rows with grammars may choose
-    (:mod:`engine.grammar_masks`); None: no row has one.
+    ``masks`` ``[N + 1, T, W]`` int32 are the bits of the tokens that rows with grammars may choose
+    (:mod:`engine.step.grammar_masks`); None if no row has a grammar.
     """
 
     def __init__(self, table: SamplingTable, masks: torch.Tensor | None = None) -> None:
@@ -41,11 +41,11 @@ class Sampler:
         input_ids: torch.Tensor,
         needs: SamplingNeeds,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target's token behind every position, and whether its logits are finite, each ``[R, T]``.
+        """Return the target's token behind every position, and if its logits are finite: ``[R, T]`` each.
 
-        ``logits`` ``[R, T, V]`` float32 (left unchanged) are those of ``input_ids`` ``[R, T]`` int64 at
-        ``positions`` ``[R, T]`` int64 of the requests in ``rows`` ``[R]`` int64. A token whose logits
-        hold NaN or infinity means nothing.
+        ``logits`` ``[R, T, V]`` float32 stay unchanged. They belong to ``input_ids`` ``[R, T]`` int64 at
+        ``positions`` ``[R, T]`` int64 of the requests in ``rows`` ``[R]`` int64. If logits hold NaN or
+        infinity, their token is meaningless.
         """
         raw = logits
         if needs.random or needs.processed:
@@ -67,12 +67,12 @@ class Sampler:
         if needs.random:
             drawn = _draw(logits, columns, index, filtered=needs.filtered)
             token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
-        return token_ids, best.abs() < torch.inf  # what isfinite is, in half the launches
+        return token_ids, best.abs() < torch.inf  # the same as isfinite, with half the launches
 
     def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``processed`` without the tokens that grammars forbid.
+        """Remove the tokens that grammars forbid from ``processed``.
 
-        Where ``min_tokens`` forbids all that a grammar leaves, the grammar's end comes first.
+        If ``min_tokens`` forbids all tokens that a grammar allows, the grammar wins and may end the answer.
         """
         assert self._masks is not None
         logits = mask_tokens(processed, rows, self._masks)
@@ -84,10 +84,10 @@ class Sampler:
     def draft(
         self, logits: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, needs: SamplingNeeds
     ) -> torch.Tensor:
-        """A guess at the token of ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``: ``[R]`` int64.
+        """Guess the token at ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``. Returns ``[R]`` int64.
 
-        Random rows draw by the noise that the target will use, so a drafter that is near the target
-        mostly draws the target's token. Penalties and biases are left to the target.
+        Random rows draw with the noise that the target will use, so a drafter close to the target mostly
+        draws the target's token. Only the target applies penalties and biases.
         """
         token_ids = logits.argmax(dim=-1)
         if needs.random:
@@ -105,10 +105,10 @@ class Sampler:
         *,
         forced: torch.Tensor,
     ) -> None:
-        """Counts the tokens that a step gained, ``results[r, 3 : 3 + accepted[r]]``, for later penalties.
+        """Count the tokens that a step gained, ``results[r, 3 : 3 + accepted[r]]``, for later penalties.
 
         ``rows``, ``accepted`` and ``forced`` are ``[R]``, ``results`` is ``[R, T + 3]``. A forced token
-        (0 or more) is the prompt's, counted when its row was filled, and no part of the answer.
+        (0 or more) belongs to the prompt, not to the answer. It was counted when its row was filled.
         """
         if not needs.processed:
             return
@@ -121,15 +121,15 @@ class Sampler:
 def _draw(
     logits: torch.Tensor, columns: SamplingColumns, index: torch.Tensor, *, filtered: bool
 ) -> torch.Tensor:
-    """One token a position, ``[R, T]``, from ``logits`` ``[R, T, V]``; nonsense where the row is greedy."""
+    """Draw one token per position, ``[R, T]``, from ``logits`` ``[R, T, V]``; meaningless in greedy rows."""
     temperature = torch.where(columns.temperature > 0, columns.temperature, 1.0)
     weights = torch.softmax(logits / temperature[:, None, None], dim=-1)
-    # Tokens are left by two numbers a position: the least weight, and the last of the tokens that have it.
+    # Two numbers per position say which tokens remain: the least weight, and the last token of that weight.
     least = columns.min_p[:, None] * weights.amax(dim=-1)
     last_token = torch.full_like(index, weights.shape[-1])
     if filtered:
-        # A row without a filter keeps all of them, even what its own sum would round away: a seed must not
-        # give other tokens in other company.
+        # A row without a filter keeps all tokens, even those that rounding in the running sum would drop: a
+        # seed must give the same tokens in every batch.
         is_filtered = ((columns.top_k > 0) | (columns.top_p < 1.0))[:, None]
         head_least, head_last = _end_of_head(weights, least, columns.top_k, columns.top_p)
         least = torch.where(is_filtered, head_least, least)
@@ -140,10 +140,11 @@ def _draw(
 def _end_of_head(
     weights: torch.Tensor, least: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and token ``[R, T]`` of the worst one left of ``weights`` ``[R, T, V]``, best first.
+    """Return weight and id, each ``[R, T]``, of the worst remaining token of ``weights`` ``[R, T, V]``.
 
-    Of those that weigh ``least`` ``[R, T]`` the ``top_k`` best, and of these the shortest head with
-    ``top_p`` of their mass. Each is a head of the order; a head of the running sum is its own running sum.
+    Tokens that weigh at least ``least`` ``[R, T]`` remain; of these the ``top_k`` best; of these the shortest
+    head with ``top_p`` of their mass. Each selection is a head of the same order, so one running sum serves
+    all three.
     """
     vocab_size = weights.shape[-1]
     ordered, order = _sort_descending(weights)
@@ -157,11 +158,11 @@ def _end_of_head(
 
 
 def _sort_descending(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and their tokens along the last axis, best first, the lower token first among equals."""
+    """Sort probabilities and their tokens along the last axis: best first, of equals the lower token."""
     if probs.device.type != "cpu":
         return probs.sort(dim=-1, descending=True, stable=True)
-    # NumPy sorts integers in vector registers, ten times as fast as PyTorch. Bits of floats that are not
-    # negative are ordered as the floats are; the token in the low half makes every key different.
+    # NumPy sorts integers in vector registers, ten times as fast as PyTorch. The bits of non-negative floats
+    # have the same order as the floats. The token in the low half makes every key different.
     bits = probs.view(torch.int32).to(torch.int64)
     keys = ((_LARGEST_INT32 - bits) << 32) | torch.arange(probs.shape[-1])
     keys.numpy().sort(axis=-1)

@@ -1,12 +1,12 @@
-"""Persistent per-row tables of sampling parameters: what a step's sampling reads, on the device.
+"""Persistent per-row tables of sampling parameters on the device. A step's sampling reads them.
 
-A row is filled when its request is admitted and cleared when it leaves; steps gather rows by index. Row N
-is the null row, which padding entries name. On a CPU host and device tables are the same bytes; elsewhere
-the host's are a mirror, written first and copied row by row.
+A row is filled when its request is admitted and cleared when the request leaves; steps gather rows by index.
+Row N is the null row, which padding uses. On a CPU host and device tables are the same bytes. Elsewhere the
+host tables are a mirror: they are written first and copied row by row.
 
 | table | shape | in a cleared row and the null row |
 |---|---|---|
-| numbers: what :data:`_NUMBERS` names | ``[N+1, numbers]`` float32 | what it says |
+| numbers: the keys of :data:`_NUMBERS` | ``[N+1, numbers]`` float32 | the values of :data:`_NUMBERS` |
 | integers: top-k, seed, least length | ``[N+1, 3]`` int64 | 0 |
 | stop ids | ``[N+1, S]`` int64 | -1 |
 | counts, in prompt, bias: allocated when the first request needs them | ``[N+1, V]`` | 0 |
@@ -34,16 +34,16 @@ _NUMBERS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Numbers of :class:`SamplingParams` that columns have, and what stands there in a cleared row."""
+"""Numbers of :class:`SamplingParams` that have columns, with their values in a cleared row."""
 _NEUTRAL_INTEGERS = (0, 0, 0)
 _NO_STOP_ID = -1
 
 
 @dataclass(frozen=True)
 class SamplingNeeds:
-    """Which parts of sampling some row of a step needs; the others are left out of it.
+    """The parts of sampling that at least one row of a step needs. The step leaves out the other parts.
 
-    A row's tokens are the same whatever parts its company adds.
+    A row's tokens don't depend on parts that only other rows need.
     """
 
     random: bool = False
@@ -69,10 +69,10 @@ _GREEDY = SamplingNeeds()
 
 @dataclass(frozen=True)
 class SamplingColumns:
-    """The parameters of a step's rows, each ``[R]``; float32 but for top-k, seed and least length."""
+    """The parameters of a step's rows, each ``[R]``; float32 except top-k, seed and least length."""
 
     temperature: torch.Tensor
-    """0 is greedy."""
+    """0 means greedy."""
     top_p: torch.Tensor
     min_p: torch.Tensor
     repetition_penalty: torch.Tensor
@@ -82,22 +82,22 @@ class SamplingColumns:
     """0 keeps all."""
     seed: torch.Tensor
     least_length: torch.Tensor
-    """No stop token is sampled at an index below this."""
+    """No stop token is sampled at an index below this value."""
 
 
 @dataclass(frozen=True)
 class TokenTables:
-    """What penalties and biases know of each token of the vocabulary, ``[N+1, V]`` each."""
+    """The data of penalties and biases for each token of the vocabulary, ``[N+1, V]`` each."""
 
     counts: torch.Tensor
-    """How often the answer has the token, int32."""
+    """How often the answer contains the token, int32."""
     in_prompt: torch.Tensor
     bias: torch.Tensor
 
     @classmethod
     def allocate(cls, num_rows: int, vocab_size: int, device: torch.device) -> TokenTables:
         def table(dtype: torch.dtype) -> torch.Tensor:
-            # A tensor made in inference mode could not be changed outside of it later on.
+            # A tensor made in inference mode can't be changed later outside inference mode.
             with torch.inference_mode(False):
                 return torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
 
@@ -108,7 +108,7 @@ class TokenTables:
             table[row] = 0
 
     def fill(self, request: Request, params: SamplingParams) -> None:
-        """Fills a cleared row. A request that was preempted has part of its answer already."""
+        """Fill a cleared row. A request that was preempted already has a part of its answer."""
         device, row = self.counts.device, request.row
         tokens = upload(np.array(request.tokens, dtype=np.int64), device)
         prompt, answer = tokens[: request.num_prompt], tokens[request.num_prompt :]
@@ -121,7 +121,7 @@ class TokenTables:
 
 
 class SamplingTable:
-    """Sampling parameters of up to ``num_rows`` requests, and the null row behind them."""
+    """Sampling parameters of up to ``num_rows`` requests, followed by the null row."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, max_stop_ids: int) -> None:
         self.num_rows = num_rows
@@ -132,23 +132,23 @@ class SamplingTable:
         self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
         self._needs = [_GREEDY] * (num_rows + 1)
         self._asked: tuple[list[int], SamplingNeeds] = ([], _GREEDY)
-        """Rows that :meth:`needs` was last asked for, and its answer: mostly the next step has the same."""
+        """Arguments and result of the last call of :meth:`needs`: mostly the next step has the same rows."""
         self._tokens: TokenTables | None = None
 
     @property
     def stop_ids(self) -> torch.Tensor:
-        """``[N+1, S]`` int64, padded at the end with -1; its address never changes."""
+        """Stop ids ``[N+1, S]`` int64, padded at the end with -1. The address never changes."""
         return self._stop_ids.device
 
     @property
     def tokens(self) -> TokenTables:
-        """Tables of penalties and biases; their addresses stay from the first use on."""
+        """Tables of penalties and biases. Their addresses are fixed from the first use on."""
         if self._tokens is None:
             self._tokens = TokenTables.allocate(self.num_rows + 1, self.vocab_size, self._device)
         return self._tokens
 
     def fill(self, request: Request) -> None:
-        """Writes an admitted request's parameters, and what it has of its answer, into its row."""
+        """Write an admitted request's parameters and its answer so far into its row."""
         params, row = request.params, request.row
         if params is None:
             self.clear(row)
@@ -165,7 +165,7 @@ class SamplingTable:
             self.tokens.fill(request, params)
 
     def clear(self, row: int) -> None:
-        """Neutral parameters: no trace of the request that was here."""
+        """Write neutral parameters, so that no trace of the row's request is left."""
         self._asked = [], _GREEDY
         self._numbers.write(row, tuple(_NUMBERS.values()))
         self._integers.write(row, _NEUTRAL_INTEGERS)
@@ -174,7 +174,10 @@ class SamplingTable:
         self._needs[row] = _GREEDY
 
     def needs(self, requests: Iterable[Request]) -> SamplingNeeds:
-        """What a step of these filled requests needs; the same as long as their rows stay as they are."""
+        """Return the needs of a step of these requests, whose rows are filled.
+
+        The result is kept for the next call as long as no row changes.
+        """
         rows = [request.row for request in requests]
         if rows != self._asked[0]:
             needs = _GREEDY
@@ -184,27 +187,27 @@ class SamplingTable:
         return self._asked[1]
 
     def gather(self, rows: torch.Tensor) -> SamplingColumns:
-        """The parameters of ``rows`` ``[R]`` int64."""
+        """Return the parameters of ``rows`` ``[R]`` int64."""
         numbers = dict(zip(_NUMBERS, self._numbers.device[rows].unbind(dim=1), strict=True))
         top_k, seed, least_length = self._integers.device[rows].unbind(dim=1)
         return SamplingColumns(**numbers, top_k=top_k, seed=seed, least_length=least_length)
 
     def _clear_tokens(self, row: int) -> None:
-        # Whether or not this row has penalties: steps count the tokens of a penalised row's company too.
+        # Also for a row without penalties: a step with one penalised row counts the tokens of all rows.
         if self._tokens is not None:
             self._tokens.clear(row)
 
     def _padded_stop_ids(self, request: Request) -> list[int]:
-        # An id outside the vocabulary is never sampled; as an index it would reach past a row's logits.
+        # An id outside the vocabulary is never sampled. As an index it would exceed a row's logits.
         known = sorted(token_id for token_id in request.stop_token_ids if 0 <= token_id < self.vocab_size)
         width = self.stop_ids.shape[1]
         if len(known) > width:
-            raise ValueError(f"{len(known)} stop token ids, the table has {width} columns")
+            raise ValueError(f"the request has {len(known)} stop token ids; the table has {width} columns")
         return known + [_NO_STOP_ID] * (width - len(known))
 
 
 class _RowTensor:
-    """A device table and its host mirror, one small vector a row."""
+    """A device table and its host mirror, with one small vector per row."""
 
     def __init__(
         self, num_rows: int, neutral: Sequence[float], dtype: torch.dtype, device: torch.device

@@ -1,1 +1,1 @@
-"""From a plan to launched kernels: batches, row state, graphs, drafts, and what comes back."""
+"""From a step's plan to launched kernels and their results: batches, row state, graphs and drafts."""

@@ -1,4 +1,4 @@
-"""Turns a step's plan into tensors: what the host decides about rows. No device is waited for."""
+"""Turns a step's plan, which the host has made, into tensors. Never waits for a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernels.ssm.boundaries import Boundaries
 
 
 class BatchBuilder:
-    """Builds steps: decode rows out of the step buffers, prefill rows ragged, made anew each time."""
+    """Builds steps. Decode rows come from the step buffers; ragged prefill rows are made for each step."""
 
     def __init__(
         self, rows: RowTable, buffers: StepBuffers, *, block_size: int, device: torch.device
@@ -31,7 +31,7 @@ class BatchBuilder:
         self._device = device
 
     def decode_step(self, num_rows: int, needs: SamplingNeeds, *, max_seq_len: int, samples: bool) -> Step:
-        """The step of the ``num_rows`` decode rows, padding included, that are loaded in the buffers."""
+        """Build the step of the ``num_rows`` decode rows loaded in the buffers, padding included."""
         batch = self._buffers.prepare(num_rows, max_seq_len=max_seq_len)
         views = self._buffers.views(num_rows)
         return Step(
@@ -48,7 +48,7 @@ class BatchBuilder:
         )
 
     def mixed_step(self, plan: StepPlan, needs: SamplingNeeds, *, max_seq_len: int) -> Step:
-        """The plan's step: decode rows, which are loaded in the buffers, and prefill rows behind them."""
+        """Build the plan's step: first the decode rows loaded in the buffers, then the prefill rows."""
         num_decode = len(plan.decode_rows)
         decode = self._buffers.prepare(num_decode, max_seq_len=max_seq_len) if num_decode else None
         prefill = self._prefill_batch(plan.prefill_rows)
@@ -127,7 +127,7 @@ class BatchBuilder:
         )
 
     def _block_table(self, table_rows: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> NDArray[np.int32]:
-        """As many columns as the longest row uses."""
+        """Return the rows of the block table, with as many columns as the longest row uses."""
         columns = blocks_for(int(seq_lens.max()), self._block_size)
         return self._rows.block_table[table_rows, :columns]
 
@@ -141,7 +141,7 @@ class BatchBuilder:
 
 
 def _join(decode: Batch, prefill: Batch) -> Batch:
-    """One batch of both: decode tokens stand first."""
+    """Join both into one batch, decode tokens first."""
     return replace(
         prefill,
         input_ids=torch.cat([decode.input_ids, prefill.input_ids]),
@@ -152,7 +152,7 @@ def _join(decode: Batch, prefill: Batch) -> Batch:
 
 
 def _tokens(planned: list[PlannedRow], ahead: int) -> NDArray[np.int64]:
-    """The rows' new tokens, or those that stand ``ahead`` of them; 0 for one that is not known yet."""
+    """Return the rows' new tokens, or the tokens ``ahead`` places later; 0 for a token not known yet."""
     tokens: list[int] = []
     for row in planned:
         part = row.request.tokens[row.num_before + ahead : row.end + ahead]
@@ -162,12 +162,12 @@ def _tokens(planned: list[PlannedRow], ahead: int) -> NDArray[np.int64]:
 
 
 def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries | None:
-    """On the host; ``rows`` is what :meth:`Boundaries.cut` takes of them."""
+    """Build the rows' boundaries on the host. ``rows`` are further arguments of :meth:`Boundaries.cut`."""
     entries = [
         (i, boundary.length - row.num_before, boundary.slot)
         for i, row in enumerate(planned)
         for boundary in row.boundaries
-        if boundary.length < row.end  # the state at the end is written there as the row's last
+        if boundary.length < row.end  # the state at the row's end is in write_slots already
     ]
     if not entries:
         return None
@@ -175,7 +175,7 @@ def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries |
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``[s, s + 1, …, s + length - 1]`` of each row, one behind the other."""
+    """Concatenate ``[s, s + 1, …, s + length - 1]`` of all rows."""
     ends = np.cumsum(lengths)
     within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     ranges: NDArray[np.int64] = np.repeat(starts, lengths) + within

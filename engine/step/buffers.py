@@ -1,12 +1,13 @@
-"""The persistent tensors of a step of decode rows, padded per request to a captured batch size.
+"""The persistent tensors of a step of decode rows, padded to a captured batch size.
 
 A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
 graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
-buffer sized for tokens is wrong once each row has several (vllm 39809). Where a step's rows are not just
-those of the step before, every row up to the captured size is written, real or padding, on host and device:
-no row of an earlier step survives, and a dummy step, padding alone, can touch nothing but the null entries
-(vllm 37728). Mostly they are the same. Then what the host writes is there already, but for rows that got a
-block since, and nothing else is written or uploaded.
+buffer sized for tokens is wrong once each row has several (vllm 39809).
+
+If a step's rows differ from those of the step before, every row up to the captured size is written, real or
+padding, on host and device. No row of an earlier step survives, and a dummy step, which is only padding, can
+touch only the null entries (vllm 37728). Mostly the rows are the same. Then the host's values are already in
+the buffers, and only rows that got a block since are written and uploaded.
 
 | buffer | shape | written by | in a padding row |
 |---|---|---|---|
@@ -21,7 +22,7 @@ block since, and nothing else is written or uploaded.
 | accepted | ``[R]`` | the step | 0 |
 | results | ``[R, T + 3]`` | the step | 0 |
 
-Off GPU the same buffers are driven eagerly, so padding faults show on a CPU as well.
+On a CPU the same buffers are used without graphs, so padding faults also show there.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ from kernels.speculation.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
 MOST_SINGLE_ROWS = 4
-"""Changed rows that are uploaded one by one; more of them go with all others, in one copy."""
+"""Most changed rows that are uploaded one by one. If more rows have changed, one copy uploads all rows."""
 STAGES = 2
-"""Host copies of each buffer: one is filled while the copy of the step in flight may still be under way."""
+"""Host copies of each buffer. One is filled while the upload for the step in flight may still be running."""
 
 
 def capture_sizes(max_rows: int) -> list[int]:
-    """Batch sizes that graphs are captured for, ascending, the last one ``max_rows`` itself."""
+    """Return the batch sizes to capture graphs for, in ascending order. The last one is ``max_rows``."""
     sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, max_rows + 1, 32)]
     return [size for size in sizes if size < max_rows] + [max_rows]
 
 
 @dataclass(frozen=True)
 class _Buffer:
-    """One tensor and the host memory it is filled from; on a CPU both are the same bytes."""
+    """One tensor and the host memory from which it is filled; on a CPU both are the same bytes."""
 
     hosts: tuple[NDArray[Any], ...]
     device: torch.Tensor
@@ -69,7 +70,7 @@ class _Buffer:
         return cls(tuple(stage.numpy() for stage in stages), torch.zeros(shape, dtype=dtype, device=device))
 
     def upload(self, first: int, end: int, stage: int) -> None:
-        """Rows ``first`` … ``end - 1`` to the device, at the address where they always are."""
+        """Copy rows ``first`` … ``end - 1`` to their fixed address on the device."""
         if self.device.device.type != "cpu":
             staged = torch.from_numpy(self.hosts[stage][first:end])
             self.device[first:end].copy_(staged, non_blocking=True)
@@ -77,7 +78,10 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class StepViews:
-    """The first ``R`` rows of all buffers; slicing them anew in each step would take longer than the rest."""
+    """The first ``R`` rows of all buffers.
+
+    They are kept, because slicing in each step would take longer than the rest of the host's work.
+    """
 
     rows: torch.Tensor
     forced: torch.Tensor
@@ -85,7 +89,7 @@ class StepViews:
     input_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    """``[R * T]`` each"""
+    """``[R * T]``, like input ids and positions."""
     seq_lens: torch.Tensor
     read_slots: torch.Tensor
     write_slots: torch.Tensor
@@ -94,7 +98,7 @@ class StepViews:
 
 
 class StepBuffers:
-    """Decode rows of up to ``rows.num_rows`` requests."""
+    """The buffers for decode rows of up to ``rows.num_rows`` requests."""
 
     def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
         num_positions, num_columns = rows.slots.shape[1], rows.block_table.shape[1]
@@ -103,9 +107,9 @@ class StepBuffers:
         self._num_positions = num_positions
         self._stage = 0
         self._loaded: tuple[list[int], int] = ([], 0)
-        """Rows of the table and size of the last load."""
+        """Table rows and padded size of the last load."""
         self._extras_end = 0
-        """Behind the last row that may have a boundary or a forced token."""
+        """End of the buffer rows that may have a boundary or a forced token."""
         self._views: dict[int, StepViews] = {}
 
         def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
@@ -154,11 +158,11 @@ class StepBuffers:
         return self._sizes
 
     def captured(self, num_rows: int) -> int:
-        """The size that so many rows are padded to."""
+        """Return the captured size to which ``num_rows`` rows are padded."""
         return next(size for size in self._sizes if size >= num_rows)
 
     def load(self, planned: list[PlannedRow], num_rows: int) -> None:
-        """Writes what the host knows of these rows, and padding up to ``num_rows``."""
+        """Write the host's values of these rows, and padding up to ``num_rows``."""
         self._stage = (self._stage + 1) % STAGES
         rows = [row.request.row for row in planned]
         changed = self._table.take_changed()
@@ -191,9 +195,9 @@ class StepBuffers:
         return views
 
     def prepare(self, num_rows: int, *, max_seq_len: int) -> Batch:
-        """The loaded rows' batch: indices and inputs are made on the device, from what the last step left.
+        """Make the batch of the loaded rows. Logits are computed at every position.
 
-        Logits are asked for at every position.
+        The device makes indices and inputs from the results of the last step.
         """
         self._prepare_rows(num_rows)
         views = self.views(num_rows)
@@ -214,7 +218,7 @@ class StepBuffers:
         )
 
     def accept_drafts(self, state: RowState, stop_ids: torch.Tensor) -> AcceptDrafts:
-        """The acceptance of drafts, bound to these buffers."""
+        """Make the kernel that accepts drafts, bound to these buffers."""
         return AcceptDrafts(
             rows=self.rows.device,
             write_slots=self.write_slots,
@@ -232,7 +236,7 @@ class StepBuffers:
         )
 
     def _fill_rows(self, rows: list[int], num_rows: int) -> None:
-        """Which rows they are, and where their memory is. The table's null row makes padding."""
+        """Write the row numbers and the rows' blocks and slots. Padding is the table's null row."""
         rows = rows + [self._table.null_row] * (num_rows - len(rows))
         self._host(self.rows)[:num_rows] = rows
         self._host(self.block_table)[:num_rows] = self._table.block_table[rows]
@@ -241,7 +245,7 @@ class StepBuffers:
             buffer.upload(0, num_rows, self._stage)
 
     def _refill(self, rows: list[int], changed: set[int]) -> None:
-        """Where the memory of rows that have changed is; the others' is on the device."""
+        """Write blocks and slots of changed rows only. Those of the other rows are already on the device."""
         places = [i for i, row in enumerate(rows) if row in changed]
         if len(places) > MOST_SINGLE_ROWS:
             self._fill_rows(rows, self._loaded[1])
@@ -253,7 +257,7 @@ class StepBuffers:
                 buffer.upload(i, i + 1, self._stage)
 
     def _fill_extras(self, planned: list[PlannedRow], end: int) -> None:
-        """Boundaries and forced tokens, of which most steps have none."""
+        """Write boundaries and forced tokens. Most steps have none."""
         lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
         forced = self._host(self.forced)
         lengths[:end], slots[:end], forced[:end] = 0, NULL_INDEX, NO_TOKEN

@@ -1,4 +1,4 @@
-"""What an engine calls around its steps to have them checked, and what it calls when checks are off."""
+"""The checks that an engine calls around its steps, and their stand-in when checks are off."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from wire.messages.handoff import Digests
 
 
 class Checks(Protocol):
-    """Six points of a request's life; see :mod:`engine.sanitizer.sanitizer`.
+    """Checks at six points of a request's life; see :mod:`engine.sanitizer.sanitizer`.
 
-    Faults of one request are returned, on all tensor-parallel ranks if any has found one: it has to leave on
-    all. Structural ones are raised as :class:`wire.errors.SanitizerError`.
+    A fault of one request is returned. If one tensor-parallel rank finds it, all ranks return it, because the
+    request must leave on all ranks. A structural fault raises :class:`wire.errors.SanitizerError`.
     """
 
     def vacated(self, plan: StepPlan) -> None:
-        """What the plan preempts has been copied out; nothing was written yet to memory freed since."""
+        """Check after the plan's preempted requests were copied out, before their freed memory is written."""
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
-        """The plan is about to be computed; requests that must not be, and why."""
+        """Check a plan before it is computed. Returns the requests that must not be computed, and why."""
 
     def compare(self, plan: StepPlan, batch: Batch) -> None:
-        """The batch was made of the plan."""
+        """Check the batch that was made from the plan."""
 
     def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
-        """The plan's rows have been read back: tokens have joined, but requests have not moved on yet."""
+        """Check the plan's rows after they were read back.
+
+        The requests have their new tokens, but have not moved on yet.
+        """
 
     def received(self, request: Request) -> TwinfangError | None:
-        """Blocks and state of the request's ticket have landed."""
+        """Check the blocks and the state of the request's ticket after they were read."""
 
     def digests(self, request: Request) -> Digests | None:
-        """For the ticket of a request whose prompt is prefilled."""
+        """Return digests for the ticket of a prefilled request."""
 
 
 class NoChecks:
-    """Sanitizing is off."""
+    """The checks when the sanitizer is off: none."""
 
     def vacated(self, plan: StepPlan) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The two drafters: multi-token prediction by the checkpoint's own layer, and look-up in the prompt."""
+"""The two drafters: the checkpoint's multi-token prediction layers, and n-gram look-up in earlier tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kernels.speculation.ngram_draft import NgramDraft
 
 
 class MtpDrafter:
-    """Drafts with the MTP layers, looped ``num_drafts`` times; with 0 it only fills their KV.
+    """Drafts with the MTP layers, looped ``num_drafts`` times. With 0 drafts it only fills the layers' KV.
 
     Position i of the MTP layers takes the target's hidden state i and token i + 1, and predicts token
-    i + 2. Its KV is written for every token that a step computes; what the loop writes beyond the newest
-    known token stands on guessed hidden states, and the next step writes it anew.
+    i + 2. The layers' KV is written for every token that a step computes. Beyond the newest known token the
+    loop writes KV of guessed hidden states; the next step overwrites it.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class MtpDrafter:
                 hidden = self._mtp.forward(hidden, drafts, batch, self._caches)
 
     def _loop_batch(self, step: Step, drafts: Tensor, positions: Tensor, active: Tensor) -> Batch:
-        """One position a row, behind all that is known. Positions without a block go to the null block."""
+        """Make a batch with one position per row, behind the known tokens.
+
+        Positions without a block use the null block.
+        """
         size, columns = self._block_size, step.block_table.shape[1]
         column = (positions // size).clamp_(max=columns - 1)[:, None]
         blocks = step.block_table.gather(1, column)[:, 0].to(torch.int64)
@@ -88,7 +91,7 @@ class MtpDrafter:
 
 
 class NgramDrafter:
-    """Drafts what followed the last tokens where they stood before, in the prompt or in the answer."""
+    """Finds the last tokens at an earlier place in prompt or answer, and drafts what followed there."""
 
     def __init__(
         self, state: RowState, buffers: StepBuffers, *, max_model_len: int, min_n: int, max_n: int
@@ -122,7 +125,10 @@ class NgramDrafter:
 
 
 def _next_ids(step: Step) -> Tensor:
-    """``[n]`` int64: the token behind each of the step's; 0 where there is none yet, or a rejected draft."""
+    """Return ``[n]`` int64: the successor of each of the step's tokens.
+
+    It is 0 for a rejected draft, and for a token whose successor is not known yet.
+    """
     gained = step.results[: step.num_decode, 3:].reshape(-1)
     if step.ends is None:
         return gained
@@ -132,7 +138,7 @@ def _next_ids(step: Step) -> Tensor:
 
 
 def _last_tokens(step: Step) -> Tensor:
-    """``[M]`` int64: each row's last token that counts, as an index among the step's tokens."""
+    """Return ``[M]`` int64: each row's last accepted token, as an index among the step's tokens."""
     num_rows = step.num_decode
     decode = step.batch.decode
     if decode is None:

@@ -1,10 +1,11 @@
-"""Which tokens the rows of a step may choose, as bits on the device.
+"""The tokens that the rows of a step may choose, as bits on the device.
 
-A table by rows, like those of :mod:`engine.sampling.sampling_table`: steps gather theirs, so that a graph
-reads it at one address. All bits are 1 in rows without a grammar, in cleared ones and in the null row.
+Like the tables of :mod:`engine.sampling.sampling_table`, this table is indexed by row. Steps gather their
+rows, so that a graph reads the table at one address. All bits are 1 in rows without a grammar, in cleared
+rows and in the null row.
 
-What a position may choose depends on the answer and on the drafts before it. So a row with a grammar is
-part of a step only when the step before has been read back and the masks have come.
+The tokens allowed at a position depend on the answer and on the drafts before the position. So a row with a
+grammar joins a step only after the step before was read back and the new masks have arrived.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ class GrammarMasks:
         self._host = host.numpy()
         self._num_positions = num_positions
         self._rows: set[int] = set()
-        """Those with grammars."""
+        """Rows with grammars."""
         self._changed: set[int] = set()
         self.table = host.to(device)
-        """On a CPU the host's own bytes."""
+        """The device's table. On a CPU it is the host's memory."""
 
     def fill(self, request: Request) -> None:
-        """A request begins to run in its row, or its masks have come."""
+        """Write the masks of a request that begins to run in its row, or whose masks have arrived."""
         if request.follower is None:
             return
         row, masks = request.row, request.follower.masks
@@ -42,18 +43,18 @@ class GrammarMasks:
         if masks is not None:
             allowed = masks.reshape(-1, self._host.shape[2])
             self._host[row, : len(allowed)] = allowed
-            self._host[row, len(allowed) :] = -1  # those positions are rejected, whatever they choose
+            self._host[row, len(allowed) :] = -1  # these positions are rejected, whichever token they choose
             self._changed.add(row)
 
     def clear(self, row: int) -> None:
-        """Nobody is in the row: all tokens are allowed again."""
+        """Allow all tokens again, after the row's request has left."""
         if row in self._rows:
             self._rows.discard(row)
             self._host[row] = -1
             self._changed.add(row)
 
     def send(self) -> None:
-        """Brings the device's table to what has been filled and cleared; before a step is launched."""
+        """Upload the rows that were filled or cleared. Call it before a step is launched."""
         rows, self._changed = sorted(self._changed), set()
         device = self.table.device
         if rows and device.type != "cpu":
@@ -61,7 +62,10 @@ class GrammarMasks:
             self.table.index_copy_(0, index, upload(self._host[rows], device))
 
     def drafts(self, rows: Sequence[int], state: RowState) -> list[list[int]]:
-        """What each row's next step will try. What is in flight for the rows must have been read back."""
+        """Return the drafts that each row's next step tries.
+
+        All steps with these rows must have been read back.
+        """
         if self._num_positions == 1:
             return [[] for _ in rows]
         index = upload(np.array(rows, dtype=np.int64), state.tokens.device)

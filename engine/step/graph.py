@@ -1,9 +1,9 @@
-"""Decode steps replayed as CUDA graphs, one a captured batch size; off GPU the same steps, driven eagerly.
+"""Decode steps replayed as CUDA graphs, one per captured batch size. On a CPU the same steps run eagerly.
 
-A graph holds a whole step: what :class:`engine.step.program.StepProgram` runs, indices made from the row
-tables included. Launching it costs the host one upload of what it decided and one call. What sampling
-needs is part of a graph's key, since greedy batches skip the sort that top-p takes; logits processors,
-whose tables are made when the first request asks for them, run eagerly.
+A graph holds a whole step: all that :class:`engine.step.program.StepProgram` runs, and the kernel that makes
+indices from the row tables. To launch a graph, the host uploads its decisions and makes one call. A graph's
+key includes what sampling needs, since greedy batches skip the sort that top-p requires. Steps with logits
+processors run eagerly, because the processors' tables are made only when the first request needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.step.program import Step, StepProgram, StepTensors
 log = logging.getLogger(__name__)
 
 WARM_UP_RUNS = 2
-"""Before a capture: kernels are compiled and libraries allocate their workspaces."""
+"""Runs before a capture, in which kernels are compiled and libraries allocate their workspaces."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Captured:
 
 
 class StepGraphs:
-    """Graphs of steps of decode rows alone, by batch size and by what sampling needs."""
+    """Graphs of decode-only steps, by batch size and by what sampling needs."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class StepGraphs:
         self._captures = captures and device.type == "cuda"
         self._captured: dict[tuple[int, SamplingNeeds], _Captured] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
-        """The last one captured: all share its memory pool."""
+        """The graph captured last. All graphs share its memory pool."""
 
     def capture_all(self, needs: list[SamplingNeeds]) -> None:
-        """Captures every batch size, largest first, so that the smaller ones reuse its memory.
+        """Capture every batch size, largest first, so that smaller ones reuse the memory of the largest.
 
-        Raises torch's out-of-memory error where one does not fit: sizes are never dropped in silence.
+        Raises torch's out-of-memory error if a graph does not fit: no size is dropped silently.
         """
         if not self._captures:
             return
@@ -69,7 +69,7 @@ class StepGraphs:
         log.info("captured %d graphs in %.1f s", len(self._captured), time.monotonic() - began)
 
     def replay(self, num_rows: int, needs: SamplingNeeds) -> tuple[Step, StepTensors] | None:
-        """Launches the step whose rows are loaded in the buffers; None: no graph was captured for it."""
+        """Launch the step whose rows are loaded in the buffers; None if no graph was captured for it."""
         captured = self._captured.get((num_rows, needs))
         if captured is None:
             return None

@@ -1,4 +1,4 @@
-"""A step on its way: launched, its results copied to the host behind it, read when they are there."""
+"""A launched step. The copy of its results to the host is queued behind it, and the host reads them later."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from telemetry.engine_metrics import Measures, StepKind, StepRun
 from wire.messages.generation import TokenLogprobs
 
 RESULT_COLUMNS = 3
-"""Accepted, finite, drafts tried; the tokens gained stand behind them."""
+"""Columns before the gained tokens: accepted, finite, drafts tried."""
 
 
 class RowResult(NamedTuple):
-    """What one row brought. A named tuple, as :class:`engine.row_kinds.PlannedRow` is and for its reason."""
+    """The result of one row.
+
+    It is a named tuple for the same reason as :class:`engine.row_kinds.PlannedRow`: creating one is faster.
+    """
 
     accepted: int
-    """Positions that hold true tokens; 0: the row had reached its end before."""
+    """Number of positions with valid tokens; 0 if the row had already reached its end."""
     is_finite: bool
     num_tried: int
-    """Drafts that were tried."""
+    """Number of drafts that were tried."""
     tokens: tuple[int, ...]
-    """The ``accepted`` tokens gained."""
+    """The gained tokens, ``accepted`` of them."""
     logprobs: tuple[TokenLogprobs, ...] | None
 
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """Reading it is the only wait for the device, and it is for a step behind which others may be queued."""
+    """A launched step. Only :meth:`read` waits for the device, while later steps may already be queued."""
 
     plan: StepPlan
     launched_s: float
@@ -65,7 +68,7 @@ class LaunchedStep:
         run: StepRun,
         reporting: Collection[int],
     ) -> LaunchedStep:
-        """Queues the copy to the host behind the step. ``reporting``: rows that want log-probabilities."""
+        """Queue the copy to the host behind the step. ``reporting``: rows that want log-probabilities."""
         return cls(
             plan,
             launched_s,
@@ -76,7 +79,7 @@ class LaunchedStep:
         )
 
     def count_in(self, measures: Measures, now: float) -> None:
-        """Takes it down as a step that was read back ``now``."""
+        """Count this step in ``measures`` as read back ``now``."""
         num_decode, prefill_rows = len(self.plan.decode_rows), self.plan.prefill_rows
         kind: StepKind = "mixed" if num_decode else "prefill"
         measures.stepped(
@@ -89,8 +92,8 @@ class LaunchedStep:
         )
 
     def read(self) -> list[RowResult]:
-        """One result for each of the plan's rows; waits until the device is there."""
-        # By way of numpy: torch's own tolist takes ten times as long.
+        """Wait until the device has run the step, and return one result for each of the plan's rows."""
+        # Through numpy: torch's own tolist takes ten times as long.
         rows: list[list[int]] = self._results.wait().numpy().tolist()
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
@@ -106,7 +109,10 @@ class LaunchedStep:
 
 
 def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
-    """Time from each answer's last tokens to ``read_s``, when a step's were read; most rows share it."""
+    """Measure the time from each answer's previous tokens to ``read_s``, when this step's tokens were read.
+
+    Most rows have the same time, so that equal ones are counted together.
+    """
     gaps = Counter(
         [
             (row.request.measured.last_token_s, len(result.tokens))
@@ -120,22 +126,24 @@ def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[Plan
 
 @dataclass(frozen=True)
 class RowLogprobs:
-    """Of rows that report as many alternatives, all computed together: one row's kernels cost as much as
-    sixty-four rows'."""
+    """Log-probabilities of all rows that report the same number of alternatives.
+
+    They are computed together: the kernels for one row cost as much as for sixty-four rows.
+    """
 
     rows: list[int]
-    """Their places in the plan."""
+    """The rows' places in the plan."""
     copy: LogprobCopy
 
     def read(self) -> dict[int, list[TokenLogprobs]]:
-        """By place in the plan: at all of the row's positions."""
+        """Return log-probabilities at all positions of each row, by the row's place in the plan."""
         found = self.copy.read()
         num_positions = len(found) // len(self.rows)
         return {row: found[i * num_positions : (i + 1) * num_positions] for i, row in enumerate(self.rows)}
 
 
 def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogprobs]:
-    """Of the rows that report them, at all positions: which of these count is not known yet."""
+    """Compute log-probabilities of the reporting rows at all positions: which ones count isn't known yet."""
     decode = _reporting([(i, i, row) for i, row in enumerate(plan.decode_rows)])
     sampling = [(i, row) for i, row in enumerate(plan.prefill_rows, len(plan.decode_rows)) if row.samples]
     prefill = _reporting([(i, place, row) for place, (i, row) in enumerate(sampling)])
@@ -154,7 +162,7 @@ def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogpr
 
 
 def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[int, int]]]:
-    """Places in the plan and among the logits, by how many alternatives are reported."""
+    """Return places in the plan and among the logits, grouped by the number of reported alternatives."""
     groups: dict[int, list[tuple[int, int]]] = {}
     for i, place, row in rows:
         params = row.request.params
@@ -166,7 +174,7 @@ def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[
 def _score_prompts(
     rows: Sequence[PlannedRow], step: Step, hidden: Tensor, model: ComputesLogits
 ) -> list[tuple[Request, PromptLogprobs]]:
-    """Log-probabilities of the prompt's own tokens, for the rows that ask for them."""
+    """Compute log-probabilities of the prompt's tokens, for the rows that ask for them."""
     scored: list[tuple[Request, PromptLogprobs]] = []
     start = 0
     for row in rows:

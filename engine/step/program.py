@@ -1,12 +1,12 @@
-"""What one step computes, from indices to the next step's drafts, all of it on the device.
+"""The computation of one step, from indices to the next step's drafts. All of it runs on the device.
 
-    prepare   decode rows: inputs and indices from what the last step left (kernels/speculation/)
-    forward   the model over all tokens; KV and states are brought up to date
-    sample    the target's own choice behind every position
-    accept    drafts that equal it are kept, the row moves on (kernels/speculation/accept_drafts.py)
+    prepare   decode rows: inputs and indices from the last step's results (kernels/speculation/)
+    forward   the model over all tokens; updates KV and states
+    sample    the target's own token behind every position
+    accept    drafts equal to it are kept, the row moves on (kernels/speculation/accept_drafts.py)
     draft     inputs of the next step
 
-Nothing waits for the device and no shape depends on what it holds, so that the whole can be captured as a
+Nothing waits for the device and no shape depends on its data, so that the whole step can be captured as a
 graph (:mod:`engine.step.graph`).
 """
 
@@ -31,14 +31,14 @@ from kernels.speculation.accept_drafts import AcceptDrafts
 
 @dataclass(frozen=True)
 class PrefillEnds:
-    """Where the ``S`` prefill rows of a step end, and what follows them. Integers are int64."""
+    """The ends of a step's ``S`` prefill rows, and the tokens that follow. Integers are int64."""
 
     last_tokens: Tensor
     """``[S]`` each row's last token, as an index among the step's tokens."""
     sampling: Tensor
-    """``[s]`` which of the rows sample."""
+    """``[s]`` the rows that sample, counted from the first prefill row."""
     next_ids: Tensor
-    """``[tokens]`` the prompt's token behind each; behind a row's last one 0 where it is sampled."""
+    """``[tokens]`` the prompt's token behind each token; 0 behind a row's last token if the row samples."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Step:
     rows: Tensor
     """``[M]`` int64 rows of the tables; the null row in padding."""
     forced: Tensor
-    """``[M]`` int64 prompt token behind the row's last; -1 where it is sampled."""
+    """``[M]`` int64 the prompt's token behind the row's last token; -1 if the row samples."""
     write_slots: Tensor
-    """``[M, T]``; of a prefill row the first counts."""
+    """``[M, T]``; in a prefill row only the first counts."""
     block_table: Tensor
     """``[M, columns]``"""
     accepted: Tensor
@@ -62,7 +62,7 @@ class Step:
     """Whether any row samples."""
     needs: SamplingNeeds
     ends: PrefillEnds | None
-    """None where all rows are decode rows."""
+    """None if all rows are decode rows."""
 
     @property
     def num_decode(self) -> int:
@@ -70,17 +70,17 @@ class Step:
 
 
 class Drafter(Protocol):
-    """Guesses tokens behind the newest known one; a wrong guess costs time and nothing else."""
+    """Guesses tokens behind the newest known token. A wrong guess costs only time."""
 
     def fill(self, request: Request) -> None:
-        """A request begins to run in its row."""
+        """Prepare for a request that begins to run in its row."""
 
     def draft(self, step: Step, hidden: Tensor) -> None:
-        """Writes ``RowState.tokens[:, 1:]``, may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
+        """Write ``RowState.tokens[:, 1:]``; may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
 
 
 class NoDrafter:
-    """One token a step."""
+    """Drafts nothing: each step gives one token."""
 
     def fill(self, request: Request) -> None:
         pass
@@ -91,18 +91,18 @@ class NoDrafter:
 
 @dataclass(frozen=True)
 class StepTensors:
-    """What stays of a step on the device for those who report on it."""
+    """Tensors of a step that stay on the device, for log-probabilities."""
 
     hidden: Tensor
     """``[n, H]``"""
     decode_logits: Tensor | None
     """``[R, T, V]``"""
     prefill_logits: Tensor | None
-    """``[s, 1, V]`` of the prefill rows that sample"""
+    """``[s, 1, V]``, of the prefill rows that sample"""
 
 
 class StepProgram:
-    """Runs steps on the model, the caches and the row tables that it is made with.
+    """Runs steps on its model, caches and row tables.
 
     ``accept`` is bound to the step buffers, which hold the rows of decode-only steps.
     """
@@ -126,7 +126,7 @@ class StepProgram:
         self._drafter = drafter
 
     def run(self, step: Step) -> StepTensors:
-        """Everything behind ``prepare``."""
+        """Run everything after ``prepare``."""
         hidden, decode_logits = self._forward(step)
         prefill_logits = None
         if decode_logits is not None and step.ends is None:
@@ -146,11 +146,11 @@ class StepProgram:
         return StepTensors(hidden, decode_logits, prefill_logits)
 
     def replays(self, step: Step) -> bool:
-        """Whether the model's pass over this step is recorded, or will be by running it."""
+        """Return whether the model's pass over this step is recorded, or running the step records it."""
         return self._recorded is not None and step.ends is None
 
     def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """Hidden states of all tokens, and decode rows' logits ``[R, T, V]`` where any row samples."""
+        """Return hidden states of all tokens, and decode rows' logits ``[R, T, V]`` if any row samples."""
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:
@@ -183,7 +183,7 @@ class StepProgram:
         return logits
 
     def _place_prefill(self, step: Step, ends: PrefillEnds) -> None:
-        """Prefill rows move on like decode rows of one position: from one token before their end."""
+        """Set prefill rows to one token before their end: they move on like decode rows of one position."""
         rows = step.rows[step.num_decode :]
         self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
         self._state.num_drafts[rows] = 0

@@ -1,8 +1,8 @@
-"""The model's pass over decode rows on a CPU, recorded once a batch size and replayed without Python.
+"""The model's pass over decode rows on a CPU, recorded once per batch size and replayed without Python.
 
-What step graphs are on a GPU (:mod:`engine.step.graph`) this is for the part of a step that takes nearly all
-of its time off GPU: inputs lie in the step buffers, whose addresses stay, outputs where the recording left
-them. Sampling and acceptance follow as ordinary calls.
+This corresponds to step graphs on a GPU (:mod:`engine.step.graph`), but covers only the forward pass, which
+takes nearly all of a step's time on a CPU. Inputs are in the step buffers, whose addresses never change.
+Outputs are in the tensors of the recording. Sampling and acceptance follow as ordinary calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Recorded:
 
 
 class RecordedForward:
-    """Passes over decode rows alone, by number of rows and positions."""
+    """Recorded passes over decode rows, by number of rows and positions."""
 
     def __init__(self, model: CausalLM, caches: LayerCaches) -> None:
         self._model = model
@@ -36,20 +36,20 @@ class RecordedForward:
 
     @staticmethod
     def obstacle(model: CausalLM) -> str | None:
-        """Why passes of this model can't be recorded; None where they can."""
+        """Return why passes of this model can't be recorded; None if they can."""
         config = model.config
         if model.embeddings.device.type != "cpu":
             return "the model is not on a CPU"
         if model.embeddings.dtype != torch.float32:
             return f"its weights are {model.embeddings.dtype}, only torch.float32 has kernels for it"
         if model.tp.size > 1:
-            return "its tensor-parallel ranks add up by messages"
+            return "its tensor-parallel ranks exchange their sums in messages"
         if config.moe is not None:
             return "the host chooses its experts"
         return None
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hidden states ``[R * T, H]`` and logits ``[R * T, V]``; the next call may overwrite both.
+        """Return hidden states ``[R * T, H]`` and logits ``[R * T, V]``. The next call may overwrite both.
 
         ``batch`` must be the step buffers' own.
         """

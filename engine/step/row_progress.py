@@ -1,20 +1,20 @@
-"""What decoding rows carry from step to step, on the device: a step reads it and leaves it for the next.
+"""The progress of decoding rows, on the device. Each step reads it and updates it for the next step.
 
 The host fills a row when its request begins to run here (admitted, handed over or resumed) and clears it
-when the request leaves. In between only steps write it, so a step can be launched before the one before
-it was read back.
+when the request leaves. In between only steps write it. So a step can be launched before the previous step
+was read back.
 
 | table | shape | holds |
 |---|---|---|
 | tokens | ``[N + 1, T]`` | the next step's input: the newest known token, then drafts |
-| num_drafts | ``[N + 1]`` | how many of these are drafts; dummies, always rejected, stand behind them |
-| num_computed | ``[N + 1]`` | tokens whose KV and state exist |
-| state_slot | ``[N + 1]`` | slot with the state after these; it is chosen by the step that wrote it |
-| active | ``[N + 1]`` | False: the row has reached its end, or nobody is here |
-| limit | ``[N + 1]`` | most tokens of prompt and answer |
-| max_drafts | ``[N + 1]`` | k, or 0 for a request that speculation is switched off for |
+| num_drafts | ``[N + 1]`` | number of drafts; behind them are dummies, which are always rejected |
+| num_computed | ``[N + 1]`` | number of tokens whose KV and state exist |
+| state_slot | ``[N + 1]`` | slot with the state after these tokens, chosen by the step that wrote the state |
+| active | ``[N + 1]`` | False: the row has reached its end, or has no request |
+| limit | ``[N + 1]`` | most tokens of prompt and answer together |
+| max_drafts | ``[N + 1]`` | k, or 0 for a request without speculation |
 
-Row N is the null row of padding: never active.
+Row N is the null row of padding: it is never active.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.request import Request
 
 
 class RowState:
-    """Tables of ``num_rows`` rows and the null row with ``T = 1 + k`` positions."""
+    """Tables of ``num_rows`` rows and the null row, with ``T = 1 + k`` positions."""
 
     def __init__(self, num_rows: int, num_positions: int, device: torch.device) -> None:
         def table(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -43,7 +43,7 @@ class RowState:
         self.max_drafts = table()
 
     def fill(self, request: Request) -> None:
-        """A request begins to run: its newest state, the token behind it, no drafts."""
+        """Fill the row of a request that begins to run: its newest state, the next token, no drafts."""
         row, params = request.row, request.params
         self.tokens[row] = 0
         self.tokens[row, 0] = request.tokens[request.num_computed]
@@ -55,7 +55,7 @@ class RowState:
         self.active[row] = True
 
     def clear(self, row: int) -> None:
-        """The row is nobody's: a step that names it does nothing."""
+        """Clear a row that has no request: a step does nothing in it."""
         self.active[row] = False
         self.state_slot[row] = NULL_INDEX
         for table in (self.num_drafts, self.num_computed, self.limit, self.max_drafts, self.tokens):

@@ -1,8 +1,8 @@
-"""Where each admitted request's memory is: blocks and speculative slots, on the host, one row a request.
+"""The memory of each admitted request: its blocks and speculative slots, on the host, one row per request.
 
-A row is filled when its request is admitted and cleared when it leaves. Steps gather rows by index, so
-building a batch copies no block list. A cleared row, and the null row behind all others, holds the null index
-everywhere: whoever reads it by mistake reads the null entries and nobody's state (vllm 37728).
+A row is filled when its request is admitted and cleared when the request leaves. Steps gather rows by index,
+so building a batch copies no block list. A cleared row and the null row, which is the last, hold only null
+indices: a step that uses such a row by mistake reads the null entries and no request's state (vllm 37728).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from engine.request import Request
 class RowTable:
     """Host tables of ``num_rows`` rows and the null row, ``num_columns`` blocks and ``T`` slots wide.
 
-    The columns cover a sequence of full length and the ``k`` drafts that may stand beyond its end. Of what a
-    model does not keep, blocks or states, the tables stay null.
+    The columns cover a sequence of full length and up to ``k`` drafts beyond its end. If a model keeps no
+    blocks or no states, the table of these stays null.
     """
 
     def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
@@ -31,18 +31,18 @@ class RowTable:
 
     @property
     def null_row(self) -> int:
-        """What padding points at."""
+        """The row of all padding."""
         return self.num_rows
 
     def fill(self, request: Request) -> None:
-        """Writes what an admitted request owns into its row."""
+        """Write an admitted request's blocks and slots into its row."""
         slots = request.memory.slots
         self.slots[request.row, : len(slots)] = slots
         self._changed.add(request.row)
         self.extend(request)
 
     def extend(self, request: Request) -> None:
-        """Writes the blocks that a request has got since its row was filled, if there are any."""
+        """Write the blocks that a request got after its row was filled, if there are any."""
         row, block_ids = request.row, request.memory.block_ids
         known, count = self.num_blocks[row], len(block_ids)
         if known == count:
@@ -54,19 +54,19 @@ class RowTable:
     def places(
         self, rows: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
     ) -> NDArray[np.int64]:
-        """Where in the KV pool ``positions[i]`` of row ``rows[i]`` stands; 0 where it has no block."""
+        """Return the place of ``positions[i]`` of row ``rows[i]`` in the KV pool; 0 if it has no block."""
         columns = np.minimum(positions // block_size, self.block_table.shape[1] - 1)
         blocks = self.block_table[rows, columns].astype(np.int64)
         return np.where(blocks == NULL_INDEX, 0, blocks * block_size + positions % block_size)
 
     def clear(self, row: int) -> None:
-        """Null indices: no trace of the request that was here."""
+        """Write null indices, so that no trace of the row's request is left."""
         self.block_table[row] = NULL_INDEX
         self.num_blocks[row] = 0
         self.slots[row] = NULL_INDEX
         self._changed.add(row)
 
     def take_changed(self) -> set[int]:
-        """Rows that were written since this was last asked."""
+        """Return the rows that were written since the last call."""
         changed, self._changed = self._changed, set()
         return changed

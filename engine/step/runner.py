@@ -1,4 +1,4 @@
-"""Launches steps: row tables, step buffers, program and graphs of one engine, wired together."""
+"""Launches steps. Connects the row tables, step buffers, program and graphs of one engine."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ CAPTURED = [
     for is_constrained in (False, True)
     for is_random in (False, True)
 ]
-"""What graphs are captured for."""
+"""The needs for which graphs are captured."""
 
 
 class StepRunner:
-    """Turns plans into launched steps; owns what rows keep on the device."""
+    """Turns plans into launched steps. Owns the rows' tables on the device."""
 
     def __init__(
         self,
@@ -112,11 +112,14 @@ class StepRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Captures the graphs of all batch sizes; off GPU there is nothing to do."""
+        """Capture the graphs of all batch sizes. On a CPU this does nothing."""
         self._graphs.capture_all(CAPTURED)
 
     def begin(self, request: Request) -> None:
-        """A request got its row, or its state got there: the next step may name the row."""
+        """Fill the row of a request that was admitted or whose state has arrived.
+
+        The next step may use the row.
+        """
         self._rows.fill(request)
         self.state.fill(request)
         if request.params is not None:
@@ -129,7 +132,7 @@ class StepRunner:
         self._drafter.fill(request)
 
     def end(self, row: int) -> None:
-        """Nobody is in the row any more; no step finds a trace of who was."""
+        """Clear the row of a request that has left. No later step finds a trace of the request."""
         self._rows.clear(row)
         self._reporting.discard(row)
         self.state.clear(row)
@@ -137,31 +140,34 @@ class StepRunner:
         self._masks.clear(row)
 
     def allow(self, request: Request) -> None:
-        """What a running request's grammar allows next has come."""
+        """Write the new grammar masks of a running request."""
         self._masks.fill(request)
 
     def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """What the next step will try for each. What is in flight for them must have been read back."""
+        """Return the drafts that the next step tries for each request.
+
+        All steps with these requests must have been read back.
+        """
         return self._masks.drafts([request.row for request in requests], self.state)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
-        """What the plan's step takes of the passes that ranks of a group compute together."""
+        """Return the shape that the plan's step needs in the pass that a group's ranks compute together."""
         if plan.is_empty:
             return NOTHING
         if not plan.prefill_rows:
             return self.decode_shape(len(plan.decode_rows))
         num_tokens = len(plan.decode_rows) * self._num_positions
         num_tokens += sum(row.num_new for row in plan.prefill_rows)
-        # A rank with nothing to compute runs a padding row, which may be more than a prompt of one token.
+        # A rank with nothing to compute runs a padding row, which may have more tokens than this step.
         return StepShape(0, max(num_tokens, self.decode_shape(1).num_tokens), True)
 
     def decode_shape(self, num_rows: int) -> StepShape:
-        """Of a step of so many decode rows alone."""
+        """Return the shape of a step of ``num_rows`` decode rows and nothing else."""
         num_rows = self._buffers.captured(num_rows)
         return StepShape(num_rows, num_rows * self._num_positions, False)
 
     def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
-        """Starts the plan's step, which fits into ``shape``; returns while the device computes."""
+        """Start the plan's step, which fits into ``shape``. Returns while the device computes."""
         self._agreed(shape)
         self._masks.send()
         launched_s = time.monotonic()
@@ -194,11 +200,14 @@ class StepRunner:
         )
 
     def _most_tokens(self, request: Request) -> int:
-        """Upper bound of a decode row's length, its new positions included."""
+        """Return an upper bound of a decode row's length, its new positions included."""
         return request.num_planned + (1 + request.num_in_flight) * self._num_positions
 
     def _agreed(self, shape: StepShape) -> None:
-        """In a step of decode rows alone every rank's passes have as many tokens; else they are padded."""
+        """Set the token count that the ranks have agreed on.
+
+        In a decode-only step all ranks have the same number of tokens; in other steps they are padded.
+        """
         self._model.tp.experts.pad_to(shape.num_tokens if shape.is_mixed else None)
 
     def _launch_decode(
@@ -211,7 +220,10 @@ class StepRunner:
         samples: bool,
         replays: bool,
     ) -> tuple[Step, StepTensors, StepRun]:
-        """``replays`` False: this step's collectives are not those of a captured graph."""
+        """Launch a step of decode rows.
+
+        ``replays`` is False if no captured graph has this step's collectives.
+        """
         self._buffers.load(plan.decode_rows, num_rows)
         replayed = self._graphs.replay(num_rows, needs) if replays else None
         if replayed is not None:
@@ -221,7 +233,7 @@ class StepRunner:
         return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
 
     def launch_padding(self, shape: StepShape) -> None:
-        """A step of padding rows alone, as an idle data-parallel rank runs it beside busy ones."""
+        """Launch a step of padding rows. An idle data-parallel rank runs it beside busy ranks."""
         self._agreed(shape)
         num_rows = self._buffers.captured(1) if shape.is_mixed else shape.num_rows
         self._buffers.load([], num_rows)
@@ -231,8 +243,8 @@ class StepRunner:
 
 
 def _records(model: CausalLM) -> bool:
-    """Whether decode passes are recorded off GPU; says so once where they are not."""
+    """Return whether decode passes are recorded on a CPU. If they can't be, the reason is logged."""
     obstacle = RecordedForward.obstacle(model)
     if obstacle is not None and model.embeddings.device.type == "cpu":
-        log.info("decode steps are computed call by call: %s", obstacle)
+        log.info("decode steps are not recorded, each kernel is called from Python: %s", obstacle)
     return obstacle is None

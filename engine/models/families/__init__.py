@@ -1,4 +1,4 @@
-"""One file a family of models. A new one needs nothing else: each module here is asked for its ``FAMILY``."""
+"""One file per family of models. To add a family, add a file: every module here must define ``FAMILY``."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def _families() -> dict[str, Family]:
 
 
 FAMILIES = _families()
-"""By the name in ``architectures`` of a checkpoint's ``config.json``."""
+"""Families by the name that a checkpoint's ``config.json`` has in ``architectures``."""

@@ -1,7 +1,7 @@
 """Bamba: Mamba-2 layers and a few attention layers, each followed by a SwiGLU MLP
 (https://huggingface.co/blog/bamba).
 
-    r = r + mixer_i(rms_norm(r))          Mamba-2, or attention that turns half of each head by position
+    r = r + mixer_i(rms_norm(r))          Mamba-2, or attention with rotary embedding on half of each head
     r = r + mlp_i(rms_norm(r))
 """
 
@@ -19,11 +19,14 @@ from engine.models.builder import Builder
 from engine.models.family import Family
 
 ROTATED = 0.5
-"""Part of each head, whatever the checkpoint says: the family was trained and is published so."""
+"""Part of each head that is rotated. The checkpoint's value is ignored: all models were trained with 0.5."""
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
     rotary = RotaryConfig.read(fields, head_dim, partial_rotary_factor=ROTATED)
@@ -41,7 +44,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Two a layer."""
+    """Yield two blocks per layer."""
     for layer, kind in enumerate(build.config.layer_types[::2]):
         at = f"layers.{layer}."
         mixer = build.mamba(f"{at}mamba.") if kind == "mamba" else build.attention(f"{at}self_attn.")

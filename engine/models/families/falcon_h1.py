@@ -3,7 +3,7 @@
     x = rms_norm(r);  r = r + mamba_i(x) + attention_i(x)
     r = r + mlp_i(rms_norm(r))
 
-What a projection yields is scaled by a factor of its own (muP, arXiv:2203.03466): ``*_multiplier(s)``.
+The output of each projection is scaled by its own factor (muP, arXiv:2203.03466): ``*_multiplier(s)``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from engine.models.builder import Builder
 from engine.models.family import Family
 
 MIXERS: tuple[LayerType, ...] = ("mamba", "attention", "mlp")
-"""Of each layer."""
+"""The mixers of each layer."""
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     for projections in ("mamba_proj_bias", "projectors_bias", "attention_bias"):
         fields.require(projections, False, default=False)
@@ -50,7 +53,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Two a layer; Mamba-2 and attention stand side by side."""
+    """Yield two blocks per layer. The first one holds Mamba-2 and attention side by side."""
     for layer in range(len(build.config.layer_types) // len(MIXERS)):
         at = f"layers.{layer}."
         mixers = build.mamba(f"{at}mamba."), build.attention(f"{at}self_attn.")
@@ -83,7 +86,7 @@ def _attention(fields: CheckpointFields) -> AttentionConfig:
     return replace(
         attention,
         rotary=RotaryConfig.read(fields, head_dim),
-        # Keys are scaled, which is as good as scaling their products with the queries.
+        # The published model scales keys. Scaling their products with the queries gives the same result.
         scale=attention.scale * fields.number("key_multiplier", default=1.0),
         in_scale=fields.number("attention_in_multiplier", default=1.0),
         out_scale=fields.number("attention_out_multiplier", default=1.0),

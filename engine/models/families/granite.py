@@ -1,4 +1,4 @@
-"""Granite 3: a Llama with four factors (https://www.ibm.com/granite/docs/models/granite).
+"""Granite 3: a Llama with four extra factors (https://www.ibm.com/granite/docs/models/granite).
 
 r = scale_e * embedding(tokens)
 r = r + scale_r * attention_i(rms_norm(r))           softmax(scale_a q k^T) v
@@ -17,7 +17,10 @@ from engine.models.family import Family
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     config = llama.configure(fields)
     assert config.attention is not None
     scale = fields.number("attention_multiplier", default=1.0)  # not 1 / sqrt(head_dim)

@@ -1,5 +1,5 @@
-"""Granite 4 hybrid: Mamba-2 and a few attention layers, each followed by a SwiGLU MLP, most with routed
-experts beside it (https://www.ibm.com/granite/docs/models/granite).
+"""Granite 4 hybrid: Mamba-2 and a few attention layers, each followed by a SwiGLU MLP. Most models have
+routed experts beside the MLP (https://www.ibm.com/granite/docs/models/granite).
 
     r = scale_e * embedding(tokens)
     r = r + scale_r * mixer_i(rms_norm(r))                  Mamba-2 or attention
@@ -36,7 +36,10 @@ _MIXERS: dict[str, LayerType] = {
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     moe = _moe(fields)
     mixers = _mixers(fields)
@@ -61,7 +64,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Two a layer; experts and MLP stand side by side."""
+    """Yield two blocks per layer. The second one holds experts and MLP side by side."""
     config = build.config
     each = 2 if config.moe is None else 3
     for layer, kind in enumerate(config.layer_types[::each]):

@@ -1,16 +1,16 @@
-"""Llama and kin: attention that turns heads by position, then a SwiGLU MLP (arXiv:2307.09288).
+"""Llama and similar models: attention with rotary embedding, then a SwiGLU MLP (arXiv:2307.09288).
 
     r = r + attention_i(rms_norm(r))
     r = r + mlp_i(rms_norm(r))
 
-| architecture | is a Llama but for |
+| architecture | differs from Llama by |
 |---|---|
 | Llama | |
 | Mistral (without a sliding window) | |
 | Qwen2 | biases of q, k and v |
 | Qwen3 | RMS norms of the heads of q and k |
 
-There is no recurrent layer and no state: a request has its KV alone.
+There is no recurrent layer and no state: a request has only KV.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from engine.models.builder import Builder
 from engine.models.family import Family
 
 MIXERS: tuple[LayerType, ...] = ("attention", "mlp")
-"""Of each layer."""
+"""The mixers of each layer."""
 NORM_EPS = 1e-6
-"""Where ``config.json`` doesn't say."""
+"""Default if ``config.json`` names none."""
 MISTRAL_WINDOW = 4096
-"""Of a Mistral whose ``config.json`` says nothing of one."""
+"""Sliding window of a Mistral whose ``config.json`` names none."""
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     _refuse_windows(fields)
     num_layers = fields.integer("num_hidden_layers")
@@ -51,7 +54,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Two a layer."""
+    """Yield two blocks per layer."""
     for layer in range(len(build.config.layer_types) // len(MIXERS)):
         at = f"layers.{layer}."
         yield build.block(f"{at}input_layernorm", build.attention(f"{at}self_attn."))
@@ -59,7 +62,10 @@ def blocks(build: Builder) -> Iterator[Block]:
 
 
 def _refuse_windows(fields: CheckpointFields) -> None:
-    """Every token attends to all before it; Qwen's checkpoints name a window that they do not use."""
+    """Refuse sliding windows: here every token attends to all tokens before it.
+
+    Qwen's checkpoints name a window but do not use it.
+    """
     if fields.architecture == "MistralForCausalLM":
         fields.require("sliding_window", None, default=MISTRAL_WINDOW)
     fields.require("use_sliding_window", False, default=False)

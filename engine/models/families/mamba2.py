@@ -1,9 +1,9 @@
-"""Mamba-2: nothing but Mamba-2 layers (arXiv:2405.21060); also Mamba-Codestral.
+"""Mamba-2: only Mamba-2 layers (arXiv:2405.21060); also Mamba-Codestral.
 
     r = r + mamba_i(rms_norm_i(r))        for every layer i
 
-There is no attention and no KV: a request has its state, whatever its length. Tensors are called as
-transformers saves them; checkpoints of the state-spaces repository are converted to that first.
+There is no attention and no KV: a request has only its state, at any length. Tensors have the names that
+transformers gives them. Checkpoints of the state-spaces repository must be converted to these names first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from engine.models.family import Family
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     fields.require("rms_norm", True, default=True)
     layer: LayerType = "mamba"
@@ -30,13 +33,13 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """One a layer."""
+    """Yield one block per layer."""
     for layer in range(len(build.config.layer_types)):
         yield build.block(f"layers.{layer}.norm", build.mamba(f"layers.{layer}.mixer."))
 
 
 def _mamba(fields: CheckpointFields) -> MambaConfig:
-    """Other families say ``mamba_…`` for what is plain ``num_heads`` and ``head_dim`` here."""
+    """Read the mixer's fields. ``num_heads`` and ``head_dim`` have no ``mamba_`` prefix in this family."""
     num_heads, head_dim = fields.integer("num_heads"), fields.integer("head_dim")
     num_groups = fields.integer("n_groups", default=8)
     if num_heads % num_groups:

@@ -4,8 +4,8 @@
     r = r + mixer_i(rms_norm_i(r))        for every layer i
     logits = lm_head(rms_norm_f(r))
 
-Every layer holds one mixer and nothing else. There is no positional encoding: order comes from the
-Mamba layers. Latent MoE and MTP layers are those of Nemotron 3.
+Every layer holds exactly one mixer. There is no positional encoding: the Mamba layers see the order of
+tokens. Nemotron 3 adds latent MoE and MTP layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _LAYER_TYPE_OF_NAME: dict[str, LayerType] = {
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     _refuse_unsupported(fields)
     layer_types = _layer_types(fields, "layers_block_type", "hybrid_override_pattern")
     if not {"mamba", "attention"} <= set(layer_types):
@@ -54,19 +57,22 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """One mixer each."""
+    """Yield one block per layer, each with one mixer."""
     return _layers(build, build.config.layer_types)
 
 
 def mtp_blocks(build: Builder) -> Iterator[Block]:
-    """Sublayers of the MTP layer, like those of the model. One set is looped: where each prediction has its
-    own, looping the first would be another model."""
+    """Yield the sublayers of the MTP layer, which are like layers of the model.
+
+    One set of sublayers is looped. A checkpoint with a set for each prediction is refused: looping the first
+    set would compute a different model.
+    """
     mtp = build.config.require_mtp()
     further = f"layers.{len(mtp.layer_types)}.enorm.weight"
     if mtp.num_predictions > 1 and further in build:
         raise ModelLoadError(
             f"{build.weights.directory}: num_nextn_predict_layers is {mtp.num_predictions} and each "
-            f"prediction has MTP layers of its own (there is {build.prefix}{further}); only one set, looped, "
+            f"prediction has MTP layers of its own (found {build.prefix}{further}); only one set, looped, "
             "is supported. Use `drafter` ngram"
         )
     return _layers(build, mtp.layer_types)
@@ -99,12 +105,12 @@ FAMILY = Family(
 
 
 def _refuse_unsupported(fields: CheckpointFields) -> None:
-    """Fields whose other values would change the result; the model computes only these."""
+    """Refuse unsupported values. The model computes only the values listed here; others change the result."""
     fields.require("mlp_hidden_act", "relu2", default="relu2")
     fields.require("mamba_hidden_act", "silu", default="silu")
     fields.require("attention_bias", False, default=False)
     fields.require("sliding_window", None, default=None)
-    # The published model takes the projections' bias from use_bias; one that differs is undefined.
+    # The published model takes the projections' bias from use_bias. A different mamba_proj_bias is undefined.
     fields.require("mamba_proj_bias", False, fields.boolean("use_bias", default=False), default=False)
 
 
@@ -124,7 +130,7 @@ def _moe(fields: CheckpointFields) -> MoeConfig:
     # A group scores the sum of its two best experts (DeepSeek-V3, section 2.1.2).
     if expert_groups > 1 and experts_per_group < 2:
         raise fields.error(
-            "n_group", expert_groups, f"at most {num_experts // 2}: two experts or more a group"
+            "n_group", expert_groups, f"at most {num_experts // 2}: each group needs two experts or more"
         )
     groups_per_token = fields.integer("topk_group", default=1, maximum=expert_groups)
     latent_size = fields.raw.get("moe_latent_size")
@@ -153,7 +159,7 @@ def _mtp(fields: CheckpointFields) -> MtpConfig | None:
 
 
 def _layer_types(fields: CheckpointFields, list_name: str, pattern_name: str) -> tuple[LayerType, ...]:
-    """Layer types from the newer list of names or the older string of symbols."""
+    """Read layer types from the newer list of names, or from the older string of symbols."""
     names = fields.raw.get(list_name)
     if names is not None:
         known = list(_LAYER_TYPE_OF_NAME)

@@ -1,10 +1,11 @@
-"""Qwen3-Next and Qwen3.5 (text): Gated DeltaNet layers, one in four with gated attention instead, each
-followed by SwiGLU experts or one SwiGLU MLP (https://qwenlm.github.io/blog/qwen3_next, arXiv:2412.06464).
+"""Qwen3-Next and Qwen3.5 (text): Gated DeltaNet layers; every fourth layer has gated attention instead.
+SwiGLU experts or one SwiGLU MLP follow in each layer
+(https://qwenlm.github.io/blog/qwen3_next, arXiv:2412.06464).
 
     r = r + mixer_i(rms_norm(r))
     x = rms_norm(r);  r = r + experts_i(x) + sigmoid(gate_i x) * mlp_i(x)        or r + mlp_i(x)
 
-Norms' weights are stored less one. The MTP layer is one more layer with gated attention.
+The checkpoint stores the norms' weights minus 1. The MTP layer is one more layer with gated attention.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from engine.models.layers.expert_weights import GATED_EXPERTS
 from engine.models.layers.moe import MoeNames
 
 ATTENTION_INTERVAL = 4
-"""Every fourth layer, where the checkpoint doesn't list them."""
+"""Default if the checkpoint doesn't list its attention layers: every fourth layer."""
 NORM_EPS = 1e-6
-"""Where the checkpoint doesn't say."""
+"""Default if the checkpoint names none."""
 ROTATED = 0.25
-"""Part of each head, where the checkpoint doesn't say."""
+"""Part of each head that is rotated, if the checkpoint names none."""
 MOE_NAMES = MoeNames(shared="shared_expert.", experts=GATED_EXPERTS)
 _MIXERS: dict[str, LayerType] = {"linear_attention": "gated_delta", "full_attention": "attention"}
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:
-    """Raises :class:`ModelLoadError` that names the field, what it holds and what is supported."""
+    """Read the configuration.
+
+    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    """
     fields.require("hidden_act", "silu", default="silu")
     mixers = _mixers(fields)
     feed_forwards = [_feed_forward(fields, layer) for layer in range(len(mixers))]
@@ -60,12 +64,12 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Two a layer."""
+    """Yield two blocks per layer."""
     return _layers(build, build.config.layer_types)
 
 
 def mtp_blocks(build: Builder) -> Iterator[Block]:
-    """Like a layer of the model."""
+    """Yield the blocks of the MTP layer, which is like a layer of the model."""
     return _layers(build, build.config.require_mtp().layer_types)
 
 
@@ -133,7 +137,7 @@ def _moe(fields: CheckpointFields) -> MoeConfig:
 
 
 def _mtp(fields: CheckpointFields) -> MtpConfig | None:
-    """Qwen3.5 says that there is one; of Qwen3-Next only the tensors tell."""
+    """Read the MTP layer. Qwen3.5 names it in ``config.json``; for Qwen3-Next only the tensors show it."""
     names = "mtp_num_hidden_layers", "num_nextn_predict_layers"
     num_layers = fields.integer(*names, default=int(fields.stores("mtp.fc.weight")), minimum=0, maximum=1)
     return MtpConfig(1, ("attention", _feed_forward(fields, 0))) if num_layers else None

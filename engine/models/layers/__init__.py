@@ -1,1 +1,1 @@
-"""Mixers and MLPs that blocks are built of."""
+"""The mixers and MLPs that make up blocks."""

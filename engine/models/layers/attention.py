@@ -21,15 +21,15 @@ from kernels.attention.rotary import HeadNorms, norm_and_rotate, rotate
 from kernels.norms.sigmoid_gate import sigmoid_gate
 
 Position = Callable[[Tensor, Tensor, Tensor], None]
-"""``position(q, k, positions)`` brings positions into queries and keys, in place."""
+"""``position(q, k, positions)`` applies the positional encoding to queries and keys, in place."""
 
 
 class Attention:
-    """``o(softmax(scale q k^T) v)``; KV of all new tokens is stored before anything is read.
+    """``o(softmax(scale q k^T) v)``. The KV of all new tokens is stored before any KV is read.
 
-    As the configuration says, q and k are turned by their positions, behind norms of their heads, and what
-    was attended to is gated. A rank has a share of the heads and the KV heads that these attend to.
-    ``index``: which of the KV caches is this layer's.
+    Depending on the configuration, the heads of q and k are normalized and then rotated, and the result is
+    gated. A rank has a share of the heads and the KV heads that they attend to. ``index`` selects this
+    layer's KV cache.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Attention:
         self.scale = config.scale
         self.qkv = QkvProjection(config, hidden_size, weights, prefix, tp)
         self.k_scale, self.v_scale = _kv_scales(weights, prefix)
-        """What keys and values in a cache of float8 are to be multiplied by."""
+        """Factors of the keys and values in a float8 cache."""
         self.position = _position(config, weights, prefix)
         self.o_proj = Linear.take(
             weights,
@@ -71,13 +71,13 @@ class Attention:
         return self.o_proj(attended.flatten(1))
 
     def _scales_in(self, cache: Tensor) -> dict[str, float]:
-        """The scales with which keys and values stand in a cache: only one of float8 has any."""
+        """Return the scales of the keys and values in ``cache``. Only a float8 cache is scaled."""
         if cache.dtype != torch.float8_e4m3fn:
             return {"k_scale": 1.0, "v_scale": 1.0}
         return {"k_scale": self.k_scale, "v_scale": self.v_scale}
 
     def _attend(self, q: Tensor, batch: Batch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """``[n, heads, head_dim]`` to the same."""
+        """Attend with queries ``[n, heads, head_dim]``. Returns the same shape."""
         outputs, scales = [], self._scales_in(k_cache)
         split = batch.num_decode_tokens
         if (decode := batch.decode) is not None:
@@ -110,7 +110,7 @@ class Attention:
 
 
 def _kv_scales(weights: Weights, prefix: str) -> tuple[float, float]:
-    """As ModelOpt or compressed-tensors calibrated them; 1 where the checkpoint has none."""
+    """Load the scales that ModelOpt or compressed-tensors calibrated; 1 if the checkpoint has none."""
     k_names, v_names = ((f"{prefix}{name}_proj.{name}_scale", f"{prefix}{name}_scale") for name in ("k", "v"))
     return weights.number(*k_names, default=1.0), weights.number(*v_names, default=1.0)
 
@@ -127,11 +127,11 @@ def _position(config: AttentionConfig, weights: Weights, prefix: str) -> Positio
 
 
 def _nothing(q: Tensor, k: Tensor, positions: Tensor) -> None:
-    """No positional encoding: order comes from the recurrent layers."""
+    """Do nothing: the model has no positional encoding, its recurrent layers see the order of tokens."""
 
 
 def _head_norms(config: HeadNormConfig, head_dim: int, weights: Weights, prefix: str) -> HeadNorms:
-    dtype = torch.float32 if config.offset else None  # the sum would lose what bfloat16 has of the weight
+    dtype = torch.float32 if config.offset else None  # a sum in bfloat16 would lose bits of the weight
     q_weight, k_weight = (
         weights.take(f"{prefix}{name}.weight", (head_dim,), dtype=dtype) for name in ("q_norm", "k_norm")
     )

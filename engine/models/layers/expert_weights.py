@@ -1,4 +1,4 @@
-"""The weights of routed experts: stored as one tensor of all, or expert by expert."""
+"""Loads the weights of routed experts, stored as one tensor for all experts or as one for each expert."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a family calls the tensors, behind a layer's prefix."""
+    """A family's tensor names, behind the layer's prefix."""
 
     stacked: tuple[str, str]
-    """All ups ``[E, I, size]`` and all downs ``[E, size, I]``; of gated experts the ups are
-    ``[E, 2 I, size]``, gates before ups. Those called ``….weight`` may be quantised."""
+    """Names of the stacks: all ups ``[E, I, size]`` and all downs ``[E, size, I]``. Gated experts have ups
+    ``[E, 2 I, size]``, gates before ups. Stacks named ``….weight`` may be quantised."""
     inputs: tuple[str, ...] = ()
-    """One by one, ``experts.{e}.{input}.weight``: up, or gate and up. Empty: all are always stacked."""
+    """Names of one expert's inputs, as in ``experts.{e}.{input}.weight``: up, or gate and up. Empty if the
+    family always stacks its experts."""
     output: str = "down_proj"
 
 
@@ -28,15 +29,15 @@ NEMOTRON_EXPERTS = ExpertNames(stacked=("experts.up_proj", "experts.down_proj"),
 GATED_EXPERTS = ExpertNames(
     stacked=("experts.gate_up_proj", "experts.down_proj"), inputs=("gate_proj", "up_proj")
 )
-"""As Qwen's and most others'."""
+"""Names of Qwen and most other families."""
 
 
 def load_experts(
     config: MoeConfig, size: int, weights: Weights, prefix: str, tp: TensorParallel, names: ExpertNames
 ) -> tuple[StoredWeights, StoredWeights]:
-    """A rank's share of each expert's up ``[I, size]``, ``[2 I, size]`` if gated, and down ``[size, I]``.
+    """Load a share of each expert's up ``[I, size]`` (``[2 I, size]`` if gated) and down ``[size, I]``.
 
-    With expert parallelism these are whole, and some of the experts.
+    With expert parallelism the rank loads some of the experts, each of them whole.
     """
     held, is_whole = tp.experts.share(config.num_experts), tp.experts.size > 1
     share = range(config.intermediate_size) if is_whole else tp.share(config.intermediate_size)
@@ -69,7 +70,7 @@ def _quantized_stacks(
     part: tuple[int, int],
     names: tuple[str, str],
 ) -> tuple[StoredWeights, StoredWeights]:
-    """``part`` of the inner channels of the experts ``held``."""
+    """Load ``part`` of the inner channels of the experts in ``held``."""
     inner, (start, stop) = config.intermediate_size, part
     up, down = (prefix + name.removesuffix(".weight") for name in names)
     num_inputs = 2 if config.activation == "silu_gated" else 1
@@ -89,7 +90,7 @@ def _stacked(
     part: tuple[int, int],
     names: tuple[str, str],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """``part`` of each expert's inner channels; of ``held`` experts, where that says which, all."""
+    """Load ``part`` of every expert's inner channels. If ``held`` names experts, load only these, whole."""
     inner, (start, stop) = config.intermediate_size, part
     num_inputs = 2 if config.activation == "silu_gated" else 1
     up_part = Part(1, tuple((i * inner + start, i * inner + stop) for i in range(num_inputs)))

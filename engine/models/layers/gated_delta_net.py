@@ -6,9 +6,9 @@
     o_t                = S_t q'_t
     out                = out_proj(rms_norm over heads(o) * silu(z))
 
-g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), q' and k' of length 1; see
+g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), q' and k' are scaled to length 1; see
 :mod:`kernels.gated_delta.gated_delta_update`. Decode rows step the recurrence, prefill rows scan it in
-chunks. Both start from and leave the states in the caches.
+chunks. Both read their first state from the caches and store the new states there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kernels.ssm.causal_conv1d import causal_conv1d, causal_conv1d_update
 class GatedDeltaNet:
     """One layer's weights and its step over decode and prefill rows. A rank has a share of the value heads.
 
-    ``index``: which of the states is this layer's.
+    ``index`` selects this layer's state.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class GatedDeltaNet:
         return self.out_proj(normed)
 
     def _heads(self, vqk: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k ``[*shape, Hk, Dk]`` and v ``[*shape, Hv, Dv]`` of convolved channels."""
+        """Split convolved channels into q, k ``[*shape, Hk, Dk]`` and v ``[*shape, Hv, Dv]``."""
         config = self.config
         v, q, k = torch.split(vqk, self.conv_split, dim=-1)
         key_heads = config.num_key_heads, config.key_head_dim
@@ -112,7 +112,10 @@ class GatedDeltaNet:
         state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, value_size]``."""
+        """Run ``1 + k`` positions of each row and store the state after each position.
+
+        Returns ``[R * T, value_size]``.
+        """
         shape = rows.num_rows, rows.num_positions
         vqk = causal_conv1d_update(
             vqk.view(*shape, -1), self.conv_weight, None, conv_state, rows.read_slots, rows.write_slots
@@ -133,7 +136,7 @@ class GatedDeltaNet:
         state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """Ragged stretches, the state kept after each row's last token and at boundaries.
+        """Run ragged rows. Store the state after each row's last token and at boundaries.
 
         Returns ``[num_tokens, value_size]``.
         """

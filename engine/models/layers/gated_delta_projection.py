@@ -1,13 +1,13 @@
-"""Where checkpoints keep what a Gated DeltaNet projects its input to.
+"""The layouts in which checkpoints store a Gated DeltaNet's input projections.
 
-| `interleaved` | tensors, outputs in their order |
+| `interleaved` | tensors and the order of their outputs |
 |---|---|
 | yes (Qwen3-Next) | `in_proj_qkvz`: q, k, v, z of the first key head, then of the second, …; `in_proj_ba` |
 | no (Qwen3.5) | `in_proj_qkv`: q, k, v of all heads; `in_proj_z`; `in_proj_b`; `in_proj_a` |
 
-Of v, z, b and a a key head has its value heads' rows, one behind the other. Here outputs are (v, q, k, z) of
-all heads, and (b, a): what passes the convolution together, as its channels do, and next to it what does not.
-They stay two products, since quantised checkpoints leave b and a alone.
+In v, z, b and a, each key head has the rows of its value heads, one after the other. This module makes two
+products, (v, q, k, z) of all heads and (b, a). v, q and k pass the convolution, in the order of its channels;
+z follows them. b and a stay a product of their own, because quantised checkpoints don't quantise b and a.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wire.messages.layout import Ranges
 def take_projections(
     shard: GatedDeltaShard, hidden_size: int, weights: Weights, prefix: str
 ) -> tuple[Linear, Linear]:
-    """The rank's rows of ``(v, q, k, z)`` and of ``(b, a)``, both of ``hidden_size`` inputs."""
+    """Load the rank's rows of ``(v, q, k, z)`` and of ``(b, a)``, both with ``hidden_size`` inputs."""
     config = shard.config
     qkv_size, heads = config.conv_channels, config.num_value_heads
     if config.interleaved:
@@ -46,7 +46,7 @@ def take_projections(
 
 
 def published_conv_rows(shard: GatedDeltaShard) -> Ranges:
-    """The rank's v, q and k where the checkpoint's order is q, k, v: of ``in_proj_qkv`` and ``conv1d``."""
+    """Return the rank's rows of v, q and k in tensors stored as q, k, v: ``in_proj_qkv`` and ``conv1d``."""
     config = shard.config
     start, stop = (edge * config.key_head_dim for edge in (shard.key_heads.start, shard.key_heads.stop))
     first_k, first_v = config.key_size, 2 * config.key_size
@@ -79,7 +79,10 @@ def _interleaved_ba(shard: GatedDeltaShard) -> Ranges:
 def _of_value_heads(
     heads: Iterable[int], config: GatedDeltaNetConfig, of_key_head: int, first: int, size: int
 ) -> Ranges:
-    """``size`` rows of each value head, from row ``first`` of the ``of_key_head`` of its key head on."""
+    """Return ``size`` rows for each value head.
+
+    Each key head has ``of_key_head`` rows. The rows of its value heads start at row ``first`` of these.
+    """
     ratio = config.heads_per_key_head
     starts = [h // ratio * of_key_head + first + h % ratio * size for h in heads]
     return tuple((start, start + size) for start in starts)

@@ -1,4 +1,4 @@
-"""The gate and the norm at the end of a Mamba-2 mixer, also where a group is spread over ranks.
+"""The gate and the norm at the end of a Mamba-2 mixer. Several ranks may share a group of the norm.
 
 | order | |
 |---|---|
@@ -24,7 +24,10 @@ from kernels.norms.silu_gate import silu_gate
 
 
 class GatedNorm:
-    """One layer's weight, where it has one; ``[n, d]`` twice to ``[n, d]`` with the rank's ``d`` channels."""
+    """One layer's gate and norm, and the norm's weight if there is one.
+
+    A call maps y and z, both ``[n, d]``, to ``[n, d]``. ``d`` is the number of this rank's channels.
+    """
 
     def __init__(
         self, config: MambaConfig, eps: float, weights: Weights, prefix: str, tp: TensorParallel
@@ -50,7 +53,10 @@ class GatedNorm:
         return norm(y, z, self.weight, group_size=self.group_size, eps=self.eps)
 
     def _across_ranks(self, y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        """Ranks have parts of one group: the sums of squares go around first, each in its group's column."""
+        """Normalize groups that are spread over ranks.
+
+        First the ranks add up their sums of squares; each group has a column of its own.
+        """
         gate, u = F.silu(z.float()), y.float()
         if self.order == "gate_first":
             u = u * gate

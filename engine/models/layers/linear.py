@@ -1,7 +1,7 @@
-"""A linear layer, optionally with the activation of a feed-forward layer behind it.
+"""A linear layer, optionally followed by the activation of a feed-forward layer.
 
-On CPU in float32 its weight is packed for :mod:`kernels.linear.packed_linear` and kept in that layout alone;
-everywhere else it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
+On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
+Otherwise it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
 (:mod:`kernels.linear.quantized_linear`).
 """
 
@@ -25,14 +25,14 @@ from kernels.norms.silu_gate import silu_gate
 logger = logging.getLogger(__name__)
 
 StoredWeights = Sequence[Tensor | QuantizedWeight]
-"""``[out, in]`` each."""
+"""Weights of shape ``[out, in]`` each."""
 
 
 class Linear:
-    """``scale * (x W^T + bias)``; ``scale`` is one number, or one an output.
+    """``scale * (x W^T + bias)``; ``scale`` is one number, or one number per output.
 
-    Where weights are packed it is folded into them, where they are quantised into their scales; elsewhere it
-    is applied to what comes out.
+    The scale is folded into packed weights, or into the scales of quantised weights. Otherwise it is applied
+    to the output.
     """
 
     __slots__ = ("bias", "in_features", "out_features", "packed", "scale", "weight")
@@ -71,9 +71,9 @@ class Linear:
         part: Part = WHOLE,
         scale: float | Tensor = 1.0,
     ) -> Linear:
-        """Loads ``name.weight`` ``[out, in]`` and, where the layer has one, ``name.bias`` ``[out]``.
+        """Load ``name.weight`` ``[out, in]`` and, with ``bias``, ``name.bias`` ``[out]``.
 
-        Of a part of the inputs the bias must be added once among the ranks: pass ``bias`` on one of them.
+        If ranks divide the inputs, only one rank may add the bias: pass ``bias`` on one rank.
         """
         weight = weights.take_weight(name, (out_features, in_features), part=part)
         if not bias:
@@ -94,7 +94,7 @@ class Linear:
         bias: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Linear:
-        """Layers ``(name, out, part)`` of the same input as one, their outputs one behind the other."""
+        """Load layers ``(name, out, part)`` of the same input as one layer with concatenated outputs."""
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
@@ -103,15 +103,18 @@ class Linear:
         return cls(weight, torch.cat(biases), scale=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[n, in]`` to ``[n, out]``"""
+        """Map ``[n, in]`` to ``[n, out]``."""
         return self._multiply(x) if self.packed is None else self.packed(x)
 
     def activated(self, x: Tensor, activation: Activation) -> Tensor:
-        """``[n, in]`` to ``[n, out]`` behind a squared ReLU; to ``[n, out / 2]`` of gates before ups."""
+        """Multiply and activate ``[n, in]``: to ``[n, out]`` by squared ReLU, to ``[n, out / 2]`` by SwiGLU.
+
+        With SwiGLU the layer's outputs are gates, then ups.
+        """
         return silu_gated(self(x)) if activation == "silu_gated" else self.relu_squared(x)
 
     def relu_squared(self, x: Tensor) -> Tensor:
-        """``max(x W^T + bias, 0)^2`` (Primer, arXiv:2109.08668)"""
+        """Compute ``max(x W^T + bias, 0)^2`` (Primer, arXiv:2109.08668)."""
         if self.packed is not None:
             return self.packed(x, relu_squared=True)
         return relu_squared(self._multiply(x))
@@ -123,13 +126,13 @@ class Linear:
 
 
 def silu_gated(x: Tensor) -> Tensor:
-    """Gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
+    """Map gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
     gate, up = x.chunk(2, dim=1)
     return silu_gate(up, gate)
 
 
 def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
-    """The weights themselves if all are quantised to one dtype, or none; else all of them in ``dtype``."""
+    """Return the weights unchanged if all are quantised to one dtype, or none is; else all in ``dtype``."""
     kinds = {w.values.dtype if isinstance(w, QuantizedWeight) else None for w in weights}
     if len(kinds) == 1:
         return weights
@@ -138,14 +141,14 @@ def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
 
 
 def joined(weights: StoredWeights, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-    """``[out, in]`` of the same inputs, their outputs one behind the other."""
+    """Join weights ``[out, in]`` that have the same inputs. Their outputs are concatenated."""
     weights = stored_alike(weights, dtype)
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     return join(quantized) if quantized else torch.cat([w for w in weights if isinstance(w, Tensor)])
 
 
 def _scaled(weight: Tensor | QuantizedWeight, scale: float | Tensor) -> Tensor | QuantizedWeight:
-    """Rows of ``[out, in]`` times a number, or each its own."""
+    """Multiply the rows of ``[out, in]`` by one number, or each row by its own number."""
     if isinstance(weight, QuantizedWeight):
         return weight.scaled(scale)
     return weight * (scale[:, None] if isinstance(scale, Tensor) else scale)

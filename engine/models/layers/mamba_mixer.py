@@ -6,8 +6,8 @@
     y_t        = h_t C_t + D x_t
     out        = out_proj(group_rms_norm(y * silu(z)))
 
-Decode rows step the recurrence, prefill rows scan it in chunks. Both start from and leave the states
-in the caches.
+Decode rows step the recurrence, prefill rows scan it in chunks. Both read their first state from the caches
+and store the new states there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wire.messages.layout import Ranges
 class MambaMixer:
     """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads.
 
-    ``index``: which of the states is this layer's.
+    ``index`` selects this layer's state.
     """
 
     def __init__(
@@ -112,7 +112,10 @@ class MambaMixer:
         ssm_state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """``1 + k`` positions a row, the state kept after each of them. Returns ``[R * T, d_inner]``."""
+        """Run ``1 + k`` positions of each row and store the state after each position.
+
+        Returns ``[R * T, d_inner]``.
+        """
         config = self.config
         shape = (rows.num_rows, rows.num_positions)
         xbc = causal_conv1d_update(
@@ -150,7 +153,7 @@ class MambaMixer:
         ssm_state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """Ragged stretches, the state kept after each row's last token and at boundaries.
+        """Run ragged rows. Store the state after each row's last token and at boundaries.
 
         Returns ``[num_tokens, d_inner]``.
         """
@@ -192,7 +195,7 @@ class MambaMixer:
 
 
 def _proj_scale(config: MambaConfig, device: torch.device) -> float | Tensor:
-    """Of what comes out of ``in_proj``: a number, or one a channel ``[proj_size]``."""
+    """Return the factor of ``in_proj``'s outputs: one number, or one number per channel ``[proj_size]``."""
     if len(set(config.in_scales)) == 1:
         return config.in_scales[0]
     return torch.tensor(config.in_scales).repeat_interleave(torch.tensor(config.proj_sizes)).to(device)

@@ -17,10 +17,10 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True)
 class MlpNames:
-    """What a family calls the projections."""
+    """A family's names of the projections."""
 
     inputs: tuple[str, ...]
-    """Of a gated layer gate and up, or one that holds both, gates before ups."""
+    """A gated layer has gate and up, or one tensor that holds both, gates before ups."""
     output: str = "down_proj"
 
 
@@ -31,7 +31,7 @@ GATED = MlpNames(("gate_proj", "up_proj"))
 class Mlp:
     """``down(act(up(x)))``; a rank has a share of the intermediate channels.
 
-    Of a gated layer ``up`` yields gates and, behind them, ups.
+    In a gated layer the output of ``up_proj`` is the gates, then the ups.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Mlp:
         tp: TensorParallel,
         names: MlpNames | None = None,
     ) -> None:
-        """``names``: as most families call them unless given."""
+        """``names`` are those of most families by default."""
         if names is None:
             names = GATED if config.is_gated else PLAIN
         share = tp.share(config.intermediate_size)
@@ -64,7 +64,7 @@ class Mlp:
         return self(x)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[n, hidden]`` to ``[n, hidden]``; of several ranks a summand on each."""
+        """Map ``[n, hidden]`` to ``[n, hidden]``. With several ranks each rank returns one summand."""
         return self.down_proj(self.up_proj.activated(x, self.activation))
 
 
@@ -89,7 +89,7 @@ def _load_up(
 
 
 def _up_scale(config: MlpConfig, size: int, device: torch.device) -> float | Tensor:
-    """One a channel ``[2 * size]`` where gates have a factor."""
+    """Return one factor per channel ``[2 * size]`` if gates are scaled, else 1."""
     if config.gate_scale == 1.0:
         return 1.0
     factors = torch.tensor((config.gate_scale, 1.0), device=device)

@@ -1,9 +1,9 @@
-"""Mixture of experts, each a small MLP.
+"""A mixture of experts. Each expert is a small MLP.
 
     top-k, w = route(router(x))                              kernels/moe/moe_route.py
     y        = fc2(sum_e w_e expert_e(fc1(x))) + sigmoid(gate(x)) shared(x)
 
-fc1 and fc2 are latent projections. They, the shared expert and its gate are not in every checkpoint.
+fc1 and fc2 are latent projections. Not every checkpoint has latent projections, a shared expert or its gate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kernels.norms.sigmoid_gate import add_sigmoid_gated
 
 @dataclass(frozen=True)
 class MoeNames:
-    """What a family calls the parts of a layer, behind its prefix."""
+    """A family's names of the parts of a layer, behind the layer's prefix."""
 
     router: str = "gate"
     shared: str = "shared_experts."
@@ -44,7 +44,7 @@ class MoeNames:
 class Moe:
     """Router, routed experts, shared expert. A token's output depends on that token alone.
 
-    A rank has a share of every expert's intermediate channels, or with expert parallelism some experts whole.
+    A rank has a share of every expert's intermediate channels; with expert parallelism, some whole experts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Moe:
                 f"{prefix}fc2_latent_proj",
                 hidden_size,
                 size,
-                bias=config.bias and tp.rank == 0,  # it is applied to each rank's summand
+                bias=config.bias and tp.rank == 0,  # each rank applies fc2 to its summand: one adds the bias
             )
         self.sharing = tp.experts
         self.num_experts = config.num_experts
@@ -114,12 +114,12 @@ class Moe:
         return add_sigmoid_gated(routed, self.shared(x), self.shared_gate(x))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
+        """Return expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
         return moe_route(F.linear(x.to(torch.float32), self.router), self.correction, self.routing)
 
 
 class LoopedExperts:
-    """A loop over the experts that have tokens. For CPU."""
+    """Experts for CPU: a loop over the experts that have tokens."""
 
     def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
         self.activation = activation
@@ -127,7 +127,7 @@ class LoopedExperts:
         self.down = [Linear(weight) for weight in down]
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
+        """Compute ``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
         num_tokens, k = expert_ids.shape
         if num_tokens == 1:  # batch 1: nothing to sort or gather
             outputs = torch.cat([self._expert(expert, x) for expert in expert_ids[0].tolist()])
@@ -145,11 +145,11 @@ class LoopedExperts:
         return outputs
 
     def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
-        """As :func:`moe_combine`, with the bits of :meth:`forward`."""
+        """Compute :func:`moe_combine`, bit for bit as :meth:`forward` does."""
         return _weighted_sum(results[places], expert_weights)
 
     def _rows(self, x: Tensor, tokens: Tensor, expert_ids: Tensor) -> Tensor:
-        """Row i is expert ``expert_ids[i]`` of ``x[tokens[i]]``."""
+        """Compute row i as expert ``expert_ids[i]`` of ``x[tokens[i]]``."""
         order = expert_ids.argsort()
         counts = expert_ids.bincount(minlength=len(self.up)).tolist()
         by_expert = torch.split(x[tokens[order]], counts)
@@ -163,8 +163,9 @@ class LoopedExperts:
 
 
 class StackedExperts:
-    """All experts in two tensors for grouped GEMMs. Shapes depend on none of the data and the host waits
-    for nothing, so that a step can be captured as a graph.
+    """All experts in two tensors, for grouped GEMMs.
+
+    No shape depends on the data and the host never waits, so a step can be captured as a graph.
     """
 
     def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
@@ -172,14 +173,14 @@ class StackedExperts:
         self.up, self.down = _stacked(up), _stacked(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """As :meth:`LoopedExperts.forward`."""
+        """See :meth:`LoopedExperts.forward`."""
         tokens, places, ends = moe_sort(expert_ids, len(self.up))
         return moe_combine(self._rows(x[tokens], ends), places, expert_weights)
 
     def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
         """See :class:`engine.parallel.expert_parallel.Experts`."""
         num_experts = len(self.up)
-        # Pairs of other ranks stand behind all experts, where no product is computed.
+        # Pairs of other ranks are sorted behind all experts' pairs. No product is computed for them.
         expert_ids = torch.where(slots < num_slots, expert_ids, num_experts)
         tokens, places, ends = moe_sort(expert_ids, num_experts + 1)
         results = self._rows(x[tokens], ends[:num_experts])
@@ -191,12 +192,12 @@ class StackedExperts:
         return moe_combine(results, places, expert_weights)
 
     def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows ``ends[e - 1]`` to ``ends[e]`` through expert e; behind the last they come out as anything."""
+        """Run rows ``ends[e - 1]`` to ``ends[e]`` by expert e. Rows behind the last end are undefined."""
         return _grouped(self.activate(_grouped(rows, self.up, ends)), self.down, ends)
 
 
 def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
-    """``[experts, out, in]``"""
+    """Stack weights to ``[experts, out, in]``."""
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     if quantized:
         return QuantizedExperts.stack(quantized)
@@ -204,13 +205,13 @@ def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
 
 
 def _grouped(rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
-    """Rows ``ends[e - 1]`` to ``ends[e]`` times the weight of expert e."""
+    """Multiply rows ``ends[e - 1]`` to ``ends[e]`` by the weight of expert e."""
     if isinstance(weights, QuantizedExperts):
         return quantized_experts(rows, weights, ends)
     return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:
-    """``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, summed in float32."""
+    """Sum ``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, in float32."""
     summed = torch.bmm(expert_weights.unsqueeze(1), outputs.to(torch.float32))
     return summed.squeeze(1).to(outputs.dtype)

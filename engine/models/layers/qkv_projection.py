@@ -1,4 +1,4 @@
-"""Queries, keys and values of attention out of one product, and the gate of its output where there is one."""
+"""One product for attention's queries, keys and values, and for the output gate if the model has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True)
 class Qkv:
-    """``[n, heads, head_dim]`` each, views of the product's output."""
+    """Views of the product's output, ``[n, heads, head_dim]`` each."""
 
     q: Tensor
     k: Tensor
@@ -24,9 +24,9 @@ class Qkv:
 
 
 class QkvProjection:
-    """The rank's heads and the KV heads that these attend to.
+    """The projection for this rank's heads and for the KV heads that they attend to.
 
-    With an output gate ``q_proj`` has for each head its query and, behind it, its gate (Qwen3-Next).
+    With an output gate, ``q_proj`` holds each head's query followed by its gate (Qwen3-Next).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class QkvProjection:
         )
 
     def __call__(self, x: Tensor) -> Qkv:
-        """Of ``[n, hidden]``."""
+        """Project ``[n, hidden]``."""
         q, k, v = (
             part.view(len(x), part.shape[1] // self.head_dim, self.head_dim)
             for part in torch.split(self.proj(x), self.split, dim=1)

@@ -52,6 +52,6 @@ def test_freeing_twice_or_freeing_the_null_entry_raises():
 
 def test_asking_for_more_than_is_free_raises_and_takes_nothing():
     pool = IndexPool(4, "block")
-    with pytest.raises(RuntimeError, match="asked for 4 blocks of 3"):
+    with pytest.raises(RuntimeError, match="asked for 4 blocks; only 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3

@@ -152,7 +152,7 @@ def test_what_is_stored_counts_and_is_said_where_the_configuration_differs(model
     rewrite(modelopt, **{f"{LAYER}.weight": weight, f"{LAYER}.weight_scale": None})
     with caplog.at_level(logging.WARNING):
         model = load_model(modelopt)
-    assert f"{LAYER} is stored not quantised, and quantised by its configuration" in caplog.text
+    assert f"{LAYER} is stored not quantised, but quantised according to its configuration" in caplog.text
     assert not isinstance(model.layers.blocks[1].mixers[0].qkv.proj.packed, QuantizedLinear)
 
 
