@@ -32,8 +32,8 @@ class RankProcesses:
     """Ranks 1 and up. The ranks on this host end when this process ends, in whatever way.
 
     ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
-    when a rank has ended. ``on_leaving`` is called, on another thread, with a rank whose host wants the server
-    to stop.
+    when a rank has ended. ``on_leaving`` is called, on another thread, with a rank whose host wants the
+    server to stop.
     """
 
     def __init__(
