@@ -89,7 +89,7 @@ class Following:
                 self._rows.allow(request)
 
     def ask(self, gained: Iterable[tuple[Request, Sequence[int]]]) -> None:
-        """Asks for the masks behind the tokens that answers have gained, and behind the drafts that follow."""
+        """Asks for the masks behind the tokens that answers have gained, and behind the next drafts."""
         going_on = [
             (request, token_ids)
             for request, token_ids in gained
