@@ -116,8 +116,8 @@ def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
 
 
 def _mamba_flops(mamba: MambaConfig) -> int:
-    """Returns the FLOP of a token in one layer: C B^T and its product with x within the chunk, then the states
-    being made and read (Dao and Gu, "Transformers are SSMs", 2024, section 6)."""
+    """Returns the FLOP of a token in one layer: C B^T and its product with x within the chunk, then the
+    states being made and read (Dao and Gu, "Transformers are SSMs", 2024, section 6)."""
     within = 2 * mamba.chunk_size * (mamba.num_groups * mamba.state_size + mamba.d_inner)
     return within + 4 * mamba.d_inner * mamba.state_size
 
