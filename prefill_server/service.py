@@ -161,7 +161,7 @@ class PrefillService(EngineServer, ExchangeListener):
         return replace(stats, drain="draining" if self._calls or stats.leases_held else "drained")
 
     async def set_draining(self, message: SetDraining) -> None:
-        """Notes whether the server drains. No request is moved: prompts are computed and read to their end."""
+        """Notes whether the server drains. No request moves: prompts are computed and read to their end."""
         self._note_draining(message)
 
     # --- events, on the engine's thread ----------------------------------------------------------
