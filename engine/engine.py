@@ -426,7 +426,7 @@ class Engine:
     # --- figures ---------------------------------------------------------------------------------
 
     def prefix_news(self, since: int | None) -> PrefixNews:
-        """Returns the changes in the prefixes that the cache can serve, since version ``since``."""
+        """Returns the prefixes that the cache can serve, or only the changes since version ``since``."""
         return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:

@@ -16,7 +16,7 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class StepSize:
-    """Figures of one rank. Weights are in bytes, divided by the time at which they are read."""
+    """Figures of one rank. Weights are in bytes, grouped by when they are read."""
 
     itemsize: int
     body: int
@@ -49,7 +49,7 @@ class StepSize:
         tp = replace(tp, experts=NO_EXPERT_PARALLEL)
         itemsize, hidden = config.dtype.itemsize, config.hidden_size
         head = -(-config.vocab_size // tp.size) * hidden * itemsize
-        table = config.vocab_size * hidden * itemsize  # a step looks up a few rows and hardly reads it
+        table = config.vocab_size * hidden * itemsize  # a step reads only a few of its rows
         outside = table if config.tie_word_embeddings else table + head
         layers = weight_bytes(config, tp) - outside
         experts, used = _experts(config, tp, layers, outside)

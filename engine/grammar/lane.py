@@ -20,7 +20,7 @@ from wire.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _processes = multiprocessing.get_context("forkserver")
-"""Starts a lane in milliseconds: as a copy of a process that has already imported all that lanes need."""
+"""Starts lanes in milliseconds, as copies of a process that has already imported all that they need."""
 _processes.set_forkserver_preload(["engine.grammar.lane_process"])
 
 

@@ -60,7 +60,7 @@ def work(engine: Engine, link: RankLink) -> None:
 
 
 class RankProcess:
-    """Starts a rank's process when it is made. That process ends when this one ends, in whatever way.
+    """Starts a rank's process when it is made. The rank's process ends when this process ends, in any way.
 
     A thread of its own calls ``on_report`` with each message of the types ``reports``, and at last ``on_end``
     when the process has ended. The rank's log lines are logged here.

@@ -25,11 +25,11 @@ from wire.messages.ranks import RankLeaves, Stop
 log = logging.getLogger(__name__)
 
 FAILURE_GRACE_S = 1.0
-"""If a rank ends before all have met, rank 0 has this long to find and report a more exact reason itself."""
+"""If a rank ends before all have met, rank 0 has this long to find and report a more exact reason."""
 
 
 class RankProcesses:
-    """Ranks 1 and up. The ranks on this host end when this process ends, in whatever way.
+    """Ranks 1 and up. They end when this process ends, in any way.
 
     ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
     when a rank has ended. ``on_leaving`` is called, on another thread, with a rank whose host wants the

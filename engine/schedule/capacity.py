@@ -208,8 +208,8 @@ class Demand:
 
     @property
     def min_blocks(self) -> int:
-        """The null block, and the larger of: blocks of one full-length sequence, fewest blocks of all
-        sequences."""
+        """The null block and the larger number: blocks of one full-length sequence, or the fewest blocks of
+        all sequences."""
         return 1 + max(self.blocks_per_seq, self.min_blocks_per_seq * self.max_num_seqs)
 
     @property
