@@ -1,4 +1,4 @@
-"""What a decode server is told. With the engine's role ``both`` it is the monolithic server."""
+"""The configuration of a decode server. With the engine's role ``both`` it is the monolithic server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kv_transfer.engine_server import EngineServerConfig
 
 @dataclass(frozen=True)
 class DecodeConfig(EngineServerConfig):
-    """One decode server process."""
+    """Configuration of one decode server process."""
 
     keep_ttl_s: float = 300.0
     """How long blocks and state of an answered request are kept for its conversation's next turn."""
     local_prefill: bool = False
-    """Whether this server runs a prompt itself when no prefill server's state can be had."""
+    """Whether this server computes a prompt itself if no prefill server can hand over its state."""

@@ -1,7 +1,7 @@
 """The decode service: pulls h(N-1) and blocks, recomputes token N, decodes, streams.
 
-One bidirectional call a router carries all its requests. The gRPC side lives on the event loop, the
-engine on its own thread, NIXL on the transfer thread; they speak through posted events alone.
+All requests of a router go through one bidirectional call. The gRPC side runs on the event loop, the engine
+on its own thread, NIXL on the transfer thread. They communicate only through posted events.
 
 With the engine's role ``both`` the same service is the monolithic server: requests come without tickets
 and no transfer layer is started.
@@ -81,7 +81,7 @@ class DecodeService(EngineServer, ExchangeListener):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._open_streams: set[RouterStream] = set()
         self._preparations: dict[str, asyncio.Task[None]] = {}
-        """Of requests that wait for a handshake or a grammar."""
+        """Tasks of requests that wait for a handshake or a grammar, by request id."""
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
         server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
 
@@ -96,7 +96,7 @@ class DecodeService(EngineServer, ExchangeListener):
             await self._exchange.close()
 
     async def drain(self) -> None:
-        """Lets all requests go to other servers, waits until these have read, and ends the routers' calls."""
+        """Moves all requests to other servers, waits until these have read, and ends the routers' calls."""
         self._is_stopping = True
         if await self._let_go():
             give_up = time.monotonic() + DRAIN_S
@@ -107,7 +107,11 @@ class DecodeService(EngineServer, ExchangeListener):
         await self._host.leave_group(DRAIN_S)
 
     async def set_draining(self, message: SetDraining) -> None:
-        """A state that an operator may take back; to be asked again lets go what has come since."""
+        """Starts draining, or ends it if an operator takes it back.
+
+        With ``lets_go`` all requests move to other servers; a further call moves the requests that have come
+        since.
+        """
         self._note_draining(message)
         for stream in self._open_streams:
             stream.tell(self._drain_news())
@@ -118,9 +122,10 @@ class DecodeService(EngineServer, ExchangeListener):
         return DrainNews(self._is_draining, self._incarnation)
 
     async def _let_go(self) -> bool:
-        """Whether there was anything to let go: every request that the engine has ends as ``moved``.
+        """Ends all requests as ``moved``. Returns whether there were any.
 
-        What is told of it says where it can go on. A server of both roles has nobody who could read from it.
+        The output of each request says where it can go on. A server of both roles moves nothing, since no
+        other server could read from it.
         """
         if self._exchange is None or not self._streams:
             return False
@@ -129,7 +134,7 @@ class DecodeService(EngineServer, ExchangeListener):
         return True
 
     async def _has_requests(self) -> bool:
-        """Own ones, or such as others have not read yet."""
+        """Whether there are requests here, or moved requests that other servers have not read yet."""
         exchange = self._exchange
         if self._streams or exchange is None:
             return bool(self._streams)
@@ -138,9 +143,9 @@ class DecodeService(EngineServer, ExchangeListener):
     # --- calls, on the event loop ----------------------------------------------------------------
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Serves one router until it goes away; then all its requests are cancelled."""
+        """Serves one router until it goes away; then cancels all its requests."""
         stream = RouterStream()
-        stream.tell(self._drain_news())  # it may have changed since the router asked
+        stream.tell(self._drain_news())  # draining may have begun or ended since the router asked
         self._open_streams.add(stream)
         reader = asyncio.create_task(self._read(requests, stream, context))
         try:
@@ -203,7 +208,10 @@ class DecodeService(EngineServer, ExchangeListener):
         return self._exchange is None or ticket is None or self._exchange.knows(ticket)
 
     async def _add_when_ready(self, request: Request, message: Submit) -> None:
-        """The ticket is of a server never met before, or of one that has restarted; or there is a grammar."""
+        """Adds a request after its handshake, its grammar, or both.
+
+        The ticket comes from a server that was never met before, or has restarted; or there is a grammar.
+        """
         ticket, grammar = message.ticket, message.params.grammar
         try:
             if grammar is not None:
@@ -246,8 +254,8 @@ class DecodeService(EngineServer, ExchangeListener):
             raise InvalidRequestError("the prompt is empty; it needs at least one token")
         if not 0 <= message.num_answered < min(num_tokens, max(1, message.params.max_tokens)):
             raise WireError(
-                f"{message.num_answered} of {num_tokens} tokens are said to be the answer's, of at most "
-                f"{message.params.max_tokens}"
+                f"num_answered is {message.num_answered}: it must be at least 0, and below both the "
+                f"{num_tokens} tokens of the message and max_tokens {message.params.max_tokens}"
             )
         message.params.check_vocabulary(model_config.vocab_size)
         if message.ticket is not None:
@@ -255,7 +263,7 @@ class DecodeService(EngineServer, ExchangeListener):
         elif num_tokens > 1 and self._needs_ticket:
             raise InvalidRequestError(
                 f"a prompt of {num_tokens} tokens came to a decode server without a ticket; "
-                "a prefill server must run it first, or start this one with --local-prefill"
+                "let a prefill server compute it first, or start this server with --local-prefill"
             )
         params = message.params
         if params.max_tokens == 0:
@@ -277,9 +285,9 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _check_ticket(self, ticket: AnyTicket, num_tokens: int) -> None:
         if self._exchange is None:
-            raise InvalidRequestError("this server runs prompts itself and takes no tickets")
+            raise InvalidRequestError("this server computes prompts itself and takes no tickets")
         num_blocks = self._engine.capacity.blocks_for(num_tokens - 1)
-        # Which blocks, an early ticket does not know yet: that is checked when they are told.
+        # An early ticket does not name its blocks yet: they are checked when they are reported.
         found = len(ticket.block_ids) if isinstance(ticket, Ticket) else num_blocks
         if (ticket.num_tokens, found) != (num_tokens - 1, num_blocks):
             raise WireError(
@@ -288,14 +296,15 @@ class DecodeService(EngineServer, ExchangeListener):
             )
 
     def _cancel(self, request_id: str) -> None:
-        """The client or its router has gone; nothing more is sent for this request."""
+        """Cancels a request whose client or router has gone. Nothing more is sent for it."""
         if request_id in self._streams:
             self._forget(request_id)
             self._spans.cancelled(request_id)
             self._end(request_id)
 
     def _expire(self, request_id: str, timeout_s: float) -> None:
-        """Whoever asked waits no longer; a router that could not say so is told when it is back."""
+        """Ends a request whose client waits no longer. A router that could not cancel it gets the error when
+        it is back."""
         message = f"the request was not finished within the {timeout_s:.3g} s that were left for it here"
         self._deliver([_refusal(request_id, DeadlineError(message))])
         self._end(request_id)
@@ -321,7 +330,7 @@ class DecodeService(EngineServer, ExchangeListener):
         return replace(stats, drain="draining" if await self._has_requests() else "drained")
 
     def _deliver_step(self, outputs: StepOutputs) -> None:
-        """What a step brought, to the routers that it is for."""
+        """Sends the outputs of a step to the routers that they are for."""
         by_stream: dict[RouterStream, dict[str, tuple[int, ...]]] = {}
         for request_id, token_ids in outputs.token_ids.items():
             stream = self._streams.get(request_id)
@@ -333,7 +342,7 @@ class DecodeService(EngineServer, ExchangeListener):
             self._deliver(outputs.outputs)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """Sorts outputs by the router they are for; those of cancelled requests are dropped."""
+        """Sends each output to its router; outputs of cancelled requests are dropped."""
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
@@ -364,11 +373,11 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _move_all(self) -> None:
         self._engine.move_all()
-        if self._exchange is not None:  # from here: before a prompt is followed whose request arrives now
+        if self._exchange is not None:  # posted from here, so that it runs before a later request is followed
             self._host.answer(self._exchange.stop_following)
 
     def _give_back(self, request: Request) -> None:
-        """Ends the lease of a request that will not read any more."""
+        """Ends the lease of a request that will not read it any more."""
         if request.ticket is not None:
             self._host.answer(self._end_lease, request.ticket)
 
@@ -377,7 +386,7 @@ class DecodeService(EngineServer, ExchangeListener):
         if self._exchange is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
-            for request_id in result.to_give_up:  # others need the room; who reads late prefills
+            for request_id in result.to_give_up:  # others need the memory; a late reader prefills again
                 self._exchange.end_lease(request_id)
             for request in result.kept:
                 is_awaited = request.finish_reason == "moved"
@@ -400,15 +409,15 @@ class DecodeService(EngineServer, ExchangeListener):
 
 
 def _scored_request(message: Submit) -> Request:
-    """A prompt that a server of both roles only scores: no answer is wanted, its log-probabilities alone.
+    """Makes a request whose prompt is only scored, on a server of both roles.
 
-    It ends as it would on a prefill server, with all but its last token computed. Raises
-    :class:`InvalidRequestError` for a prompt without scores.
+    The client wants only the prompt's log-probabilities, no answer. The request ends as on a prefill server,
+    with all but its last token computed. Raises :class:`InvalidRequestError` for a prompt without scores.
     """
     if message.ticket is not None or len(message.token_ids) < 2:
         raise InvalidRequestError(
-            "a prompt that is only scored comes without a ticket, and has two tokens at least: "
-            "the first one has no log-probability"
+            "a prompt that is only scored must come without a ticket and have at least two tokens: "
+            "the first token has no log-probability"
         )
     return Request(
         message.request_id,
@@ -420,7 +429,7 @@ def _scored_request(message: Submit) -> Request:
 
 
 def _scores(request: Request) -> RequestOutput:
-    """All that a scored request's client gets."""
+    """Returns the only output of a scored request: the prompt's log-probabilities."""
     return RequestOutput(
         request.request_id,
         (),

@@ -11,9 +11,10 @@ from wire.outbox import Outbox
 
 
 class RouterStream:
-    """Outputs of all requests of one router. Lives on the event loop.
+    """Outputs of all requests of one router. Used only on the event loop.
 
-    What several steps bring while the network is busy leaves as one message, or as several if that is much.
+    The outputs of several steps that come while the network is busy are sent as one message, or as several if
+    there are many.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class RouterStream:
         self._closed = False
 
     def deliver_tokens(self, token_ids: Mapping[str, tuple[int, ...]]) -> None:
-        """By request, what has news of tokens alone."""
+        """Queues outputs that hold nothing but tokens, by request id."""
         self._outbox.add_all_tokens(token_ids)
         self._news.set()
 
@@ -33,7 +34,7 @@ class RouterStream:
         self._news.set()
 
     def tell(self, news: DrainNews) -> None:
-        """Goes out before any output that is not on its way yet; of two the later one counts."""
+        """Queues news before all unsent outputs. Newer news replace older news that are not sent yet."""
         self._drain_news = news
         self._news.set()
 
@@ -42,7 +43,7 @@ class RouterStream:
         self._news.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded :class:`StepOutputs` and :class:`DrainNews` until the stream is closed."""
+        """Yields encoded :class:`StepOutputs` and :class:`DrainNews` until the stream is closed."""
         while True:
             await self._news.wait()
             self._news.clear()

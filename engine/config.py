@@ -1,4 +1,4 @@
-"""What one engine is told: built once by the command line, validated here, passed down."""
+"""The configuration of one engine: built once by the command line, validated here, passed down."""
 
 from __future__ import annotations
 
@@ -31,75 +31,78 @@ DrafterName = Literal["mtp", "ngram"]
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 DEFAULT_STATE_BLOCK = 512
 MAX_SPECULATIVE = 15
-"""Drafts a step. Further ones are hardly ever accepted, and each costs a state a request."""
+"""Most drafts in a step. More drafts are hardly ever accepted, and each costs one state per request."""
 GPU_CACHE_FRACTION = 0.85
-"""Of the memory that is free once the weights are loaded; the rest is for activations and graphs."""
+"""The pools' share of the memory that is free once the weights are loaded; activations and graphs get the
+rest."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One engine: model, role, limits and memory.
+    """Model, role, limits and memory of one engine.
 
     | role | does |
     |---|---|
-    | prefill | runs prompts up to their last but one token and keeps the state |
-    | decode | carries on from such a state |
-    | both | everything in one process: the monolithic yardstick |
+    | prefill | computes prompts up to the last token but one and keeps the state |
+    | decode | continues from such a state |
+    | both | everything in one process: the monolithic baseline |
     """
 
     model_dir: Path
     role: Role
     load_format: LoadFormat = "auto"
-    """``dummy``: random weights, which need ``config.json`` alone; to measure speed and try a set-up."""
+    """``dummy`` makes random weights and needs only ``config.json``: to measure speed or try a set-up."""
     dtype: DType = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    """Tokens of prompt and answer; None takes the checkpoint's own limit."""
+    """Most tokens of prompt and answer together; None takes the checkpoint's own limit."""
     max_num_seqs: int = 64
-    """Requests admitted at once."""
+    """Most requests that are admitted at once."""
     max_batch_tokens: int = 2048
-    """Tokens a step computes at most, drafts included; longer prompts run in chunks."""
+    """Most tokens that a step computes, drafts included; longer prompts run in chunks."""
     block_size: int = 16
     """Tokens a KV block holds."""
     kv_cache_dtype: KvCacheDtype = "auto"
-    """What keys and values are cached in; fp8 takes half the memory of bfloat16."""
+    """Number format of cached keys and values; fp8 takes half the memory of bfloat16."""
     mamba_ssm_cache_dtype: SsmCacheDtype = "auto"
-    """What recurrent states are kept in; bfloat16 takes half the memory of float32."""
+    """Number format of recurrent states; bfloat16 takes half the memory of float32."""
     mamba_cache_stochastic_rounding: bool = False
-    """Whether states of 16 bits are rounded up or down by chance, not to the nearest value."""
+    """Whether 16-bit states are rounded up or down at random, not to the nearest value."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.schedule.cache_modes`."""
     state_block_size: int | None = None
     """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``."""
     cached_states: int | None = None
-    """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, none in mode none."""
+    """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, or 0 in mode
+    ``none``."""
     cache_memory_bytes: int | None = None
     """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
     num_speculative: int = 0
-    """k, tokens drafted a step for each decoding request; 0 switches speculation off."""
+    """k: tokens drafted in a step for each decoding request; 0 switches speculation off."""
     drafter: DrafterName | None = None
-    """Who drafts; None: the checkpoint's MTP layers where it has them, else n-gram prompt lookup."""
+    """The drafter; None: the checkpoint's MTP layers if it has any, else n-gram prompt lookup."""
     ngram_min: int = 2
-    """Fewest tokens that n-gram lookup has to find again before it drafts what followed them."""
+    """Shortest n-gram in tokens: lookup must find at least this many tokens again before it drafts."""
     ngram_max: int = 4
-    """Most tokens it looks for; it starts with these."""
+    """Longest n-gram in tokens; lookup tries this length first."""
     steps_ahead: int | None = None
-    """Steps launched before the last one's tokens are read back, 0 or 1; None: 1 on a GPU, 0 on a CPU."""
+    """Steps launched before the tokens of the last step are read back: 0 or 1. None: 1 on a GPU, 0 on a CPU
+    or with ``sanitize``."""
     sanitize: bool = False
-    """Whether every step checks that it reads the blocks and states it should
+    """Whether every step checks that it reads the right blocks and states
     (:mod:`engine.sanitizer.sanitizer`)."""
     num_threads: int | None = None
-    """CPU threads of torch, of each rank; None leaves torch's choice."""
+    """CPU threads of torch in each rank; None leaves torch's choice."""
     niceness: int = 0
-    """Of the threads that compute, 0 to 19: how far they step back for others that want the same cores."""
+    """Niceness of the compute threads, 0 to 19: how far they yield to other threads on the same cores."""
     tensor_parallel: int = 1
-    """Ranks that share the model: processes, each with a GPU where there are any."""
+    """Ranks that share the model: one process each, with its own GPU if there are GPUs."""
     nodes: Nodes = ONE_NODE
-    """The hosts that these are spread over."""
+    """The hosts that the tensor-parallel ranks are spread over."""
     data_parallel: DataParallel = ONLY_RANK
-    """Which of several ranks that serve side by side this server is."""
+    """This server's place among data-parallel ranks, which serve side by side."""
     expert_parallel: bool = False
-    """Whether the ranks of all of these servers share the experts, each of which is whole on one of them."""
+    """Whether the ranks of all data-parallel servers share the experts. Each expert is whole on one rank."""
 
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
@@ -129,7 +132,7 @@ class EngineConfig:
         each = "" if self.num_positions == 1 else f" x (1 + `num_speculative` {self.num_speculative})"
         raise ConfigError(
             f"`max_batch_tokens` {self.max_batch_tokens} is below `max_num_seqs` {self.max_num_seqs}{each}: "
-            "a step must hold what every running request decodes; raise the first or lower the second"
+            "a step must hold the decoded tokens of all running requests; raise the first or lower the second"
         )
 
     def _check_state_block_size(self) -> None:
@@ -160,13 +163,14 @@ class EngineConfig:
         if self.steps_ahead == 1 and self.sanitize:
             raise ConfigError(
                 "`steps_ahead` 1 and `sanitize` exclude each other: the sanitizer compares each step with "
-                "what the one before it left, so it waits for that; leave one of them out"
+                "the results of the step before, so it waits for these; leave one of the two settings out"
             )
 
     def with_caches(self, model: ModelConfig) -> ModelConfig:
-        """The model with caches in the formats asked for.
+        """Returns the model's configuration with its caches in the formats asked for.
 
-        Raises :class:`ConfigError` where it has no such cache, or nothing is rounded in it.
+        Raises :class:`ConfigError` if the model has no such cache, or if stochastic rounding is asked for
+        and the cache rounds nothing.
         """
         formats = CacheFormats.named(
             self.kv_cache_dtype, self.mamba_ssm_cache_dtype, self.mamba_cache_stochastic_rounding
@@ -174,12 +178,12 @@ class EngineConfig:
         if formats.kv is not None and "attention" not in model.layer_types:
             raise ConfigError(
                 f"`kv_cache_dtype` {self.kv_cache_dtype}: the checkpoint in {self.model_dir} has no "
-                "attention layers, nor keys and values; leave it out"
+                "attention layers, so it has no keys and values; leave it out"
             )
         if formats.ssm is not None and model.recurrent is None:
             raise ConfigError(
                 f"`mamba_ssm_cache_dtype` {self.mamba_ssm_cache_dtype}: the checkpoint in {self.model_dir} "
-                "has no recurrent layers, nor states; leave it out"
+                "has no recurrent layers, so it has no states; leave it out"
             )
         model = replace(model, cache_formats=formats)
         if formats.stochastic_rounding and model.ssm_dtype == torch.float32:
@@ -194,13 +198,13 @@ class EngineConfig:
             if (value := getattr(self, setting)) is not None:
                 raise ConfigError(
                     f"`{setting}` {value} means nothing for the model in {self.model_dir}: it has no "
-                    "recurrent layers, hence no states; leave it out"
+                    "recurrent layers, so it has no states; leave it out"
                 )
 
     def exact_cuts(self, spec: CacheSpec) -> ExactCuts | None:
-        """Where prompts may be cut; None: anywhere.
+        """Returns where prompts may be cut; None: anywhere.
 
-        Raises :class:`ConfigError` where sizes don't agree with that.
+        Raises :class:`ConfigError` if ``state_block_size`` or ``max_batch_tokens`` does not fit these cuts.
         """
         cuts = ExactCuts.of(spec.kv_dtype, spec.ssm_dtype)
         if cuts is None:
@@ -208,19 +212,19 @@ class EngineConfig:
         size, unit = self.state_block_size, cuts.unit(self.block_size)
         if size is not None and size % unit:
             raise ConfigError(
-                f"`state_block_size` {size} is not a multiple of {unit}: states of 16 bits are kept where a "
-                f"block of `block_size` {self.block_size} and a stretch of {cuts.grid} tokens end; choose one"
+                f"`state_block_size` {size} is not a multiple of {unit}: 16-bit states are kept only at "
+                f"common multiples of `block_size` {self.block_size} and {cuts.grid} tokens; choose one"
             )
         decoded = 0 if self.role == "prefill" else self.max_num_seqs * self.num_positions
         if self.max_batch_tokens < decoded + cuts.grid:
             raise ConfigError(
                 f"`max_batch_tokens` {self.max_batch_tokens} is below {decoded + cuts.grid}: it must hold "
-                f"{decoded} decoded tokens and {cuts.grid} of a prompt, by which prompts are cut; raise it"
+                f"{decoded} decoded tokens and one piece of a prompt of {cuts.grid} tokens; raise it"
             )
         return cuts
 
     def state_block(self, unit: int) -> int:
-        """Tokens between two states that mode ``all`` keeps, a multiple of ``unit``."""
+        """Returns the tokens between two states that mode ``all`` keeps, a multiple of ``unit``."""
         return self.state_block_size or -(-DEFAULT_STATE_BLOCK // unit) * unit
 
     def _check_ranks(self) -> None:
@@ -232,9 +236,9 @@ class EngineConfig:
             )
         if num_nodes > 1 and self.data_parallel.size > 1:
             raise ConfigError(
-                f"`nodes.size` {num_nodes} and `data_parallel.size` {self.data_parallel.size}: a "
-                "data-parallel rank is on one host; leave out `nodes.size`, and start the ranks of each host "
-                "there"
+                f"`nodes.size` {num_nodes} and `data_parallel.size` {self.data_parallel.size} exclude each "
+                "other: a data-parallel rank runs on one host; leave out `nodes.size`, and start each host's "
+                "data-parallel ranks on that host"
             )
         if self.expert_parallel and self.num_expert_ranks == 1:
             raise ConfigError(
@@ -243,13 +247,13 @@ class EngineConfig:
             )
 
     def check_experts(self, model: ModelConfig) -> None:
-        """Raises :class:`ConfigError` for a model whose experts the ranks can't share."""
+        """Raises :class:`ConfigError` if the ranks can't share the model's experts."""
         if not self.expert_parallel:
             return
         if model.moe is None:
             raise ConfigError(
                 f"`expert_parallel`: the checkpoint in {self.model_dir} has no layers with experts; "
-                "leave it out: `data_parallel.size` then starts ranks that know nothing of one another"
+                "leave it out; `data_parallel.size` then starts ranks that are independent of each other"
             )
         check_shares(model.moe.num_experts, self.num_expert_ranks)
 
@@ -259,7 +263,7 @@ class EngineConfig:
         return self.data_parallel.size * self.tensor_parallel
 
     def planned_rank(self) -> TensorParallel:
-        """A rank with the shares that one of this server's has, for whoever only counts."""
+        """Returns a rank with the same shares as this server's ranks, for code that only computes sizes."""
         if not self.expert_parallel:
             return TensorParallel(0, self.tensor_parallel)
         experts = ExpertParallel(0, self.num_expert_ranks, tp_size=self.tensor_parallel)
@@ -267,7 +271,7 @@ class EngineConfig:
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether every step is computed together with other servers."""
+        """Whether this server computes every step together with other servers."""
         return self.expert_parallel and self.data_parallel.size > 1
 
     @property
@@ -276,7 +280,7 @@ class EngineConfig:
         return 1 if self.role == "prefill" else 1 + self.num_speculative
 
     def resolve_drafter(self, model: ModelConfig) -> DrafterName | None:
-        """Who drafts for this checkpoint; None without speculation.
+        """Returns the drafter for this checkpoint; None without speculation.
 
         Raises :class:`ConfigError` if MTP layers are asked for and the checkpoint has none.
         """
@@ -292,15 +296,15 @@ class EngineConfig:
     def loads_mtp(self, model: ModelConfig) -> bool:
         """Whether MTP layers are loaded and their KV is kept.
 
-        On a prefill server too: it fills that KV, which travels with the block.
+        That holds on a prefill server too: it fills the MTP layers' KV, which is handed over with the block.
         """
         return self.resolve_drafter(model) == "mtp"
 
     def demand(self, model: ModelConfig, tp: TensorParallel = ALONE) -> Demand:
-        """What the pools have to hold, on each of the ranks.
+        """Returns what the pools have to hold on each rank.
 
-        Raises :class:`ConfigError` for a context, or a drafter, that the checkpoint was not made for, and for
-        what means nothing with it.
+        Raises :class:`ConfigError` if the checkpoint was not made for this context length or this drafter,
+        or if a setting has no meaning for this checkpoint.
         """
         model, limit = self.with_caches(model), model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:
@@ -324,7 +328,10 @@ class EngineConfig:
         )
 
     def resolve_device(self, rank: int = 0) -> torch.device:
-        """``auto`` is the GPU where there is one; each of several ranks of a host has its own."""
+        """Returns the device of a rank; ``auto`` is the GPU if there is one.
+
+        If several ranks run on one host, each has its own GPU.
+        """
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -334,16 +341,17 @@ class EngineConfig:
         return torch.device(name)
 
     def resolve_steps_ahead(self, device: torch.device) -> int:
-        """A GPU computes the next step while the last one's tokens are handled; a CPU has nothing to gain.
+        """Returns ``steps_ahead``, or its default.
 
-        With the sanitizer the default is 0 everywhere.
+        The default is 1 on a GPU, which computes the next step while the host handles the last step's tokens.
+        It is 0 on a CPU, where nothing is gained, and 0 everywhere with the sanitizer.
         """
         if self.steps_ahead is not None:
             return self.steps_ahead
         return 1 if device.type == "cuda" and not self.sanitize else 0
 
     def cache_budget(self, device: torch.device) -> int:
-        """Bytes for both pools on ``device``; asked after the weights are loaded."""
+        """Returns the bytes for both pools on ``device``. Call it after the weights are loaded."""
         if self.cache_memory_bytes is not None:
             return self.cache_memory_bytes
         if device.type == "cuda":
@@ -354,8 +362,8 @@ class EngineConfig:
     def apply_threads(self, dtype: torch.dtype) -> None:
         """Sets the process's CPU threads, for a model of this dtype.
 
-        Torch computes next to nothing of a float32 model on a CPU. Its threads spin when they have nothing to
-        do, at the expense of whoever else has work on the same cores.
+        With a float32 model torch gets one thread: it computes next to nothing of such a model on a CPU, and
+        its idle threads spin, which takes time from other threads on the same cores.
         """
         if self.num_threads is not None:
             num_threads = min(self.num_threads, os.cpu_count() or 1)
@@ -364,5 +372,5 @@ class EngineConfig:
 
 
 def gpu_cache_bytes(free_bytes: int) -> int:
-    """The pools' share of GPU memory that is free once the weights are loaded."""
+    """Returns the pools' share of the GPU memory that is free once the weights are loaded."""
     return int(free_bytes * GPU_CACHE_FRACTION)

@@ -1,7 +1,7 @@
-"""The engine: schedule, run the model, sample, and tell what happened. One thread calls it.
+"""The engine: it schedules, runs the model, samples and reports the results. One thread calls it.
 
 The same engine serves all roles. On a prefill server requests end with h(N-1) held for a decode server;
-on a decode server they begin with one; with both roles they do neither.
+on a decode server they begin with an h(N-1) that was handed over; with role ``both`` they do neither.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Engine:
         self._read_s = 0.0
         """When the last step was read back."""
         self.num_dummy_steps = 0
-        """Steps of other ranks in which this one had nothing to compute."""
+        """Steps in which other ranks computed and this rank had nothing to compute."""
         self._start_counting()
         self._get_ready()
 
@@ -82,7 +82,8 @@ class Engine:
         self.measures = Measures()
 
     def _get_ready(self) -> None:
-        """Compiles and captures all that steps run, so that no client's request pays for it."""
+        """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
+        them."""
         self.warm_up()
         self._lockstep.settle(self.dummy_step)
         self.start_up.ended("warm_up")
@@ -100,7 +101,8 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Runs a short request of each kind of row, greedy and drawn: no client's pays for compiling."""
+        """Runs short requests with each kind of row, greedy and drawn, so that no client's request waits for
+        compilation."""
         for num_tokens, temperature in ((2, 0), (min(20, self.capacity.max_model_len - 3), 1)):
             params = None
             if self.config.role != "prefill":
@@ -115,16 +117,16 @@ class Engine:
     # --- events, between steps -------------------------------------------------------------------
 
     def open_grammar(self, request: Request) -> None:
-        """Waits for the first masks of a grammar, unless the request comes with a follower that has them.
+        """Waits for the first masks of the request's grammar, unless the request comes with a follower.
 
-        Raises :class:`wire.errors.GrammarError` for a grammar that can't be followed.
+        Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
         """
         self._following.open(request)
 
     def add(self, request: Request) -> None:
-        """Opens its grammar and queues a request.
+        """Opens the request's grammar and queues the request.
 
-        Raises :class:`InvalidRequestError` for one that can't be served.
+        Raises :class:`InvalidRequestError` if the request can't be served.
         """
         try:
             self._check_ids(request)
@@ -144,10 +146,10 @@ class Engine:
                 )
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled") -> Request | None:
-        """Ends a request wherever it is and returns it; None if it has ended already.
+        """Ends a request in whatever queue it is and returns it; None if it has ended already.
 
-        Blocks and slot under transfer stay untouched until :meth:`transferred` says that it is settled.
-        A step in flight lands first: what it writes must not be anyone else's by then.
+        Blocks and slot under transfer stay in quarantine until :meth:`transferred` reports a settled
+        transfer. Steps in flight land first: they must not write to memory that has a new owner by then.
         """
         self._land_all()
         request = self.scheduler.find_active(request_id)
@@ -161,10 +163,11 @@ class Engine:
         return request
 
     def move_all(self) -> None:
-        """Lets every request go to another server; the next step's result tells of each, as ``moved``.
+        """Lets every request move to another server; the next step's result reports each as ``moved``.
 
-        One that decodes is among that result's ``kept``: its blocks and state are held for whoever goes on
-        with it. One that has not read its ticket yet gives it on; any other has to be prefilled anew.
+        A request that decodes is also in that result's ``kept``: its blocks and state are held for the server
+        that goes on with it. A waiting request hands its unread ticket on, if it has one. Any other request
+        has to be prefilled again.
         """
         self._land_all()
         for request in self.scheduler.active:
@@ -174,20 +177,21 @@ class Engine:
                 self._keep(request)
             else:
                 if request.request_id in self.scheduler.waiting:
-                    ticket = request.ticket  # an early one can be followed as well
+                    ticket = request.ticket  # an early ticket can be followed by another server as well
                 self.cancel(request.request_id, "moved")
             self._landed.outputs.add(last_output(request, ticket=ticket))
 
     def reading(self, request_id: str) -> Request:
-        """The request whose transfer has not ended, cancelled meanwhile or not."""
+        """Returns a request whose transfer has not ended. The request may have been cancelled meanwhile."""
         return self.scheduler.transferring.get(request_id) or self.scheduler.quarantined[request_id]
 
     def transferred(
         self, request: Request, *, error: TwinfangError | None, settled: bool
     ) -> list[RequestOutput]:
-        """Takes note that a request's transfer ended; with an error the request ends as well.
+        """Notes that a request's transfer has ended. With an error the request ends as well.
 
-        ``settled`` False keeps blocks and slot in quarantine until :meth:`release`.
+        With ``settled`` False its blocks and slot stay in quarantine until :meth:`release`. Returns the last
+        output of a request that failed.
         """
         if request.request_id in self.scheduler.quarantined:  # cancelled meanwhile
             if settled:
@@ -205,7 +209,10 @@ class Engine:
         return [self._failed(request, error)]
 
     def digests(self, request_id: str) -> Digests | None:
-        """Checksums of what a held request's ticket names; None if the engine does not sanitize."""
+        """Returns checksums of the blocks and state that a held request's ticket names.
+
+        None if the engine does not sanitize.
+        """
         return self._checks.digests(self.scheduler.held[request_id])
 
     def release(self, request_id: str) -> None:
@@ -217,11 +224,11 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> StepResult:
-        """Admits, launches one batch, and reads back the step that so is no longer needed in flight."""
+        """Admits requests, launches one batch, and reads back the steps that need not stay in flight."""
         return self.step_with(self.grammar_news())
 
     def grammar_news(self) -> tuple[GrammarNews, ...]:
-        """What has come of grammars since the last step."""
+        """Returns the masks and errors of grammars that have come since the last step."""
         if not self._following:
             return ()
         self._land_needed()
@@ -229,7 +236,7 @@ class Engine:
 
     @torch.inference_mode()
     def step_with(self, news: tuple[GrammarNews, ...]) -> StepResult:
-        """The same with what has come of grammars: of several ranks rank 0 says that to all."""
+        """Runs :meth:`step` with the given grammar news. With several ranks, rank 0 sends its news to all."""
         self._land_needed()
         self._following.take(news, self._fail)
         plan = self.scheduler.schedule()
@@ -254,7 +261,8 @@ class Engine:
         return self._result(plan, did_nothing=did_nothing)
 
     def _land_needed(self) -> None:
-        """Reads back what the next plan depends on: where it may preempt, and tokens that grammars follow."""
+        """Reads back all steps in flight if the next plan depends on them: if it may preempt a request, or if
+        they bring tokens that a grammar follows."""
         follows = bool(self._following) and any(map(_follows, self._in_flight))
         if self._in_flight and (follows or self.scheduler.must_preempt):
             self._land_all()
@@ -264,7 +272,7 @@ class Engine:
         self._leave(request)
 
     def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
-        """What has been read back since the last result, and what the plan has begun."""
+        """Returns what has been read back since the last result, and what the plan has begun."""
         landed, self._landed = self._landed, Landed()
         held, running = self.scheduler.held, self.scheduler.running
         prefilled = _still_in(held, plan.prefilled + landed.prefilled)
@@ -283,12 +291,12 @@ class Engine:
 
     @torch.inference_mode()
     def dummy_step(self, shape: StepShape) -> None:
-        """The step of an idle data-parallel rank: it touches nothing but the null entries."""
+        """Runs the step of an idle data-parallel rank. It touches only the null entries."""
         self._runner.launch_padding(shape)
         self.num_dummy_steps += 1
 
     def _move(self, plan: StepPlan) -> None:
-        """Brings row table and pools to where the plan has them, before anything is computed."""
+        """Brings the row table and the pools into the state that the plan assumes, before it is computed."""
         for row in plan.left_rows:
             self._runner.end(row)
         for swap in plan.swap_out:
@@ -309,7 +317,7 @@ class Engine:
             self.measures.admitted(waited_s, request.num_prompt, measured.num_cached)
 
     def _without(self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]) -> StepPlan:
-        """The plan without requests that must not be computed; those are told why."""
+        """Returns the plan without requests that must not be computed; reports these requests as failed."""
         if not faults:
             return plan
         self.measures.state_faults["state"] += len(faults)
@@ -319,20 +327,20 @@ class Engine:
         return plan
 
     def _land_all(self, *, but: int = 0) -> None:
-        """Reads back what is in flight, oldest first, all but the newest ``but`` steps."""
+        """Reads back the steps in flight, oldest first, except the newest ``but`` steps."""
         while len(self._in_flight) > but:
             launched = self._in_flight.popleft()
             results = launched.read()
             self._read_s = time.monotonic()
             launched.count_in(self.measures, self._read_s)
-            # Those that ended in the step before are no one's concern any more.
+            # A request that ended in an earlier step has no use for this step's result.
             brought = [
                 (row, result)
                 for row, result in zip(launched.plan.rows, results, strict=True)
                 if row.request.finish_reason is None
             ]
             for row, result in brought:
-                if row.samples and result.is_finite:  # a forced token is the prompt's own
+                if row.samples and result.is_finite:  # a forced token is in the prompt already
                     row.request.tokens += result.tokens
             self._checks.computed(launched.plan, results)
             measure_gaps(self.measures, self._read_s, brought)
@@ -360,7 +368,10 @@ class Engine:
             self._landed.progressed.append(request)
 
     def _to_give_up(self, plan: StepPlan) -> list[str]:
-        """What is kept for later turns makes room for those who wait now, oldest first; all before a swap."""
+        """Returns the ids of kept requests, oldest first, that have to make room for waiting ones.
+
+        All of them go if the plan is short of blocks, and one if a request waits and none was admitted.
+        """
         waits = self.scheduler.waiting or self.scheduler.preempted
         count = len(self._kept) if plan.is_short_of_blocks else 1 if waits and not plan.admitted else 0
         names = list(self._kept)[:count]
@@ -369,7 +380,7 @@ class Engine:
         return names
 
     def _accept(self, request: Request, result: RowResult) -> None:
-        """Tells of gained tokens, and ends the request where they are its last."""
+        """Reports the tokens that the answer has gained, and ends the request if they are its last."""
         measured = request.measured
         if not measured.first_token_s:
             measured.first_token_s = self._read_s
@@ -382,7 +393,7 @@ class Engine:
         self._landed.gained(request, result)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """The answer is complete; what the conversation's next turn may want of it is held."""
+        """Ends a request whose answer is complete; holds blocks and state if the next turn may use them."""
         self._ended(request, reason)
         request.keeps_state = request.keeps_state and self.scheduler.may_keep
         if request.keeps_state:
@@ -397,7 +408,7 @@ class Engine:
         self._following.drop(request)
 
     def _keep(self, request: Request) -> None:
-        """Holds blocks and state of an answered request for whoever goes on with it."""
+        """Holds blocks and state of an ended request for the request that goes on with them."""
         self._store.drop(request.request_id)
         self.scheduler.hold(request)
         self._landed.kept.append(request)
@@ -415,16 +426,16 @@ class Engine:
     # --- figures ---------------------------------------------------------------------------------
 
     def prefix_news(self, since: int | None) -> PrefixNews:
-        """Which prefixes the cache can serve, for somebody who has version ``since`` of that."""
+        """Returns the prefixes that the cache can serve, or only the changes since version ``since``."""
         return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:
-        """Load and memory now; the transfer layer adds what it knows."""
+        """Returns the present load and memory; the transfer layer adds its own figures."""
         return self._stats.now(self.scheduler)
 
 
 def _still_in(table: Mapping[str, Request], requests: Iterable[Request]) -> list[Request]:
-    """Those that nobody has cancelled or released meanwhile."""
+    """Returns the requests that have not been cancelled or released meanwhile."""
     return [request for request in requests if table.get(request.request_id) is request]
 
 

@@ -1,4 +1,4 @@
-"""What an engine is put together from, made out of its configuration: model, pools, scheduler, runner."""
+"""The parts of an engine, made from its configuration: model, pools, scheduler, runner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from telemetry.start_up import StartUp
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Of one server, or of one of its tensor-parallel ranks."""
+    """Parts of the engine of one server, or of one of its tensor-parallel ranks."""
 
     device: torch.device
     model: CausalLM
@@ -43,10 +43,10 @@ class EngineParts:
 
     @classmethod
     def make(cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp) -> EngineParts:
-        """Reads the weights and allocates the pools; ``start_up`` is told of each stage.
+        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends.
 
-        Raises :class:`wire.errors.ConfigError` and :class:`wire.errors.CapacityError` for a configuration
-        that the checkpoint or the memory does not allow.
+        Raises :class:`wire.errors.ConfigError` if the checkpoint does not allow the configuration, and
+        :class:`wire.errors.CapacityError` if the memory does not.
         """
         device = config.resolve_device(tp.rank)
         model_config = read_config(config.model_dir, config.dtype, device)

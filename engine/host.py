@@ -1,4 +1,4 @@
-"""An engine as an asyncio service sees it: post events, ask for values, know who it is."""
+"""An engine as an asyncio service uses it: post events, ask for values, describe the server."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NO_MEETING_POINT = Path()
-"""Of a server with one tensor-parallel rank."""
+"""Meeting point of a server with one tensor-parallel rank, which meets nobody there."""
 
 
 class EngineHost:
-    """Owns an engine and its thread. Made on the event loop that it answers to."""
+    """Owns an engine and its thread. Must be made on the event loop that gets its answers."""
 
     def __init__(
         self,
@@ -45,10 +45,13 @@ class EngineHost:
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
     ) -> None:
-        """``on_leaving`` is told, on another thread, which rank is about to stop: a data-parallel one, or one
-        of this server on another host. None goes on without it."""
+        """Starts the other ranks, if there are any, and makes the engine.
+
+        ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
+        data-parallel rank, or a rank of this server on another host. No rank goes on without it.
+        """
         self.ranks: RankProcesses | None = None
-        """The other tensor-parallel ranks, where there are any; they run ``rank_main``."""
+        """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
         self._membership = Membership()
         if config.num_expert_ranks > 1:
             check_model(config)
@@ -106,7 +109,10 @@ class EngineHost:
         self._loop.start()
 
     async def leave_group(self, timeout_s: float) -> None:
-        """Says that this server has nothing left to compute, and goes on with the others until all say so."""
+        """Tells the group that this server has nothing left to compute, and waits until all say so.
+
+        Until then this server goes on computing steps with the others.
+        """
         if self._membership.mesh is not None and self._membership.is_lockstep:
             self._membership.mesh.leave()
             if not await asyncio.to_thread(self._membership.mesh.wait_until_all_left, timeout_s):
@@ -122,15 +128,15 @@ class EngineHost:
         self._mailbox.close()
 
     def post(self, event: Callable[[], None]) -> None:
-        """Runs ``event`` on the engine's thread between two steps. From any thread."""
+        """Runs ``event`` on the engine's thread between two steps. May be called from any thread."""
         self._loop.post(event)
 
     def answer(self, callback: Callable[..., None], *args: object) -> None:
-        """Runs ``callback`` on the event loop; the engine's thread speaks to asyncio through this alone."""
+        """Runs ``callback`` on the event loop. The engine's thread speaks to asyncio only through this."""
         self._mailbox.post(callback, *args)
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """What ``question`` returns when run on the engine's thread."""
+        """Returns the result of ``question``, which runs on the engine's thread."""
         future: asyncio.Future[T] = self._event_loop.create_future()
 
         def run() -> None:
@@ -148,7 +154,7 @@ class EngineHost:
         local_prefill: bool = False,
         is_draining: bool = False,
     ) -> ServerInfo:
-        """Who this server is, for the router."""
+        """Returns the description of this server that the router gets."""
         model_config = self.engine.model.config
         return ServerInfo(
             role=self.engine.config.role,
@@ -167,7 +173,7 @@ class EngineHost:
 
 
 class _Watch(Listener):
-    """Of rank 0, over its ranks on other hosts."""
+    """Rank 0's watch over the server's ranks on other hosts."""
 
     def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
         self._on_lost = on_lost

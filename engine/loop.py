@@ -19,11 +19,11 @@ Event = Callable[[], None]
 
 
 class EngineLoop:
-    """Runs an engine in one plain thread, the only one that touches it.
+    """Runs an engine in one plain thread, the only thread that touches it.
 
-    Other threads hand in events with :meth:`post`; each runs between two steps. ``on_step`` is called
-    with every step's result on the engine's thread, and must not block. An exception that escapes is a
-    fault of ours: ``on_fatal`` gets it, and the process is expected to end.
+    Other threads pass events to :meth:`post`; each event runs between two steps. ``on_step`` is called
+    with every step's result on the engine's thread, and must not block. An exception that escapes from a step
+    or an event is a bug: ``on_fatal`` gets it, and the process is expected to end.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class EngineLoop:
                 idle = result.did_nothing
                 if not idle or result.to_give_up:
                     self._on_step(result)
-        except GroupLostError as error:  # nothing of ours: whoever found out has said what happened
+        except GroupLostError as error:  # no bug here; the thread that found it has logged what happened
             self._on_fatal(error)
         except BaseException as error:
             log.exception("the engine failed")
             self._on_fatal(error)
 
     def _handle_events(self, *, wait: bool) -> bool:
-        """Runs all events that are there, with ``wait`` at least one. False: stop was asked for."""
+        """Runs all queued events; with ``wait``, waits for at least one. Returns False after :meth:`stop`."""
         while True:
             try:
                 event = self._events.get(block=wait)

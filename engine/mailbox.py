@@ -1,8 +1,9 @@
-"""What the engine's thread says to an event loop, without handing it the interpreter.
+"""Messages from the engine's thread to an event loop, sent without releasing the interpreter's lock.
 
-``call_soon_threadsafe`` wakes the loop with a write to a socket. The write lets go of the interpreter's lock,
-the loop's thread takes it to work on the message, and the engine waits for it to end: a sixth of a decode
-step. Here the write keeps the lock. The loop gets it when the engine computes, and both go on at once.
+``call_soon_threadsafe`` wakes the loop with a write to a socket. That write releases the interpreter's lock.
+The loop's thread takes the lock to work on the message, and the engine waits until it is done: a sixth of a
+decode step. Here the write keeps the lock. The loop gets the lock when the engine computes on the device, so
+that both go on at the same time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-_python = ctypes.PyDLL(None)  # calls keep the lock
+_python = ctypes.PyDLL(None)  # calls through PyDLL keep the interpreter's lock
 
 
 class Mailbox:
-    """Callbacks for an event loop, in order. Made and closed on the loop; posted to from any thread."""
+    """Callbacks for an event loop, run in order. Made and closed on the loop; any thread may post."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,14 +30,14 @@ class Mailbox:
         loop.add_reader(self._reading, self._deliver)
 
     def post(self, callback: Callable[..., None], *args: object) -> None:
-        """Runs ``callback`` on the loop; after :meth:`close` nothing happens."""
+        """Runs ``callback`` on the loop; does nothing after :meth:`close`."""
         self._letters.append((callback, args))
         if not self._is_told and self._writing >= 0:
             self._is_told = True
             _python.write(self._writing, b"\0", ctypes.c_size_t(1))
 
     def close(self) -> None:
-        """No thread may be about to post."""
+        """Closes the mailbox. No thread may post at the same time."""
         if self._writing >= 0:
             self._loop.remove_reader(self._reading)
             os.close(self._reading)
@@ -45,7 +46,7 @@ class Mailbox:
 
     def _deliver(self) -> None:
         os.read(self._reading, 4096)
-        self._is_told = False  # whoever posts from here on writes again
+        self._is_told = False  # from here on the next post writes to the pipe again
         while self._letters:
             callback, args = self._letters.popleft()
-            self._loop.call_soon(callback, *args)  # one that raises takes none along
+            self._loop.call_soon(callback, *args)  # so that an exception does not stop the other callbacks

@@ -1,4 +1,4 @@
-"""How this process's compute threads rank among others that want the same cores."""
+"""The priority of this process's compute threads among other threads that want the same cores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 def lower_priority(niceness: int) -> None:
-    """Gives the calling thread and the CPU kernels' helpers this niceness; 0 changes nothing.
+    """Sets the niceness of the calling thread and of the CPU kernels' helper threads; 0 changes nothing.
 
-    Only threads that compute step back. Those that answer (event loop, gRPC, transfers) stay as they are: a
-    token that exists should leave at once.
+    Only compute threads get a lower priority. The threads that answer (event loop, gRPC, transfers) keep
+    theirs: a token should leave as soon as it exists.
     """
     if niceness == 0:
         return

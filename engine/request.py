@@ -1,4 +1,4 @@
-"""One request's life on the host: its tokens, what it owns, how far it has come."""
+"""One request on the host: its tokens, the memory it owns, its progress."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class Matcher(Protocol):
     """Follows the grammar of one answer, as :class:`engine.grammar.follower.Follower` does."""
 
     masks: NDArray[np.int32] | None
-    """Bits ``[n, W]`` of what may follow the answer and each of its drafts; None: they are not there yet."""
+    """Bits ``[n, W]`` of the tokens that may follow the answer and each of its drafts; None: the masks have
+    not come yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBoundary:
-    """The state after ``length`` tokens is to be written to ``slot``, to be kept there."""
+    """A boundary state that is kept: a step writes the state after ``length`` tokens to ``slot``."""
 
     length: int
     slot: int
@@ -33,23 +34,23 @@ class StateBoundary:
 
 @dataclass(slots=True)
 class Memory:
-    """What a request owns of the pools and the prefix cache. See
-    :class:`engine.schedule.ownership.Ownership`."""
+    """Blocks and slots of the pools that a request owns, and nodes and states of the prefix cache that it
+    holds. See :class:`engine.schedule.ownership.Ownership`."""
 
     block_ids: list[int] = field(default_factory=list)
     nodes: list[CachedBlock] = field(default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
     slots: list[int] = field(default_factory=list)
-    """Speculative slots: where a step leaves the state after each of its ``1 + k`` positions. None where the
-    model has no recurrent state: all that names one then is the null slot."""
+    """Speculative slots: a step leaves there the state after each of its ``1 + k`` positions. Empty if the
+    model has no recurrent state; the null slot is used instead."""
     state_index: int = 0
-    """Which of ``slots`` holds the newest state, unless ``read_slot`` does."""
+    """Index in ``slots`` of the newest state, unless ``read_slot`` holds that state."""
     read_slot: int = NULL_INDEX
-    """Holds the newest state, h(num_computed), where that is none of ``slots``; null otherwise."""
+    """Slot with the newest state, h(num_computed), if that state is in none of ``slots``; null otherwise."""
     read_state: CachedState | None = None
     """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
     boundary: StateBoundary | None = None
-    """Where decoding will next pass a state that is to be kept, and the slot it is written to."""
+    """The next boundary state that decoding is to keep, and its slot."""
 
     @property
     def state_slot(self) -> int:
@@ -58,12 +59,12 @@ class Memory:
 
     @property
     def chunk_slot(self) -> int:
-        """Slot that a chunk of the prompt leaves its state in, unless that is kept."""
+        """Slot in which a chunk of the prompt leaves its state, unless that state is kept."""
         return self.slots[0] if self.slots else NULL_INDEX
 
     @property
     def own_blocks(self) -> list[int]:
-        """Blocks that nobody else has, the prefix cache neither."""
+        """Blocks that belong to this request alone, not to the prefix cache."""
         nodes = self.nodes
         return [
             block_id
@@ -74,12 +75,15 @@ class Memory:
 
 @dataclass(slots=True)
 class Measured:
-    """When a request got how far, and what it moved. Times are monotonic, 0 while they have not come."""
+    """Times of a request's stages and its counts of tokens and bytes.
+
+    Times are monotonic; 0: not reached yet.
+    """
 
     arrived_s: float = field(default_factory=time.monotonic)
     admitted_s: float = 0.0
     landed_s: float = 0.0
-    """When what its ticket names had been read."""
+    """When the blocks and state of its ticket had been read."""
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     num_cached: int = 0
@@ -88,13 +92,13 @@ class Measured:
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     early_bytes: int = 0
-    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
+    """The part of ``transfer_bytes`` that had landed before the whole prompt was prefilled."""
     num_drafted: int = 0
     num_accepted: int = 0
     """Drafts that became tokens of the answer."""
 
     def stats(self) -> RequestStats:
-        """How long its parts took and what it moved, for whoever gets its answer."""
+        """Returns the stages' durations and the counts, to be sent with the request's answer."""
         return RequestStats(
             queue_s=max(0.0, self.admitted_s - self.arrived_s) if self.admitted_s else 0.0,
             first_token_s=max(0.0, self.first_token_s - max(self.admitted_s, self.landed_s)),
@@ -110,25 +114,25 @@ class Measured:
 
 
 class Lender(Protocol):
-    """Whoever lets other servers read a request's memory."""
+    """The part of a server that lets other servers read a request's memory."""
 
     def revoke(self, request: Request) -> None:
-        """The memory is about to be free, and nobody else can have it yet."""
+        """Ends the lending. Called just before the memory is freed, while no other request can own it."""
 
 
 @dataclass(eq=False)
 class Request:
-    """State of one request. The scheduler moves it, the engine fills in tokens.
+    """State of one request. The scheduler moves it between queues, the engine appends tokens.
 
-    ``tokens`` holds prompt and answer. ``num_computed`` of them have their KV and their Mamba state,
-    h(num_computed), in ``memory``: as far as steps have been read back. Steps that are
-    launched but not read back (``num_in_flight``) will bring it to ``num_planned`` at least.
+    ``tokens`` holds prompt and answer. The first ``num_computed`` of them have their KV and their Mamba
+    state, h(num_computed), in ``memory``; only steps that have been read back count. The ``num_in_flight``
+    steps that are launched but not read back will bring ``num_computed`` to ``num_planned`` at least.
     """
 
     request_id: str
     tokens: list[int]
     params: SamplingParams | None
-    """None in a request that is only prefilled."""
+    """None for a request that is only prefilled."""
     ticket: AnyTicket | None = None
     prompt_logprobs_wanted: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
@@ -139,30 +143,31 @@ class Request:
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
     client: str = ""
-    """Whose it is, by any name: see :mod:`engine.schedule.fair_share`."""
+    """Any name for the client that sent the request: see :mod:`engine.schedule.fair_share`."""
     num_answered: int = 0
-    """Tokens at the end of ``tokens`` that are the answer's already: another server generated them."""
+    """Tokens at the end of ``tokens`` that already belong to the answer: another server generated them."""
     follower: Matcher | None = None
-    """Follows the answer, as far as steps are read back, where it has a grammar."""
+    """Follows the grammar of the answer, as far as steps are read back; None: the answer has no grammar."""
 
     lender: Lender | None = field(init=False, default=None)
-    """Of a request whose memory may be read."""
+    """Lets other servers read this request's memory; None: no server may read it."""
     num_given: int = field(init=False)
-    """Tokens known from the start: what lies behind them is decoded here."""
+    """Tokens known from the start. All later tokens are decoded here."""
     num_prompt: int = field(init=False)
     chunks_until: int = field(init=False, default=0)
-    """Tokens before this place are computed in chunks, if a chunk has only one as well."""
+    """Tokens before this place are computed in chunks, even if a chunk has only one token."""
     num_computed: int = field(init=False, default=0)
     num_planned: int = field(init=False, default=0)
     num_in_flight: int = field(init=False, default=0)
     memory: Memory = field(init=False, default_factory=Memory)
     planned_slot: int = field(init=False, default=NULL_INDEX)
-    """Where the step in flight leaves a prompt's newest state; a decoding row's is chosen on the device."""
+    """Slot in which the step in flight leaves a prompt's newest state. While a request decodes, the device
+    chooses that slot."""
     calm_until: int = field(init=False, default=-1)
-    """With at most so many tokens computed, its next decode row needs no further block, no slot for a state
-    that is kept, and does not lie beyond its end; -1: nobody has looked."""
+    """With at most so many tokens computed, the next decode row needs no further block, no slot for a
+    boundary state, and does not lie beyond the request's end; -1: unknown."""
     branch: int = field(init=False, default=0)
-    """Tokens up to where cached KV reached beyond every cached state; 0 if it did not."""
+    """Tokens of the prompt whose KV was cached, if that KV reached beyond the last cached state; 0 if not."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)
@@ -178,17 +183,17 @@ class Request:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether it is not known yet what its grammar allows next: it takes part in no step that samples."""
+        """Whether the masks of its grammar have not come yet. Until then no step samples for the request."""
         return self.follower is not None and self.follower.masks is None
 
     @property
     def target(self) -> int:
-        """Tokens to compute with what is known now: N-1 for a request that is only prefilled."""
+        """Tokens that can be computed by now: all known ones, N-1 for a request that is only prefilled."""
         return self.num_prompt - 1 if self.prefill_only else len(self.tokens)
 
     @property
     def is_prompt_planned(self) -> bool:
-        """Whether all that was given is computed or in flight: what follows is decoding."""
+        """Whether all given tokens are computed or in flight, so that the next row decodes."""
         return self.num_planned >= self.num_given
 
     @property
@@ -197,12 +202,13 @@ class Request:
 
     @property
     def next_state_slot(self) -> int:
-        """Slot that the next chunk of the prompt starts from, once all that is in flight has landed."""
+        """Slot with the state that the next chunk of the prompt starts from, once all steps in flight have
+        landed."""
         return self.planned_slot if self.num_in_flight else self.memory.state_slot
 
     @property
     def max_total_tokens(self) -> int:
-        """Most tokens whose KV is ever kept; the last sampled one is never fed back."""
+        """Most tokens whose KV is ever kept. The last sampled token is never fed back, so it has none."""
         if self.params is None:
             return self.num_prompt - 1
         return self.num_prompt + self.params.max_tokens - 1

@@ -1,4 +1,4 @@
-"""Which rows of a step are decode rows and which are prefill rows: decided from host integers.
+"""Decides from host integers which rows of a step are decode rows and which are prefill rows.
 
 | row | new tokens | tokens before | becomes |
 |---|---|---|---|
@@ -8,9 +8,10 @@
 | chunk | > 1 | any | prefill row |
 
 A one-token row with a prior state must be a decode row: on the prefill path under a decode graph it
-lost that state (vllm 42430). The first token of a prompt must not be one: it has no prior state. Where caches
-round (:mod:`engine.memory.cache_formats`), it depends on the token's place alone: those before the prompt's
-last one are chunks, of one token too, and no step with a chunk runs under a decode graph.
+lost that state (vllm 42430). The first token of a prompt must not be a decode row: it has no prior state.
+
+If caches round (:mod:`engine.memory.cache_formats`), the kind depends only on the token's place: tokens
+before the prompt's last one are chunks, even a single token. No step with a chunk runs under a decode graph.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from engine.request import Request, StateBoundary
 
 
 class PlannedRow(NamedTuple):
-    """One request's share of a step: compute ``num_new`` tokens behind ``num_before``.
+    """One request's row in a step: it computes ``num_new`` tokens behind ``num_before`` earlier ones.
 
-    A named tuple since each step makes one a request: in a third of a frozen dataclass' time.
+    It is a named tuple because each step makes one for every request, in a third of the time that a frozen
+    dataclass takes.
 
-    A decode row counts as one new token; drafts that turn out right come on top. Where an earlier step is
-    still in flight, ``num_before`` of a decoding row is the least it can be: the device knows.
+    A decode row counts as one new token; accepted drafts come on top. While an earlier step is in flight,
+    ``num_before`` of a decoding row is a lower bound: only the device knows the number.
     """
 
     request: Request
     num_before: int
     num_new: int
     boundaries: tuple[StateBoundary, ...] = ()
-    """States that are kept, in slots of their own: of a decode row at most one, and it may pass it later."""
+    """Boundary states that are kept, each in its own slot. A decode row has at most one, and may pass it only
+    in a later step."""
 
     @property
     def is_decode(self) -> bool:
@@ -43,29 +46,32 @@ class PlannedRow(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the row's last token is the newest known one, so that its logits choose the next."""
+        """Whether the row's last token is the newest known token, so that its logits choose the next one."""
         request, num_before, num_new, _ = self
         return request.params is not None and num_before + num_new >= request.num_given
 
     @property
     def end(self) -> int:
-        """Tokens before and new ones."""
+        """Tokens before this row and new tokens together."""
         return self.num_before + self.num_new
 
     @property
     def write_slot(self) -> int:
-        """Where the state after the row's last token goes: a slot of its own if that is kept."""
+        """Slot for the state after the row's last token: the boundary's own slot if that state is kept."""
         last = self.boundaries[-1] if self.boundaries else None
         return last.slot if last is not None and last.length == self.end else self.request.memory.chunk_slot
 
     @property
     def next_token(self) -> int:
-        """The prompt's token behind the row's last, or -1 where the row samples it."""
+        """The given token behind the row's last one, or -1 if the row samples the next token."""
         return -1 if self.samples else self.request.tokens[self.end]
 
 
 def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
-    """Where a decode row leaves the state after each position: a kept one in its boundary's slot."""
+    """Returns the slots in which a decode row leaves the state after each position.
+
+    A state that is kept goes to its boundary's slot.
+    """
     slots = row.request.memory.slots[:num_positions] or [NULL_INDEX] * num_positions
     for boundary in row.boundaries:
         if 0 < boundary.length - row.num_before <= num_positions:
@@ -74,5 +80,5 @@ def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
 
 
 def is_decode_row(*, num_new: int, num_before: int, chunks_until: int = 0) -> bool:
-    """The table above; a token before place ``chunks_until`` is a chunk."""
+    """Decides by the table above; a token before place ``chunks_until`` is a chunk."""
     return num_new == 1 and num_before > 0 and num_before >= chunks_until

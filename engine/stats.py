@@ -1,4 +1,4 @@
-"""What an engine tells routers: its load and memory as they are, and what it has computed."""
+"""The stats that an engine sends to routers: its present load and memory, and what it has computed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from wire.messages.generation import ServerStats
 
 
 class EngineStats:
-    """Counts steps, tokens and drafts. ``num_drafts`` is the most that a row tries in a step."""
+    """Counts steps, tokens and drafts. ``num_drafts``: most drafts that a row tries in a step."""
 
     def __init__(self, num_drafts: int) -> None:
         self.num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._drafted = [0] * num_drafts
-        """By their position behind the newest token."""
+        """Numbers of drafts by their position behind the newest token."""
         self._accepted = [0] * num_drafts
 
     def count(self, row: PlannedRow, result: RowResult) -> None:
-        """One row of one step; the request's own drafts are counted as well."""
+        """Counts one row of one step, and the drafts of its request in the request's own figures."""
         if row.num_before < row.request.num_given:
             self._prefill_tokens += row.num_new
         if row.samples:
@@ -34,7 +34,7 @@ class EngineStats:
                     self._accepted[position] += 1
 
     def now(self, scheduler: Scheduler) -> ServerStats:
-        """With load and memory as they are; what the transfer layer knows is 0."""
+        """Returns the stats with the present load and memory; the transfer layer's figures are 0."""
         owned = scheduler.owned
         quarantined = scheduler.quarantined.values()
         return ServerStats(

@@ -1,4 +1,4 @@
-"""What steps of :class:`engine.engine.Engine` brought, for the server to act on."""
+"""Results of the steps of :class:`engine.engine.Engine`, for the server to act on."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ NO_OUTPUTS = StepOutputs({})
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step brought. ``did_nothing``: only a new event (a request, a transfer) can change that."""
+    """Result of a step. ``did_nothing``: no step has work until a new event comes (a request, a transfer)."""
 
     outputs: StepOutputs = NO_OUTPUTS
     prefilled: list[Request] = field(default_factory=list)
     """Requests whose h(N-1) and blocks are now held until ``Engine.release``."""
     progressed: list[Request] = field(default_factory=list)
-    """Requests that are only prefilled and have computed a further chunk, but not the last."""
+    """Requests that are only prefilled and have computed one more chunk, but not their last."""
     to_transfer: list[Request] = field(default_factory=list)
-    """Admitted requests to read from another server; answer with ``Engine.transferred``."""
+    """Admitted requests whose state must be read from another server; report the end of each transfer with
+    ``Engine.transferred``."""
     kept: list[Request] = field(default_factory=list)
-    """Answered requests whose blocks and state are held, as they asked, until ``Engine.release``."""
+    """Ended or moved requests whose blocks and state are held until ``Engine.release``."""
     to_give_up: list[str] = field(default_factory=list)
-    """Kept requests whose memory others wait for: end their leases, then release them."""
+    """Ids of kept requests whose memory other requests wait for: end their leases, then release them."""
     did_nothing: bool = False
 
 
 def last_output(
     request: Request, *, ticket: AnyTicket | None = None, error: ErrorReply | None = None
 ) -> RequestOutput:
-    """Of a request that ended without a further token: it has moved, or failed."""
+    """Returns the last output of a request that ended without a further token: it has moved, or failed."""
     return RequestOutput(
         request_id=request.request_id,
         token_ids=(),
@@ -47,7 +48,7 @@ def last_output(
 
 @dataclass(slots=True)
 class Landed:
-    """What steps that were read back have brought, until a :class:`StepResult` tells of it."""
+    """Results of steps that were read back, until a :class:`StepResult` reports them."""
 
     outputs: Outbox = field(default_factory=Outbox)
     prefilled: list[Request] = field(default_factory=list)
@@ -55,7 +56,7 @@ class Landed:
     kept: list[Request] = field(default_factory=list)
 
     def gained(self, request: Request, result: RowResult) -> None:
-        """The answer has gained the row's tokens. Nearly all of these outputs are tokens and nothing else."""
+        """Adds the output for a row's new tokens. Nearly all of these outputs hold nothing but tokens."""
         token_ids, reason = result.tokens, request.finish_reason
         prompt_logprobs = None
         if request.prompt_logprobs and request.num_output == len(token_ids):

@@ -1,1 +1,1 @@
-"""The prefill service: runs prompts up to token N-1 and lends their blocks and state."""
+"""The prefill service: computes prompts up to token N-1 and leases their blocks and state."""

@@ -1,4 +1,4 @@
-"""What a prefill server is told."""
+"""The configuration of a prefill server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class PrefillConfig(EngineServerConfig):
-    """One prefill server process. What it reads itself is kept states of conversations."""
+    """Configuration of one prefill server process. From other servers it reads only conversations' kept
+    states."""
 
     lease_ttl_s: float = 120.0
     """How long blocks and state of a prefilled prompt are kept for a decode server to read."""

@@ -1,8 +1,8 @@
-"""The prefill service: runs a prompt up to its last but one token and leases the result.
+"""The prefill service: computes a prompt up to the last token but one and leases the result.
 
-The gRPC side lives on the event loop, the engine on its own thread. A call waits for what the engine's
-thread answers: for a prompt of several chunks an early ticket behind the first, then the reply with the whole
-ticket. Whatever becomes of the call, the lease ends exactly once: when the decode server has read, when the
+The gRPC side runs on the event loop, the engine on its own thread. A call waits for the answers of the
+engine's thread: for a prompt of several chunks an early ticket after the first chunk, then the reply with the
+whole ticket. However the call ends, the lease ends exactly once: when the decode server has read, when the
 router gives it back, when the call is cancelled, when the prompt loses its memory, or by its time to live.
 """
 
@@ -80,7 +80,7 @@ class PrefillService(EngineServer, ExchangeListener):
         await self._exchange.close()
 
     async def drain(self) -> None:
-        """Waits until prompts under way are computed and their state is read; routers send no new ones."""
+        """Waits until prompts under way are computed and their state is read. Routers send no new prompts."""
         give_up = time.monotonic() + DRAIN_S
         while await self._is_needed() and time.monotonic() < give_up:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -91,7 +91,7 @@ class PrefillService(EngineServer, ExchangeListener):
     # --- calls, on the event loop ----------------------------------------------------------------
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Answer, None]:
-        """Computes N-1 tokens and answers with a ticket. A cancelled call gives everything back."""
+        """Computes N-1 tokens and answers with a ticket. A cancelled call gives all memory back."""
         request_id = message.request_id
         spans = PrefillSpans(self._tracing, message)
         if len(message.token_ids) < 2:
@@ -134,7 +134,10 @@ class PrefillService(EngineServer, ExchangeListener):
                 self._exchange.forget(request.ticket)
 
     async def _usable(self, ticket: Ticket | None, message: PrefillRequest) -> Ticket | None:
-        """The ticket of a kept beginning of the prompt if it can be read; without one all is computed."""
+        """Returns the ticket of the prompt's kept beginning if that can be read.
+
+        None: the whole prompt is computed.
+        """
         if ticket is None or message.prompt_logprobs is not None:
             return None
         num_blocks = self._engine.capacity.blocks_for(ticket.num_tokens)
@@ -143,7 +146,7 @@ class PrefillService(EngineServer, ExchangeListener):
         try:
             await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
-            log.info("request %s: its conversation's state is out of reach: %s", message.request_id, error)
+            log.info("request %s: its conversation's state can't be read: %s", message.request_id, error)
             return None
         return ticket
 
@@ -158,7 +161,7 @@ class PrefillService(EngineServer, ExchangeListener):
         return replace(stats, drain="draining" if self._calls or stats.leases_held else "drained")
 
     async def set_draining(self, message: SetDraining) -> None:
-        """Prompts are computed and read to their end: there is nothing to let go."""
+        """Notes whether the server drains. No request moves: prompts are computed and read to their end."""
         self._note_draining(message)
 
     # --- events, on the engine's thread ----------------------------------------------------------
@@ -170,7 +173,7 @@ class PrefillService(EngineServer, ExchangeListener):
             self._host.answer(self._answer, request.request_id, error)
 
     def _abandon(self, request_id: str) -> None:
-        """Nobody will read this prompt: stop computing it, or end the lease if it was granted already."""
+        """Stops computing a prompt that nobody will read, or ends its lease if that was granted already."""
         if self._engine.cancel(request_id) is None:
             self._exchange.end_lease(request_id)
 
@@ -199,7 +202,10 @@ class PrefillService(EngineServer, ExchangeListener):
             self._host.answer(self._answer, request.request_id, reply)
 
     def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
-        """Goes on from the kept state; if it was given up meanwhile, the whole prompt is computed."""
+        """Goes on from the kept state. If that could not be read, the whole prompt is computed.
+
+        If bytes of the failed read may still land, the request fails instead.
+        """
         if not outputs:
             return
         if result.settled:

@@ -1,1 +1,1 @@
-"""What a step costs in bytes, operations and seconds: for `twinfang plan` and the autoscaler."""
+"""The cost of a step in bytes, operations and seconds, for `twinfang plan` and the autoscaler."""

@@ -1,15 +1,15 @@
-"""How many requests a second a prefill and a decode server take within an objective, and how many of each.
+"""Requests per second that a prefill and a decode server take within an objective, and the split of servers.
 
 Closed formulas over step costs and lengths; ``benchmarks/scale/goodput.py`` simulates the same and compares.
-Both kinds are looked at alone, a server with its share of a Poisson stream, so that pools differ by numbers
-only:
+Each kind of server is looked at alone: one server with its share of a Poisson stream. So pools differ only by
+their numbers of servers.
 
-* prefill: M/G/1, prompts one behind the other. Steps are shared with others the more the server is busy.
-  P(wait > t) is taken to be ``rho * exp(-rho * t / E[wait])`` with E[wait] by Pollaczek and Khinchine. The
-  rate is the highest at which the objective's share of prompts, each as long as it is, has its first token
-  in time. The less loaded of two servers, which the router takes, does better than that.
-* decode: rows in a step are as many as rate times stay, Poisson distributed, so that
-  ``rows + z * sqrt(rows)`` of them, z being the objective's quantile, have to fit TPOT, rows and blocks.
+* prefill: M/G/1, prompts are computed one behind the other. The busier the server, the more prompts share a
+  step. P(wait > t) is taken to be ``rho * exp(-rho * t / E[wait])`` with E[wait] by Pollaczek and Khinchine.
+  The rate is the highest at which the objective's share of prompts, with their various lengths, get their
+  first token in time. The router picks the less loaded of two servers, which does better than this formula.
+* decode: the mean number of rows in a step is rate times stay. Rows are Poisson distributed, so
+  ``rows + z * sqrt(rows)`` of them, with z the objective's quantile, have to fit TPOT, rows and blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.cost.step_cost import StepCosts
 
 QUANTILES = 1024
 LENGTH_SPREAD = 0.8
-"""Assumed where only mean lengths are known: one prompt in ten is over twice the mean."""
+"""Spread that is assumed if only mean lengths are known: one prompt in ten is over twice the mean."""
 _BISECTIONS = 50
 
 
@@ -34,23 +34,23 @@ class Lengths:
     mean: float
     spread: float = 0.0
     maximum: int | None = None
-    """Longer ones are cut to this."""
+    """Larger lengths are cut to this one; None: no limit."""
 
     def at(self, share: float) -> int:
-        """The length that ``share`` of all do not exceed; 0 < ``share`` < 1."""
+        """Returns the length that ``share`` of all requests do not exceed; 0 < ``share`` < 1."""
         exponent = self.spread * NormalDist().inv_cdf(share) - self.spread**2 / 2
         length = max(1, round(self.mean * math.exp(exponent)))
         return length if self.maximum is None else min(length, self.maximum)
 
     @cached_property
     def sample(self) -> tuple[int, ...]:
-        """Equally likely lengths that stand for all."""
+        """Equally likely lengths that represent the distribution."""
         return tuple(self.at((i + 0.5) / QUANTILES) for i in range(QUANTILES))
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A share of all requests has to meet both times."""
+    """Times that ``share`` of all requests have to meet, both of them."""
 
     ttft_s: float
     tpot_s: float
@@ -59,12 +59,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Of both kinds of servers: chunks; of a decode server: rows and blocks."""
+    """Limits of a server: chunks for both kinds, rows and blocks for a decode server."""
 
     chunk_tokens: int
     max_rows: int
     num_blocks: int | None
-    """Without the null block; None: the model keeps no KV, and no block is needed."""
+    """Blocks without the null block; None: the model keeps no KV and needs no blocks."""
     block_size: int
 
     def blocks_for(self, num_tokens: float) -> int:
@@ -75,15 +75,15 @@ class ServerLimits:
 class DecodeRate:
     requests_per_s: float
     rows: float
-    """In a step, on average."""
+    """Mean number of rows in a step."""
     step_s: float
     bound: str
-    """What allows no more: ``TPOT``, ``rows`` or ``blocks``."""
+    """The limit that is reached first: ``TPOT``, ``rows`` or ``blocks``."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Of a number of servers."""
+    """A division of servers into prefill and decode servers, and the rate that they take together."""
 
     num_prefill: int
     num_decode: int
@@ -92,13 +92,13 @@ class Split:
 
 @dataclass(frozen=True)
 class ServerRates:
-    """Requests a second that one server of each kind takes."""
+    """Requests per second that one server of each kind takes."""
 
     prefill_per_s: float
     decode: DecodeRate
 
     def best_split(self, num_servers: int) -> Split:
-        """The division of ``num_servers``, 2 or more, that takes the most requests."""
+        """Returns the division of ``num_servers``, 2 or more, that takes the most requests."""
         rates = self.prefill_per_s, self.decode.requests_per_s
         splits = [
             Split(p, num_servers - p, min(p * rates[0], (num_servers - p) * rates[1]))
@@ -110,18 +110,18 @@ class ServerRates:
 def server_rates(
     costs: StepCosts, prompts: Lengths, answers: Lengths, objective: Objective, limits: ServerLimits
 ) -> ServerRates:
-    """What one server of each kind takes within the objective."""
+    """Returns the rates that one server of each kind takes within the objective."""
     decode = decode_rate(costs, prompts, answers, objective, limits)
-    # A row waits for the step that is under way, half of one on average, and is in the next.
+    # A new row waits for the step under way, half a step on average, and is computed in the next step.
     return ServerRates(prefill_rate(costs, prompts, objective, limits, 1.5 * decode.step_s), decode)
 
 
 def prefill_rate(
     costs: StepCosts, prompts: Lengths, objective: Objective, limits: ServerLimits, later_s: float = 0.0
 ) -> float:
-    """Requests a second of one prefill server; 0 where prompts alone take too long.
+    """Returns the requests per second of one prefill server; 0 if prompts alone take too long.
 
-    ``later_s``: what passes between a prompt's end and its first token, without the reading of its KV.
+    ``later_s``: time between a prompt's end and its first token, without the time to read its KV.
     """
     chunk = limits.chunk_tokens
     alone = [costs.prefill.prompt_s(n, chunk) for n in prompts.sample]
@@ -137,7 +137,7 @@ def prefill_rate(
     ]
 
     def is_met(rate: float) -> bool:
-        # rho = rate * (rho * shared + (1 - rho) * alone): steps are as full as the server is busy.
+        # rho = rate * (rho * shared + (1 - rho) * alone): a share rho of the prompts is in shared steps.
         rho = rate * mean_alone / (1 + rate * (mean_alone - mean_shared))
         weights = rho * rho, 2 * rho * (1 - rho), (1 - rho) ** 2
         mean_square = sum(weight * square for weight, square in zip(weights, squares, strict=True))
@@ -155,11 +155,11 @@ def prefill_rate(
 def decode_rate(
     costs: StepCosts, prompts: Lengths, answers: Lengths, objective: Objective, limits: ServerLimits
 ) -> DecodeRate:
-    """Requests a second of one decode server; 0 where one row alone takes too long."""
+    """Returns the rate of one decode server; 0 requests per second if one row alone takes too long."""
     answer = fmean(answers.sample)
     stay = (
         fmean(n * n for n in answers.sample) / answer
-    )  # mean answer of those that are there: long ones stay
+    )  # mean answer of the requests in a step: long answers stay longer
     prompt = fmean(prompts.sample)
     context = prompt + stay / 2
 
@@ -186,11 +186,17 @@ def decode_rate(
 
 
 def late_probability(busy: float, mean_wait_s: float, rest_s: float) -> float:
-    """Of waiting longer than ``rest_s`` for a prefill server that is ``busy`` for that share of the time."""
+    """Returns the probability of waiting longer than ``rest_s`` for a prefill server.
+
+    ``busy`` is the share of the time in which the server is busy.
+    """
     return 1.0 if rest_s < 0 else busy * math.exp(-busy * rest_s / mean_wait_s)
 
 
 def mean_below(peak: float, share: float) -> float:
-    """The mean of a Poisson number that exceeds ``peak`` in 1 - ``share`` of all cases, by the normal."""
+    """Returns the mean of a Poisson number that exceeds ``peak`` in 1 - ``share`` of all cases.
+
+    The normal distribution approximates the Poisson distribution.
+    """
     z = max(0.0, NormalDist().inv_cdf(share))
     return (math.sqrt(z * z / 4 + peak) - z / 2) ** 2

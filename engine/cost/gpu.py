@@ -1,7 +1,7 @@
-"""Step costs of a model on a GPU of given rates, by ``config.json``: a model of the machine, no measurement.
+"""Step costs of a model on a GPU with given rates, from ``config.json``: computed, not measured.
 
-Each step takes as long as its bytes or its FLOP take at the rates given, whichever is more. Rates should be
-what kernels reach, not the data sheet's peaks. Not counted: activations, sampling, messages between
+Each step takes as long as its bytes or its FLOP take at the given rates, whichever is longer. Rates should be
+those that kernels reach, not the data sheet's peaks. Not counted: activations, sampling, messages between
 tensor-parallel ranks, drafts.
 """
 
@@ -15,25 +15,25 @@ from engine.cost.step_size import StepSize
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 
 HANDOFF_LATENCY_S = 0.005
-"""Assumed: messages between router and servers and their waits, which benchmarks/handoff/ttft.py finds to be
-about that on two cores. It depends on hosts and network, not on the GPU."""
+"""Assumed time of messages between router and servers and of their waits. benchmarks/handoff/ttft.py measures
+about this time on two cores. It depends on hosts and network, not on the GPU."""
 
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """What one GPU reaches."""
+    """Rates that one GPU reaches."""
 
     flops_per_s: float
     bytes_per_s: float
-    """Of its memory."""
+    """Rate of its memory."""
     link_bytes_per_s: float
-    """From another server's memory to its own."""
+    """Rate from another server's memory to its own."""
     step_s: float = 0.0
-    """Launching a step and all else that neither bytes nor FLOP explain."""
+    """Time to launch a step, and all other time that neither bytes nor FLOP explain."""
 
 
 def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) -> StepCosts:
-    """Costs of one server, of as many such GPUs as there are ranks."""
+    """Computes the costs of one server with one such GPU for each rank."""
     size = StepSize.of(config, tp)
 
     def reading(num_bytes: int) -> WeightCost:

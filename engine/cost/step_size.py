@@ -1,4 +1,4 @@
-"""What a step's bytes and FLOP are made of, by ``config.json``: weights, states, KV, logits."""
+"""The parts of a step's bytes and FLOP, from ``config.json``: weights, states, KV, logits."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class StepSize:
-    """Of one rank. Weights in bytes, by when they are read."""
+    """Figures of one rank. Weights are in bytes, grouped by when they are read."""
 
     itemsize: int
     body: int
-    """In all layers, without routed experts."""
+    """Bytes of all layers without routed experts."""
     experts: int
+    """Bytes of this rank's routed experts."""
     head: int
+    """Bytes of the output head."""
     used: int
-    """What one token uses of body and experts."""
+    """Bytes of body and experts that one token uses."""
     expert_share: float
-    """Of the routed experts, how many a token uses."""
+    """Share of the routed experts that a token uses."""
     logit_bytes: int
-    """Of one position, all ranks' together."""
+    """Bytes of one position's logits, those of all ranks together."""
     slot_bytes: int
     token_bytes: int
-    """KV of one token."""
+    """Bytes of one token's KV."""
     scan_flops: float
-    """Of one token in all Mamba layers."""
+    """FLOP of one token in all recurrent layers."""
     pair_flops: int
-    """Of one token and one that it attends to, in all attention layers."""
+    """FLOP of one token and one token that it attends to, in all attention layers."""
 
     @classmethod
     def of(cls, config: ModelConfig, tp: TensorParallel = ALONE) -> StepSize:
-        """Without MTP layers. Experts that servers share are read for the tokens of all of them."""
+        """Computes the figures without MTP layers.
+
+        Experts that several servers share are read for the tokens of all these servers.
+        """
         num_servers = max(1, tp.experts.size // tp.size)
         tp = replace(tp, experts=NO_EXPERT_PARALLEL)
         itemsize, hidden = config.dtype.itemsize, config.hidden_size
         head = -(-config.vocab_size // tp.size) * hidden * itemsize
-        table = config.vocab_size * hidden * itemsize  # looked up, hardly read
+        table = config.vocab_size * hidden * itemsize  # a step reads only a few of its rows
         outside = table if config.tie_word_embeddings else table + head
         layers = weight_bytes(config, tp) - outside
         experts, used = _experts(config, tp, layers, outside)
@@ -66,21 +71,21 @@ class StepSize:
 
     @property
     def token_flops(self) -> float:
-        """Of one token in all layers, without attention's pairs and the output head."""
+        """FLOP of one token in all layers, without attention's pairs and the output head."""
         return 2 * self.used / self.itemsize + self.scan_flops
 
     @property
     def head_flops(self) -> float:
-        """Of one position's logits."""
+        """FLOP of one position's logits."""
         return 2 * self.head / self.itemsize
 
     def row_state_bytes(self, num_positions: int) -> int:
-        """Of one decode row: the state read, and one written behind each position."""
+        """Returns the state bytes of one decode row: it reads one state and writes one for each position."""
         return (1 + num_positions) * self.slot_bytes
 
 
 def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int) -> tuple[int, int]:
-    """Bytes of all routed experts, and of what one token uses of ``layers``."""
+    """Returns the bytes of all routed experts, and the bytes of ``layers`` that one token uses."""
     if config.moe is None:
         return 0, layers
     used_alone = replace(config.moe, num_experts=config.moe.experts_per_token)
@@ -92,7 +97,7 @@ def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int)
 
 
 def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
-    """Of one token and one that it attends to, in all attention layers."""
+    """Returns the FLOP of one token and one token that it attends to, in all attention layers."""
     if config.attention is None:
         return 0
     heads = len(tp.share(config.attention.num_heads))
@@ -100,7 +105,7 @@ def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
 
 
 def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
-    """Of one token in all recurrent layers."""
+    """Returns the FLOP of one token in all recurrent layers."""
     share = shard_config(config, tp)
     flops = 0
     if share.mamba is not None:
@@ -111,14 +116,15 @@ def _scan_flops(config: ModelConfig, tp: TensorParallel) -> float:
 
 
 def _mamba_flops(mamba: MambaConfig) -> int:
-    """Of a token within its chunk C B^T and its product with x, then states made and read (Dao and Gu,
-    "Transformers are SSMs", 2024, section 6)."""
+    """Returns the FLOP of a token in one layer: C B^T and its product with x within the chunk, then the
+    states being made and read (Dao and Gu, "Transformers are SSMs", 2024, section 6)."""
     within = 2 * mamba.chunk_size * (mamba.num_groups * mamba.state_size + mamba.d_inner)
     return within + 4 * mamba.d_inner * mamba.state_size
 
 
 def _gated_delta_flops(delta: GatedDeltaNetConfig) -> int:
-    """Of a token within its chunk K K^T, Q K^T and their products with values, then states made and read
-    twice, by keys and by queries (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, section 3)."""
+    """Returns the FLOP of a token in one layer: K K^T, Q K^T and their products with values within the chunk,
+    then the states being made, and read twice, by keys and by queries (Yang, Kautz and Hatamizadeh, "Gated
+    Delta Networks", 2024, section 3)."""
     within = 4 * CHUNK_TOKENS * (delta.num_value_heads * delta.key_head_dim + delta.value_size)
     return within + 6 * delta.value_size * delta.key_head_dim

@@ -1,7 +1,8 @@
-"""Memory that a model's weights take, by its configuration alone.
+"""Memory that a model's weights take, computed from its configuration alone.
 
-The model is put together as for loading, out of tensors without memory (torch's meta device), and what it
-asks for is added up: what loading allocates on a GPU, whether the files are there or not.
+The model is built as for loading, but from tensors without memory (torch's meta device), and the sizes of all
+tensors that it asks for are added up. That is the memory that loading allocates on a GPU. No weight file is
+needed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool = False) -> int:
-    """Bytes of a rank's weights as they are kept; a tied output head counts once.
+    """Returns the bytes of a rank's weights in the format in which they are kept.
 
-    With ``mtp`` the MTP layer counts too; it shares embedding and output head.
+    A tied output head counts once. With ``mtp`` the MTP layer counts too; it shares the embedding and the
+    output head.
     """
     weights = MadeWeights(Path(), config, "meta", NoValues())
     build_model(config, weights, mtp=mtp, tp=tp)

@@ -1,1 +1,1 @@
-"""What an answer's grammar allows next, computed in processes beside the step loop."""
+"""Which tokens an answer's grammar allows next, computed in processes beside the step loop."""

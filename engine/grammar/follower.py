@@ -1,4 +1,4 @@
-"""One answer that follows a grammar, as the server sees it: what came, and what may come next."""
+"""One answer that follows a grammar, as the server sees it: its tokens, and the masks of the next ones."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Follower:
-    """Masks come from a lane some time after they were asked for; until then the request's row waits.
+    """The server's side of one answer's grammar.
 
-    The engine's thread alone looks at ``masks``: to it this is an :class:`engine.request.Matcher`. The rest
-    belongs to :class:`Grammars`.
+    Masks come from a lane some time after they were asked for; until then the request's row waits. Only the
+    engine's thread reads ``masks``: for that thread this is an :class:`engine.request.Matcher`. All other
+    fields belong to :class:`Grammars`.
     """
 
     key: int
     grammar: str
     answer: list[int]
-    """Tokens that it has been told of."""
+    """Tokens of the answer that have been passed to this follower."""
     masks: NDArray[np.int32] | None = None
     opened: Future[None] = field(default_factory=Future)
-    """Done with the first masks, or with why the grammar can't be followed."""
+    """Done when the first masks have come, or with the reason why the grammar can't be followed."""
     lane: Lane | None = None
-    """The process that follows, up to ``num_followed`` tokens; None: the next job begins anew."""
+    """The lane that has followed ``num_followed`` tokens; None: the next job begins at the answer's start."""
     num_followed: int = 0
     needs_own_lane: bool = False
     drafts: tuple[int, ...] = ()
-    """Guesses behind the answer, of the masks that were asked for last."""
+    """Draft tokens behind the answer for which masks were asked last."""
     asked_s: float = 0.0
-    """When those were asked for; 0: they have come."""
+    """When these masks were asked for; 0: they have come."""
     waited_s: float = 0.0
-    """For all masks together."""
+    """Time waited for all masks together."""
     request_id: str = ""
     has_ended: bool = False
 
     def begun(self, error: TwinfangError | None = None) -> None:
-        """The first masks have come, or will not. Nobody may wait any more."""
+        """Completes ``opened``: the first masks have come, or, with an error, will never come."""
         try:
             if error is None:
                 self.opened.set_result(None)
             else:
                 self.opened.set_exception(error)
-        except InvalidStateError:  # whoever waited was cancelled
+        except InvalidStateError:  # the caller that waited was cancelled
             pass

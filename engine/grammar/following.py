@@ -16,17 +16,17 @@ from wire.messages.ranks import GrammarNews
 
 
 class Rows(Protocol):
-    """What steps read of them."""
+    """The rows of these requests in steps."""
 
     def allow(self, request: Request) -> None:
-        """What a running request's grammar allows next has come."""
+        """Takes the masks that have come for a running request."""
 
     def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """What the next step will try for each."""
+        """Returns the drafts that the next step will try for each request."""
 
 
 class Following:
-    """Asks for masks and hands out those that have come, between two steps. The engine's thread calls it."""
+    """Asks for masks, and passes on masks that have come, between two steps. The engine's thread calls it."""
 
     def __init__(self, grammars: GrammarSource, rows: Rows) -> None:
         self._grammars = grammars
@@ -37,8 +37,10 @@ class Following:
         return bool(self._requests)
 
     def open(self, request: Request) -> None:
-        """Waits for the first masks of a request that comes without a follower. Raises
-        :class:`wire.errors.GrammarError` for a grammar that can't be followed."""
+        """Waits for the first masks of a request that comes without a follower.
+
+        Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
+        """
         grammar = None if request.params is None else request.params.grammar
         if grammar is not None and request.follower is None:
             answer = request.tokens[request.num_prompt :]
@@ -46,19 +48,22 @@ class Following:
             follower.opened.result()
 
     def add(self, request: Request) -> None:
-        """The request was queued."""
+        """Follows a request from now on: it was queued."""
         if isinstance(request.follower, Follower):
             self._requests[request.request_id] = request
             self._grammars.add(request.follower, request.request_id)
 
     def drop(self, request: Request) -> None:
-        """It has ended, or was refused."""
+        """Stops following a request: it has ended, or was refused."""
         if isinstance(request.follower, Follower):
             self._requests.pop(request.request_id, None)
             self._grammars.drop(request.follower)
 
     def news(self) -> tuple[GrammarNews, ...]:
-        """What has come since the last step; what rows need soon is waited for a moment."""
+        """Returns the masks and errors that have come since the last step.
+
+        Waits a moment for masks that running rows need.
+        """
         running = (one.follower for one in self._requests.values() if one.row >= 0)
         awaited = [follower for follower in running if isinstance(follower, Follower)]
         return tuple(
@@ -71,10 +76,10 @@ class Following:
         )
 
     def take(self, news: Iterable[GrammarNews], fail: Callable[[Request, TwinfangError], None]) -> None:
-        """Lets rows choose what has come; ``fail`` is called with those that can't go on, and why."""
+        """Gives rows the masks that have come; calls ``fail`` with requests that can't go on, and why."""
         for one in news:
             request = self._requests.get(one.request_id)
-            if request is None or request.follower is None:  # it has ended meanwhile
+            if request is None or request.follower is None:  # the request has ended meanwhile
                 continue
             if one.error is not None:
                 fail(request, error_from_code(one.error.code, one.error.message))
@@ -84,7 +89,7 @@ class Following:
                 self._rows.allow(request)
 
     def ask(self, gained: Iterable[tuple[Request, Sequence[int]]]) -> None:
-        """Asks what may come behind the tokens that answers have gained, and behind the drafts of more."""
+        """Asks for the masks behind the tokens that answers have gained, and behind the next drafts."""
         going_on = [
             (request, token_ids)
             for request, token_ids in gained

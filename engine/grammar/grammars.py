@@ -1,9 +1,9 @@
-"""Grammars that answers must follow. What follows them runs in processes of its own, the lanes.
+"""Grammars that answers must follow. Separate processes, the lanes, compute what a grammar allows next.
 
-Clients write grammars, and a short one can keep a processor busy for minutes and fill gigabytes. So nothing
-of it runs in the server. Followers that are quick share a lane. One that is slow gets a lane of its own,
-at the lowest priority and with a budget of processor time and memory: it waits for its masks, and
-nobody else does. Beyond the budget its request fails.
+Clients write grammars, and a short grammar can keep a processor busy for minutes and fill gigabytes. So no
+grammar runs in the server's process. Quick followers share a lane. A slow follower gets a lane of its own, at
+the lowest priority and with a budget of processor time and memory: only its own request waits for its masks.
+Beyond the budget that request fails.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 0.001
 WAIT_EACH_S = 0.00025
-"""A step waits so long for the masks of a shared lane, and for each of them: rows that miss it would make a
-step of their own. It waits for none of a slow follower."""
+"""A step waits up to ``WAIT_S`` for masks from shared lanes, and ``WAIT_EACH_S`` more for each of them: rows
+that miss the step would need a step of their own. A step never waits for slow followers."""
 MAX_WAITED_S = 20.0
-"""For all masks of an answer together: its row is of no use to others meanwhile."""
+"""Most time that an answer may wait for all its masks together: meanwhile its row is of no use to others."""
 SHARED_JOB_S = 0.25
 MAX_JOB_S = 1.0
 BASE_S = 2.0
 PER_JOB_S = 0.02
-"""Processor time of a slow follower: 20 ms a mask on average is 20 times what schemas of hundreds of fields
-take, with a vocabulary of 128,000 tokens."""
+"""Processor time of a slow follower: ``BASE_S``, and ``PER_JOB_S`` more for each mask. 20 ms for each mask on
+average is 20 times what schemas of hundreds of fields take, with a vocabulary of 128,000 tokens."""
 MAX_LANE_BYTES = 512 << 20
 MAX_OWN_LANES = 16
 MAX_WAITING = 16
-"""Slow followers that wait for one of these lanes; one more is refused."""
+"""Most slow followers that wait for a lane of their own; one more is refused."""
 CORES_PER_SHARED_LANE = 8
 MAX_SHARED_LANES = 4
 REMEMBERED = 4096
-"""Grammars that are known to be quick, slow or wrong."""
+"""Most grammars that are remembered as quick, slow or invalid."""
 
 
 class _Known(NamedTuple):
     error: TwinfangError | None
-    """Why it can't be followed from the start."""
+    """Why the grammar can't be followed from the start; None: it can."""
     is_slow: bool
 
 
 class Grammars:
-    """Of one model on one server. From any thread."""
+    """The followers and lanes of one model on one server. May be called from any thread."""
 
     def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._path = model_dir / "tokenizer.json"
@@ -93,13 +93,13 @@ class Grammars:
         self._prober: Lane | None = None
         self._shared: list[Lane] = []
         self._own: dict[int, Lane] = {}
-        """By the keys of their only followers."""
+        """Lanes of slow followers, by the key of the lane's only follower."""
         self._turns = LaneTurns()
         self._patience = Patience()
         self._waiting: deque[Follower] = deque()
-        """For a lane of their own."""
+        """Followers that wait for a lane of their own."""
         self._news: deque[tuple[Follower, bytes, TwinfangError | None]] = deque()
-        """Not yet returned by :meth:`news`."""
+        """Masks and errors that :meth:`news` has not returned yet."""
         self._arrived = threading.Condition()
         self._on_news: Callable[[], None] = lambda: None
         self._has_closed = False
@@ -111,10 +111,10 @@ class Grammars:
     # --- an answer's life ------------------------------------------------------------------------
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
-        """Begins to follow a new answer, or one of which another server has generated ``answer``.
+        """Begins to follow an answer; ``answer`` has the tokens of it that another server has generated.
 
-        Returns at once. :attr:`Follower.opened` is done when the first masks are there; its exception is a
-        :class:`GrammarError`, or a :class:`ModelLoadError` where the model has no tokenizer for that.
+        Returns at once. :attr:`Follower.opened` is done when the first masks are there. Its exception is a
+        :class:`GrammarError`, or a :class:`ModelLoadError` if the model has no tokenizer for that.
         """
         follower = Follower(next(self._keys), grammar, list(answer))
         error = self._obstacle(grammar)
@@ -127,21 +127,21 @@ class Grammars:
         return follower
 
     def add(self, follower: Follower, request_id: str) -> None:
-        """The request is the engine's from now on: :meth:`news` tells of its masks, the first ones too."""
+        """Makes :meth:`news` return the follower's masks, its first masks too: the engine has the request."""
         follower.request_id = request_id
         if follower.masks is not None:
             self._tell(follower, follower.masks.tobytes(), None)
             follower.masks = None
 
     def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
-        """The answer went on with ``token_ids``: what may follow it, and each of these drafts?"""
+        """Asks for masks: which tokens may follow ``token_ids``, which the answer gained, and each draft?"""
         follower.masks = None
         with self._lock:
             follower.answer += token_ids
             self._ask(follower, drafts)
 
     def drop(self, follower: Follower) -> None:
-        """The answer has ended, or its request never began."""
+        """Drops the follower of an answer that has ended, or whose request never began."""
         with self._lock:
             follower.has_ended = True
             self._followers.pop(follower.key, None)
@@ -150,8 +150,10 @@ class Grammars:
             self._leave(follower)
 
     def news(self, awaited: Sequence[Follower]) -> list[News]:
-        """Masks, or errors, that have come since the last call, by request; waits a moment for ``awaited``
-        if they are likely to come soon."""
+        """Returns the masks or errors that have come since the last call, by request.
+
+        Waits a moment for the masks of ``awaited`` if they are likely to come soon.
+        """
         quick = [follower for follower in awaited if follower.asked_s and not follower.needs_own_lane]
         if quick and self._patience.may_wait():
             wait_s = WAIT_S + len(quick) * WAIT_EACH_S
@@ -181,7 +183,7 @@ class Grammars:
     def _obstacle(self, grammar: str) -> TwinfangError | None:
         if not self._eos_token_ids:
             return ModelLoadError(
-                "answers can't follow a grammar with this model: its config.json names no end of sequence"
+                "answers can't follow a grammar with this model: its config.json has no end-of-sequence token"
             )
         if not os.access(self._path, os.R_OK):
             return ModelLoadError(
@@ -205,7 +207,7 @@ class Grammars:
             self._put(follower)
 
     def _enter(self, follower: Follower) -> None:
-        """Finds a lane for one that has none, and begins anew there."""
+        """Finds a lane for a follower that has none, and begins at the answer's start there."""
         if self._has_closed:
             return
         known = self._known.get(_digest(follower.grammar))
@@ -225,7 +227,10 @@ class Grammars:
         self._put(follower)
 
     def _wait(self, follower: Follower) -> None:
-        """For a lane of its own: rows that wait are of no use to others, so just a few may."""
+        """Lets a follower wait for a lane of its own, or refuses it.
+
+        Only a few may wait, since the rows of waiting requests are of no use to others.
+        """
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(follower)
             return
@@ -237,7 +242,7 @@ class Grammars:
         self._answer(follower, b"", error, is_lasting=False)
 
     def _shared_lane(self) -> Lane:
-        """The emptiest one; as many are made as there are cores for."""
+        """Returns the shared lane with the fewest followers; makes as many lanes as there are cores for."""
         most = min(max(1, (os.cpu_count() or 1) // CORES_PER_SHARED_LANE), MAX_SHARED_LANES)
         emptiest = min(self._shared, key=lambda lane: lane.num_followers, default=None)
         if emptiest is None or (emptiest.num_followers and len(self._shared) < most):
@@ -266,7 +271,7 @@ class Grammars:
             lane.drop(follower.key)
 
     def _let_in(self) -> None:
-        """The next one that waits for a lane of its own."""
+        """Gives free lanes to followers that wait for a lane of their own."""
         while self._waiting and len(self._own) < MAX_OWN_LANES:
             self._enter(self._waiting.popleft())
 
@@ -299,7 +304,7 @@ class Grammars:
     def _answer(
         self, follower: Follower, masks: bytes, error: TwinfangError | None, *, is_lasting: bool
     ) -> None:
-        """Masks or an error have come that somebody waits for."""
+        """Passes on the masks or the error that a follower waits for."""
         if error is not None and is_lasting and not follower.answer:
             self._remember(follower.grammar, _Known(error, True))
         if follower.opened.done():
@@ -315,7 +320,7 @@ class Grammars:
 
     def _tell(self, follower: Follower, masks: bytes, error: TwinfangError | None) -> None:
         self._news.append((follower, masks, error))
-        if len(self._news) == 1:  # else whoever was told has not come yet
+        if len(self._news) == 1:  # else the engine was told already and has not called `news` yet
             self._on_news()
 
     def may_end(self, lane: Lane) -> bool:
@@ -332,7 +337,11 @@ class Grammars:
             self._prober = None
 
     def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
-        """Its followers begin anew elsewhere. What it worked on last gets a lane of its own, or had one."""
+        """Moves the followers of a lane that has ended to other lanes, where they begin again.
+
+        The follower that the lane worked on last gets a lane of its own. If it had one already, its request
+        fails.
+        """
         log.warning("a process that follows grammars has ended: %s", end.why)
         with self._lock:
             self._forget(lane)
@@ -371,7 +380,7 @@ def _digest(grammar: str) -> bytes:
 
 def _too_busy(waited_s: float) -> OverloadedError:
     return OverloadedError(
-        f"the answer waited {waited_s:.0f} s for what its grammar allows next, the limit is "
-        f"{MAX_WAITED_S:g}: this server is too busy for it; make the grammar simpler or send it again later",
+        f"the answer waited {waited_s:.0f} s until its grammar's next tokens were known, the limit is "
+        f"{MAX_WAITED_S:g} s: this server is too busy; make the grammar simpler or try again later",
         retry_after_s=1,
     )

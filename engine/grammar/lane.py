@@ -1,4 +1,4 @@
-"""A lane as the server sees it: a process that follows grammars, and the thread that speaks with it."""
+"""A lane as the server sees it: a process that follows grammars, and the thread that talks to it."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from wire.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _processes = multiprocessing.get_context("forkserver")
-"""A lane is made in milliseconds: as a copy of a process that has imported what lanes need."""
+"""Starts lanes in milliseconds, as copies of a process that has already imported all that they need."""
 _processes.set_forkserver_preload(["engine.grammar.lane_process"])
 
 
 IDLE_S = 20.0
-"""A lane that has been idle for so long asks whether it may end: its memory comes back."""
+"""A lane that has been idle for so long asks whether it may end, so that its memory is freed."""
 
 
 class LaneEnd(NamedTuple):
-    """How a lane came to its end."""
+    """Why a lane's process has ended."""
 
     why: str
     is_of_time: bool
-    """The same job would end another lane as well."""
+    """Whether the job took too much processor time, so that it would end another lane as well."""
 
 
 class LaneUser(Protocol):
-    """Is told, on the lane's thread, what comes of jobs."""
+    """Gets the results of a lane's jobs, on the lane's thread."""
 
     def followed(self, lane: Lane, followed: Sequence[Followed]) -> None: ...
 
     def ended(self, lane: Lane, end: LaneEnd, keys: Sequence[int]) -> None:
-        """The process is gone unasked: ``keys`` are those of jobs without an answer, in their order."""
+        """The process has ended by itself. ``keys`` are the keys of jobs without an answer, in order."""
 
     def may_end(self, lane: Lane) -> bool:
-        """The lane has had nothing to do for a while. True: nobody needs it, and it ends."""
+        """The lane has had nothing to do for a while. Returns whether nobody needs it; then it ends."""
 
     def failed(self, lane: Lane, why: str) -> None:
         """The process can't follow grammars of this model at all."""
 
 
 class Lane:
-    """Started when made. Jobs are done in order; from any thread."""
+    """Starts its process when it is made. Any thread may pass jobs; the lane does them in order."""
 
     def __init__(self, settings: LaneSettings, user: LaneUser, turns: LaneTurns | None = None) -> None:
-        """``turns``: it computes when it is its turn; None: at any time."""
+        """``turns``: the lane computes only when it is its turn; None: at any time."""
         self.settings = settings
         self._turns, self._used = turns, Used()
         self.num_followers = 0
-        """Kept by its user."""
+        """Set by the lane's user."""
         self._user = user
         self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
         self._openings: deque[Job] = deque()
-        """Jobs that begin with a grammar and wait until those that go on are done."""
+        """Jobs that begin with a grammar. They wait until the jobs of followers that go on are done."""
         self._process: multiprocessing.process.BaseProcess | None = None
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
@@ -73,11 +73,11 @@ class Lane:
         self._queue.put(job)
 
     def drop(self, key: int) -> None:
-        """A follower is no longer needed."""
+        """Drops a follower that is no longer needed."""
         self._queue.put(key)
 
     def end(self) -> None:
-        """Ends the process, at once where it does nothing; its user hears no more of it."""
+        """Ends the process at once. The lane's user gets no more calls."""
         self._has_ended = True
         self._queue.put(None)
         if self._process is not None:
@@ -97,7 +97,7 @@ class Lane:
                 if self._has_ended:
                     return
                 process.start()
-                theirs.close()  # so that ours ends with the process
+                theirs.close()  # so that ours reports the end of the process
                 self._process = process
                 ready = decode(ours.recv_bytes(), LaneReady)
             if ready.error is not None:
@@ -106,7 +106,7 @@ class Lane:
             while not self._has_ended and (jobs := self._next_jobs()) is not None:
                 waiting = list(jobs.jobs)
                 with self._turn():
-                    ours.send_bytes(encode(jobs))  # none, now and then: whoever is there hears it
+                    ours.send_bytes(encode(jobs))  # sometimes without jobs: that shows if the process is gone
                     while waiting:
                         answer = decode(ours.recv_bytes(), FollowedAll)
                         del waiting[: len(answer.followed)]
@@ -126,9 +126,10 @@ class Lane:
         return nullcontext() if self._turns is None else self._turns.turn(self._used)
 
     def _next_jobs(self) -> Jobs | None:
-        """What waits to go on, and one that begins; None: the lane is to end.
+        """Returns all jobs that go on, and one job that begins; None: the lane has to end.
 
-        Compiling takes as long as hundreds of masks: whoever goes on waits for one such at most.
+        Compiling a grammar takes as long as hundreds of masks, so a follower that goes on waits for one
+        compilation at most.
         """
         try:
             items = self._left() if self._openings else [self._queue.get(timeout=IDLE_S), *self._left()]
@@ -154,6 +155,6 @@ class Lane:
     def _end_of(self, exit_code: int | None) -> LaneEnd:
         if exit_code == -signal.SIGPROF:
             return LaneEnd("it takes more processor time than one request may have", True)
-        if exit_code in (-signal.SIGABRT, 1):  # Rust's way to tell, and Python's
+        if exit_code in (-signal.SIGABRT, 1):  # how a failed allocation ends Rust code, and Python code
             return LaneEnd(f"it needs more than {self.settings.max_bytes >> 20} MB of memory", False)
         return LaneEnd(f"its process ended with exit code {exit_code}", False)

@@ -1,9 +1,9 @@
-"""Inside a lane: a process that compiles grammars and computes masks, so that none can hold the server.
+"""Inside a lane: a process that compiles grammars and computes masks, so that none can stall the server.
 
-The library has limits by count, which bound neither time nor memory tightly enough: a mask of an ambiguous
-grammar takes half a second within them. Here the kernel enforces both. A job that takes more processor time
-than it may is ended by ``SIGPROF``, and with it the process; so is one that needs more memory, by the
-failed allocation.
+The library limits only counts, which bounds neither time nor memory tightly enough: within its limits a mask
+of an ambiguous grammar can take half a second. Here the kernel enforces both. If a job takes more processor
+time than it may, ``SIGPROF`` ends the process. If a job needs more memory than it may, an allocation fails,
+which ends the process too.
 """
 
 from __future__ import annotations
@@ -28,48 +28,49 @@ from wire.codec import decode, encode
 from wire.idle_class import MAX_NICENESS, run_when_idle
 
 KEPT_GRAMMARS = 32
-"""Compiled grammars that a shared lane keeps for requests to come: clients use one schema many times."""
+"""Compiled grammars that a shared lane keeps for later requests: clients use one schema many times."""
 PROBE_S = 0.02
-"""Processor time in which a grammar must be compiled and give its first mask to be let into a shared lane."""
+"""A grammar may use a shared lane only if it is compiled and gives its first mask in this processor time."""
 SLOW_JOB_S = 0.005
-"""A follower whose job took longer leaves the shared lane: others wait behind it."""
+"""A follower whose job took longer has to leave the shared lane, since other followers wait behind it."""
 FLUSH_S = 0.001
 MAX_MESSAGE_CHARS = 500
 
 
 @dataclass(frozen=True)
 class LaneSettings:
-    """What a lane is told at its start."""
+    """What a lane's process is given at its start."""
 
     tokenizer: Path
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     is_shared: bool
     is_probing: bool
-    """It follows nothing: it finds out which grammars are quick enough for a shared lane."""
+    """Whether the lane follows no answers, and only finds out which grammars are quick enough for a shared
+    lane."""
     max_job_s: float
-    """Processor time of one job."""
+    """Most processor time of one job."""
     base_s: float
-    """Processor time of all jobs together, and ``per_job_s`` for each; 0: any."""
+    """Most processor time of all jobs together, plus ``per_job_s`` for each job; 0: no limit."""
     per_job_s: float
     max_bytes: int
-    """Memory beyond what the process has once it is ready."""
+    """Most memory beyond what the process uses when it is ready."""
 
     @property
     def num_words(self) -> int:
-        """W: int32 words that hold a bit for each token."""
+        """W: int32 words that hold one bit for each token."""
         return (self.vocab_size + 31) // 32
 
 
 def run(connection: Connection, settings: LaneSettings) -> None:
-    """The process: serves until whoever started it is gone or has enough."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
-    # Rows whose masks are late miss steps. Steps that are late would hold up all rows.
+    """Runs in the lane's process: does jobs until the server is gone or closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    # A lane has less priority than steps: late masks delay only their own rows, late steps delay all rows.
     if settings.is_shared:
         os.nice(MAX_NICENESS)
     else:
         run_when_idle()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library says there how it dies
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes to stderr when it dies
     try:
         tokenizer = _load_tokenizer(settings)
     except (OSError, ValueError) as error:
@@ -91,7 +92,7 @@ def _load_tokenizer(settings: LaneSettings) -> LLTokenizer:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """An allocation beyond it fails, and that ends the process."""
+    """Makes allocations of more than ``max_bytes`` from now on fail, which ends the process."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = num_pages * resource.getpagesize() + max_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -107,7 +108,10 @@ class _Lane:
         self._allowed_s = settings.base_s
 
     def work(self, jobs: Jobs, connection: Connection) -> None:
-        """Answers early when jobs take long, so that little is lost with a process that has to end."""
+        """Does the jobs and sends the answers.
+
+        Sends some answers early when jobs take long, so that few are lost if the process is ended.
+        """
         for key in jobs.ended:
             self._matchers.pop(key, None)
         followed: list[Followed] = []
@@ -134,7 +138,7 @@ class _Lane:
         return Followed(job.key, masks, error, is_slow)
 
     def _arm(self) -> None:
-        """Has the kernel end this process if the job to come takes more than it may."""
+        """Has the kernel end this process if the next job takes more processor time than it may."""
         settings = self._settings
         limit_s = settings.max_job_s
         if settings.base_s:
@@ -143,9 +147,9 @@ class _Lane:
         signal.setitimer(signal.ITIMER_PROF, max(limit_s, 0.001))
 
     def _is_quick(self, job: Job) -> bool:
-        """Whether a shared lane can begin with a grammar without holding up others.
+        """Whether a shared lane can begin with the job's grammar without stalling other followers.
 
-        A copy of this process tries it: the library can't be interrupted, a process can be ended.
+        A copy of this process tries it, since the library can't be interrupted, but a process can be ended.
         """
         assert job.grammar is not None
         copy = os.fork()
@@ -173,7 +177,10 @@ class _Lane:
 
 
 def _masks(matcher: LLMatcher, job: Job, settings: LaneSettings) -> bytes:
-    """Goes on with the job's tokens. The matcher stands behind these again when the drafts are tried."""
+    """Advances the matcher over the job's tokens and returns the masks behind them and behind each draft.
+
+    After the drafts are tried, the matcher is rolled back to the end of the tokens.
+    """
     masks = np.full((1 + len(job.drafts), settings.num_words), -1, dtype=np.int32)
     if not matcher.is_error():
         matcher.consume_tokens(list(job.token_ids))
@@ -187,7 +194,10 @@ def _masks(matcher: LLMatcher, job: Job, settings: LaneSettings) -> bytes:
 def _try_drafts(
     matcher: LLMatcher, drafts: Sequence[int], masks: NDArray[np.int32], eos_token_ids: Sequence[int]
 ) -> int:
-    """Fills a mask behind each draft up to one that is forbidden or ends the answer; how many it took."""
+    """Fills a mask behind each draft, up to the first draft that is forbidden or ends the answer.
+
+    Returns how many drafts the matcher consumed.
+    """
     for i, draft in enumerate(drafts):
         if matcher.is_error() or draft in eos_token_ids or matcher.try_consume_tokens([draft]) != 1:
             return i

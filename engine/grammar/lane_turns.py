@@ -1,9 +1,10 @@
-"""How many slow lanes compute at one time, which is next, and when they make a pause.
+"""Decides how many slow lanes compute at one time, which lane is next, and when lanes pause.
 
-The lowest priority does not keep them from others' processors: Linux leaves a thread of more weight waiting
-behind a busy one though another processor runs nothing but such lanes. So few of them run at one time, and
-where several want to, nine tenths of the time none does. The one that has used least is next: an answer
-whose masks take ten milliseconds goes on beside others whose masks take half a second.
+The lowest priority alone does not keep slow lanes off processors that other threads need: Linux leaves a
+thread of higher weight waiting behind another busy thread even if a different processor runs nothing but such
+lanes. So only a few slow lanes run at one time, and if several want to run, none runs for nine tenths of the
+time. The lane that has used the least time is next. So an answer whose masks take ten milliseconds goes on
+beside answers whose masks take half a second.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from contextlib import contextmanager
 
 CORES_PER_TURN = 2
 PAUSE = 9.0
-"""Behind a turn, times its length, if somebody waits for the next one."""
+"""Length of the pause after a turn, in lengths of that turn, if another lane waits for the next turn."""
 
 
 class Used:
-    """What turns a lane has had."""
+    """Length of all turns that a lane has had."""
 
     seconds = 0.0
 
 
 class LaneTurns:
-    """Shared by the threads of lanes."""
+    """Turns that are shared by the threads of all slow lanes."""
 
     def __init__(self, num_turns: int | None = None, *, pause: float = PAUSE) -> None:
-        """``num_turns`` at one time; None: as there are cores."""
+        """``num_turns``: turns at one time; None: one for every :data:`CORES_PER_TURN` cores."""
         self._num_free = num_turns or max(1, (os.cpu_count() or 1) // CORES_PER_TURN)
         self._pause = pause
         self._waiting: list[tuple[float, int]] = []
@@ -41,7 +42,7 @@ class LaneTurns:
 
     @contextmanager
     def turn(self, used: Used) -> Iterator[None]:
-        """Waits for the caller's turn, which is as long as the block; ``used`` grows by its length."""
+        """Waits for the caller's turn, which lasts as long as the ``with`` block; ``used`` grows by that."""
         mine = used.seconds, next(self._numbers)
         with self._changed:
             heapq.heappush(self._waiting, mine)
@@ -61,7 +62,7 @@ class LaneTurns:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody makes a pause any more."""
+        """Ends all pauses, now and from now on."""
         with self._changed:
             self._has_closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a server says to a lane, a process that follows grammars for it, and what the lane answers."""
+"""Messages between a server and a lane, a process that follows grammars for it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from wire.codec import message
 
 @message
 class Job:
-    """Follow one answer further and say what may come next."""
+    """Asks a lane to follow one answer further and to say which tokens may come next."""
 
     key: int
-    """Of the follower, unique in the server."""
+    """Key of the follower, unique in the server."""
     grammar: str | None
-    """Begin with this one, at the start of the answer; None: the lane has the follower already."""
+    """The grammar to begin with, at the start of the answer; None: the lane has the follower already."""
     token_ids: tuple[int, ...]
-    """Tokens the answer has gained since the last job."""
+    """Tokens that the answer has gained since the last job."""
     drafts: tuple[int, ...]
-    """Guesses of the tokens behind these."""
+    """Draft tokens behind ``token_ids``."""
 
 
 @message
 class Jobs:
-    """All that is to be done now, in this order."""
+    """All jobs that the lane has to do now, in this order."""
 
     jobs: tuple[Job, ...]
     ended: tuple[int, ...]
@@ -33,7 +33,7 @@ class LaneReady:
     """A lane's first message."""
 
     error: str | None
-    """Why it can't follow grammars of this model."""
+    """Why the lane can't follow grammars of this model; None: it can."""
 
 
 @message
@@ -42,15 +42,15 @@ class Followed:
 
     key: int
     masks: bytes
-    """Bits ``[1 + drafts, W]`` int32 of the tokens that may come next; ones behind a forbidden draft."""
+    """Bits ``[1 + drafts, W]`` int32 of the tokens that may come next; all ones behind a forbidden draft."""
     error: str | None
-    """That the grammar "can't be compiled" or "can't be followed", and why."""
+    """The words "can't be compiled" or "can't be followed", and the reason; None: no error."""
     is_slow: bool
-    """The follower takes so long that it should have a lane of its own."""
+    """Whether the follower takes so long that it should have a lane of its own."""
 
 
 @message
 class FollowedAll:
-    """Answers to the next jobs of a batch, in their order."""
+    """Answers to the next jobs of a batch, in the order of the jobs."""
 
     followed: tuple[Followed, ...]

@@ -1,4 +1,4 @@
-"""Where an engine gets masks from: its own lanes, or rank 0."""
+"""The sources of an engine's masks: its own lanes, or rank 0."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from wire.errors import TwinfangError
 
 
 class News(NamedTuple):
-    """What may come next in one answer."""
+    """Masks or an error for one answer."""
 
     request_id: str
     masks: bytes
-    """As :attr:`Follower.masks`."""
+    """See :attr:`Follower.masks`."""
     error: TwinfangError | None
-    """Why the answer can't go on."""
+    """Why the answer can't go on; None: it can."""
 
 
 class GrammarSource(Protocol):
-    """Where an engine gets masks from; see :class:`engine.grammar.grammars.Grammars`."""
+    """A source of masks for an engine; see :class:`engine.grammar.grammars.Grammars`."""
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower: ...
 
@@ -38,7 +38,8 @@ class GrammarSource(Protocol):
 
 
 class RemoteGrammars:
-    """Of a rank other than 0. Rank 0 tells it all masks and errors: no clock but its enters a plan."""
+    """Source of a rank other than 0. Rank 0 sends it all masks and errors, so that plans depend on rank 0's
+    clock only."""
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
         follower = Follower(0, grammar, [])

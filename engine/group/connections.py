@@ -1,6 +1,6 @@
-"""How the processes of a group connect: whoever knows the group's secret says which rank it is.
+"""Connects the processes of a group: a process that knows the group's secret says which rank it is.
 
-A message is four bytes of length and the encoded message.
+A message on the wire is four bytes of length, then the encoded message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 GREETING_TIMEOUT_S = 10.0
-"""What who calls has to say who it is."""
+"""Time in which a caller has to say which rank it is."""
 MAX_MESSAGE_BYTES = 1 << 16
 LENGTH_BYTES = 4
 
@@ -36,11 +36,11 @@ def connect_all(
     names: Sequence[str],
     deadline_s: float,
 ) -> dict[int, socket.socket]:
-    """A connection to each other process: those of lower rank are called, those of higher rank call.
+    """Connects to each other process: calls processes of lower rank, and is called by those of higher rank.
 
-    ``addresses`` says where a rank listens and may wait for that. ``deadline_s`` is on the monotonic clock.
-    Raises :class:`ConfigError` that names what differs between two ranks, :class:`DeadlineError` for ranks
-    that did not come.
+    ``addresses`` returns where a rank listens, and may wait until that is known. ``deadline_s`` is on the
+    monotonic clock. Raises :class:`ConfigError`, which names the term, if a term differs between two ranks,
+    and :class:`DeadlineError` if ranks did not come.
     """
     connections = {other: call(addresses(other), hello) for other in range(rank)}
     missing = dict(enumerate(names[rank + 1 :], rank + 1))
@@ -55,10 +55,10 @@ def connect_all(
 
 
 def call(address: tuple[str, int], hello: Hello) -> socket.socket:
-    """A connection to who listens at ``address``.
+    """Connects to the process that listens at ``address``.
 
-    Raises :class:`OSError`, :class:`EOFError` or :class:`WireError` where no process of the group does,
-    :class:`ConfigError` for terms that differ, and where this rank is not waited for.
+    Raises :class:`OSError`, :class:`EOFError` or :class:`WireError` if no process of the group listens there,
+    and :class:`ConfigError` if a term differs or the other process does not wait for this rank.
     """
     connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
     try:
@@ -75,13 +75,13 @@ def call(address: tuple[str, int], hello: Hello) -> socket.socket:
 
 
 class Reception:
-    """Answers calls: whoever knows the secret and is missing is let in.
+    """Answers calls: lets in each missing rank that knows the secret.
 
-    Callers are heard side by side, so that one who says nothing keeps nobody waiting.
+    Callers are heard side by side, so that a silent caller does not keep the others waiting.
     """
 
     def __init__(self, listening: socket.socket, hello: Hello) -> None:
-        """``listening`` is closed by who made it."""
+        """Starts to answer on ``listening``, which the caller closes later."""
         self._listening = listening
         self._hello = hello
         self._callers: list[_Caller] = []
@@ -98,10 +98,10 @@ class Reception:
         self._selector.close()
 
     def next(self, missing: dict[int, str], *, deadline_s: float) -> tuple[int, socket.socket]:
-        """One of the ``missing`` ranks, whose names these are, and the connection to it.
+        """Waits for one of the ``missing`` ranks and returns it with the connection to it.
 
-        ``deadline_s`` is on the monotonic clock. Raises :class:`DeadlineError`, and :class:`ConfigError`
-        for a rank whose terms differ.
+        ``missing`` maps ranks to their names. ``deadline_s`` is on the monotonic clock. Raises
+        :class:`DeadlineError` if no rank came by then, and :class:`ConfigError` if a rank's terms differ.
         """
         while (left_s := deadline_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(left_s, 1.0)):
@@ -110,11 +110,11 @@ class Reception:
                 elif (theirs := self._greeting(key.data)) and self._admits(key.data, theirs, missing):
                     return theirs.rank, key.data.connection
             for caller in [one for one in self._callers if time.monotonic() > one.deadline_s]:
-                self._dismiss(caller, f"has not said who it is within {GREETING_TIMEOUT_S:g} s")
+                self._dismiss(caller, f"did not say within {GREETING_TIMEOUT_S:g} s which rank it is")
         raise DeadlineError(f"{', '.join(missing.values())} did not come; start all ranks of a group")
 
     def _pick_up(self) -> None:
-        with contextlib.suppress(OSError):  # who called has thought better of it
+        with contextlib.suppress(OSError):  # the caller has hung up already
             connection, address = self._listening.accept()
             connection.setblocking(False)
             caller = _Caller(connection, host_port(*address[:2]))
@@ -122,14 +122,14 @@ class Reception:
             self._selector.register(connection, selectors.EVENT_READ, caller)
 
     def _greeting(self, caller: _Caller) -> Hello | None:
-        """Of a caller who has said all of it and knows the secret."""
+        """Returns the greeting of a caller if it is complete and the caller knows the secret."""
         try:
             theirs = caller.listen()
         except (OSError, EOFError, WireError) as error:
-            self._dismiss(caller, f"is no rank: {error}")
+            self._dismiss(caller, f"is not a rank: {error}")
             return None
         if theirs is not None and theirs.secret != self._hello.secret:
-            self._dismiss(caller, "is no rank of this group")
+            self._dismiss(caller, "is not a rank of this group")
             return None
         return theirs
 
@@ -163,7 +163,7 @@ class Reception:
 
 
 class _Caller:
-    """Somebody who has called and not said yet who it is."""
+    """A caller that has not said yet which rank it is."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.connection = connection
@@ -172,7 +172,10 @@ class _Caller:
         self._buffer = b""
 
     def listen(self) -> Hello | None:
-        """None as long as there is more to come. Raises :class:`EOFError`, :class:`WireError`."""
+        """Reads what has come and returns the greeting; None as long as a part of it is missing.
+
+        Raises :class:`EOFError` if the connection was closed, and :class:`WireError` for an invalid message.
+        """
         part = self.connection.recv(MAX_MESSAGE_BYTES)
         if not part:
             raise EOFError("the connection was closed")
@@ -216,7 +219,10 @@ def _read_exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def length_of(data: bytes | bytearray) -> int:
-    """Of the message that these bytes begin. Raises :class:`WireError` for more than may be sent."""
+    """Returns the length of the message that begins with these bytes.
+
+    Raises :class:`WireError` if it exceeds :data:`MAX_MESSAGE_BYTES`.
+    """
     length = int.from_bytes(data[:LENGTH_BYTES], "big")
     if length > MAX_MESSAGE_BYTES:
         raise WireError(f"a message of {length} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")

@@ -1,6 +1,7 @@
-"""A data-parallel rank's place among the others, and how the ranks of a lockstep group become one.
+"""A data-parallel rank's place among the others, and how the processes of a lockstep group join.
 
-They are ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each: process ``d * T + t`` of a group.
+A group has ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each. Tensor-parallel rank ``t`` of
+data-parallel rank ``d`` is process ``d * T + t`` of the group.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataParallel:
-    """One rank among those that serve side by side; each is a server with a port of its own."""
+    """One of the ranks that serve side by side. Each is a server with a port of its own."""
 
     rank: int = 0
     size: int = 1
     store: GroupStore = NO_STORE
     local_rank: int = 0
-    """Which of this host's ranks: it has this one's GPUs."""
+    """Number of this rank among the ranks of its host; it selects the rank's GPUs."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -47,9 +48,9 @@ def join_group(
     *,
     terms: dict[str, str],
 ) -> tuple[TensorParallel, GroupMesh]:
-    """Meets all processes of the group, and waits until they are there.
+    """Meets all processes of the group, and waits until all are there.
 
-    ``terms`` have to be the same on all. Raises what :func:`engine.group.meeting.meet` raises.
+    ``terms`` have to be the same on all processes. Raises what :func:`engine.group.meeting.meet` raises.
     """
     rank, size = place.rank * tp_size + tp_rank, place.size * tp_size
     names = [_name(one, tp_size) for one in range(size)]

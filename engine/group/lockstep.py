@@ -1,15 +1,15 @@
 """How the ranks of a group compute each step together, and sleep together.
 
 Experts are spread over all ranks, so a rank's forward pass needs every other rank in the same pass. Steps are
-numbered rounds:
+numbered rounds. In each round a rank sends a *wish*, the shape of the step that it has to compute:
 
     rank with work       wish(7) ─────▶ all others        waits for their wishes of round 7
-    rank without         asleep; wakes ─▶ wish(7, nothing)  waits for the others'
+    rank without work    asleep; wakes ─▶ wish(7, nothing)  waits for the others' wishes of round 7
     all                  shape = largest of the wishes; one forward pass of that shape; round 8
 
-The wishes of a round are its one collective on the host. A wish is also what wakes a sleeping rank, so nobody
-can miss being woken: the number says which round it is for, and one that was entered is not entered again.
-When no rank has work no wish is sent and all sleep.
+The wishes of a round are its only collective on the host. A wish also wakes sleeping ranks. No rank can miss
+being woken: a wish's number says which round it is for, and no round is entered twice. When no rank has work,
+no wish is sent and all ranks sleep.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from wire.errors import DeadlineError, GroupLostError, WireError
 from wire.messages.group import NOTHING, StepShape, Wish, largest
 
 PROGRESS_S = 300.0
-"""How long a round waits for a rank that lives and does not come: it is inside its last step."""
+"""How long a round waits for a rank that is alive but does not come: it is still inside its last step."""
 
 
 class Lockstep(Protocol):
-    """Asked once a step, behind the plan and before its launch."""
+    """Agrees on the shape of each step, after the plan is made and before it is launched."""
 
     def agree(self, wish: StepShape) -> StepShape:
-        """The shape that every rank computes now; :data:`NOTHING` if none has work, as far as is known."""
+        """Returns the shape that all ranks compute now; :data:`NOTHING` if no rank is known to have work."""
 
     def settle(self, compute: Callable[[StepShape], None]) -> None:
-        """Returns once every rank has called it; until then others' steps are computed with them."""
+        """Returns once every rank has called this. Until then computes the others' steps with them."""
 
 
 class Alone:
-    """Nobody to agree with."""
+    """Lockstep of a server that has no other rank to agree with."""
 
     def agree(self, wish: StepShape) -> StepShape:
         return wish
@@ -48,7 +48,7 @@ class Alone:
 
 
 class GroupLockstep(Listener):
-    """A rank among others. :meth:`agree` and :meth:`settle` are the engine's thread's."""
+    """Lockstep of a rank in a group. Only the engine's thread calls :meth:`agree` and :meth:`settle`."""
 
     def __init__(
         self,
@@ -58,20 +58,21 @@ class GroupLockstep(Listener):
         on_lost: Callable[[GroupLostError], None],
         on_leaving: Callable[[int], None],
     ) -> None:
-        """``leads``: of each data-parallel rank the process that agrees for it, this one included.
+        """Joins the rounds of the processes ``leads``.
 
-        On the mesh's thread ``on_leaving`` gets each other data-parallel rank that is about to end,
-        ``on_lost`` why there is no group any more.
+        ``leads`` has, for each data-parallel rank, the process that agrees for it; this one is included. On
+        the mesh's thread ``on_leaving`` gets each other data-parallel rank that is about to end, and
+        ``on_lost`` gets the reason why the group is lost.
         """
         self.mesh = mesh
         self._leads = leads
         self._others = tuple(rank for rank in leads if rank != mesh.rank)
         self._round = 0
         self._heard: dict[int, dict[int, StepShape]] = {}
-        """Wishes of others by round and rank: of this round, and of those who are in the next already."""
+        """Other ranks' wishes by round and rank: for this round, and from ranks that are in the next one."""
         self._changed = threading.Condition()
         self._is_inside = False
-        """Whether the engine's thread waits for wishes of this round; any other wish wakes it."""
+        """Whether the engine's thread waits for wishes of this round. Any other wish calls ``wake``."""
         self._wake: Callable[[], None] = lambda: None
         self._on_lost = on_lost
         self._on_leaving = on_leaving
@@ -85,7 +86,7 @@ class GroupLockstep(Listener):
             wake()
 
     def agree(self, wish: StepShape) -> StepShape:
-        """Raises :class:`GroupLostError` when the group is."""
+        """See :meth:`Lockstep.agree`. Raises :class:`GroupLostError` if the group is lost."""
         with self._changed:
             self._check()
             if wish is NOTHING and self._round not in self._heard:
@@ -99,10 +100,10 @@ class GroupLockstep(Listener):
         self.mesh.watch_closely()
 
     def heard(self, rank: int, wish: Wish) -> None:
-        """Takes another rank's wish; on the mesh's thread."""
+        """Takes another rank's wish. Called on the mesh's thread."""
         with self._changed:
             if not self._round <= wish.number <= self._round + 1:
-                raise WireError(f"it is in round {wish.number} and this rank in round {self._round}")
+                raise WireError(f"a wish for round {wish.number}; this rank is in round {self._round}")
             self._heard.setdefault(wish.number, {})[rank] = wish.shape
             is_awaited = self._is_inside and wish.number == self._round
             self._changed.notify_all()
@@ -114,7 +115,7 @@ class GroupLockstep(Listener):
             self._on_leaving(self._leads.index(rank))
 
     def lost(self, error: GroupLostError) -> None:
-        with self._changed:  # nobody is waited for any more
+        with self._changed:  # the engine's thread must not wait for wishes any more
             self._changed.notify_all()
         self._on_lost(error)
 
@@ -142,7 +143,7 @@ class GroupLockstep(Listener):
 
 
 class LeadLockstep:
-    """Of a server with several tensor-parallel ranks: rank 0 agrees and tells the others."""
+    """Lockstep of a server with several tensor-parallel ranks: rank 0 agrees and tells the other ranks."""
 
     def __init__(self, group: GroupLockstep, tell: Callable[[object], None]) -> None:
         self._group = group
@@ -163,7 +164,7 @@ class LeadLockstep:
 
 
 class FollowingLockstep:
-    """Of such a server's other ranks: what rank 0 has agreed."""
+    """Lockstep of such a server's other ranks: they get the shapes that rank 0 has agreed on."""
 
     def __init__(self, mesh: GroupMesh, link: RankLink) -> None:
         self._mesh = mesh

@@ -1,4 +1,4 @@
-"""How the processes of a group find one another: by a store, then over connections of their own."""
+"""How the processes of a group find one another: first by a store, then over their own connections."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def meet(
     terms: dict[str, str],
     timeout_s: float = START_TIMEOUT_S,
 ) -> GroupMesh:
-    """Waits until all processes are there; afterwards they are connected and torch's default process group.
+    """Waits until all processes are there. Then they are connected and form torch's default process group.
 
-    ``names`` of all processes, for messages; ``each`` of them in a row are one server. Raises
-    :class:`ConfigError` for ``terms`` that differ between two processes, and for an address that is none;
-    :class:`DeadlineError` for processes that do not come.
+    ``names`` are the names of all processes, for messages. Each ``each`` processes in a row are one server.
+    Raises :class:`ConfigError` if ``terms`` differ between two processes or the store's address is invalid,
+    and :class:`DeadlineError` if processes do not come.
     """
     deadline_s = time.monotonic() + timeout_s
     store = place.open(is_first=rank == 0, timeout_s=timeout_s)

@@ -1,10 +1,11 @@
-"""What the processes of a group say over their connections, and what becomes of the group when one breaks.
+"""The messages between the processes of a group, and the end of the group when a connection breaks.
 
-A group are servers that compute in lockstep, or the ranks of one server that are on several hosts. Every
-process has one TCP connection to every other. They carry a few bytes a step (:mod:`engine.group.lockstep`)
-and, once a second, that the sender is alive. A process that is gone closes its connections, one that is
-frozen falls silent; either way the others can't go on without what it computes. Each of them says so in one
-line, stops, and is ended if it can't stop, which a thread inside a collective can't.
+A group consists of servers that compute in lockstep, or of the ranks of one server on several hosts. Every
+process has one TCP connection to every other process. Connections carry a few bytes per step
+(:mod:`engine.group.lockstep`) and, once a second, a sign that the sender is alive. If a process is gone, its
+connections close; if it is frozen, it falls silent. Either way the others can't go on without its results.
+Each of them logs one line and stops. A process that can't stop, because one of its threads is inside a
+collective, is ended.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 8.0
 """After this long without a word a process counts as frozen."""
 START_SILENCE_S = 120.0
-"""The same while models are loaded and kernels compiled, some of which keeps the interpreter to itself."""
+"""The same limit while models are loaded and kernels compiled: some of this work does not let other threads
+of the interpreter run."""
 STOP_GRACE_S = 3.0
-"""What a clean stop may take once the group is lost."""
+"""Time for a clean stop once the group is lost."""
 
 
 class Listener:
-    """Who is told what comes over a mesh; this one takes note of nothing."""
+    """Is told what comes over a mesh. This class ignores everything."""
 
     def heard(self, rank: int, wish: Wish) -> None:
-        """Another rank's wish. Raises :class:`WireError` for one that can't be."""
+        """Takes another rank's wish. Raises :class:`WireError` if the wish is impossible."""
 
     def leaving(self, rank: int) -> None:
         """Another server has nothing left to compute."""
 
     def lost(self, error: GroupLostError) -> None:
-        """Somebody is gone, and with him the group; told once."""
+        """The group is lost because a process is gone. Called once."""
 
 
 class GroupMesh:
-    """One process' connections. Its own thread reads; sending is for any thread, and never waits."""
+    """The connections of one process. Its own thread reads. Any thread may send; sending never waits."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class GroupMesh:
         names: Sequence[str],
         each: int,
     ) -> None:
-        """``each``: processes of one server, the first of which speaks for it."""
+        """``each``: number of processes of one server; the first of them speaks for the server."""
         self.rank = rank
         self.size = len(connections) + 1
         self.lost: GroupLostError | None = None
@@ -81,28 +83,31 @@ class GroupMesh:
         self._thread = threading.Thread(target=self._run, name="group", daemon=True)
 
     def start(self, listener: Listener) -> None:
-        """Reads from now on; ``listener`` is told on the mesh's thread."""
+        """Starts to read. ``listener`` is called on the mesh's thread."""
         self._listener = listener
         self._thread.start()
 
     def watch_closely(self) -> None:
-        """All are ready to serve: from now on silence is short."""
+        """Allows only :data:`SILENCE_S` of silence from now on: all processes are ready to serve."""
         self._silence_s = SILENCE_S
 
     def tell(self, message: object, ranks: Iterable[int] | None = None) -> None:
-        """Sends to some ranks, or to all others. What can't be sent is noticed by the thread that reads."""
+        """Sends to the given ranks, or to all others. If sending fails, the thread that reads notices it."""
         data = encode(message)
         frame = len(data).to_bytes(LENGTH_BYTES, "big") + data
         for rank in self._peers if ranks is None else ranks:
             self._peers[rank].send(frame)
 
     def leave(self) -> None:
-        """Tells the others that this server has nothing left to compute; connections may close afterwards."""
+        """Tells the others that this server has nothing left to compute. Connections may close after that."""
         self._note_left(self.rank)
         self.tell(Leaving())
 
     def wait_until_all_left(self, timeout_s: float) -> bool:
-        """Whether all servers have said that they leave; their experts are in use until then."""
+        """Waits until all servers have said that they leave; their experts are in use until then.
+
+        Returns whether all have said so within ``timeout_s``.
+        """
         return self._all_left.wait(timeout_s)
 
     def close(self) -> None:
@@ -130,7 +135,7 @@ class GroupMesh:
                 self._read(key.data)
             now = time.monotonic()
             if now >= next_heartbeat_s:
-                if now > next_heartbeat_s + 2 * HEARTBEAT_S:  # it was this process that stood still
+                if now > next_heartbeat_s + 2 * HEARTBEAT_S:  # this process stood still, not the others
                     self._forgive(now)
                 next_heartbeat_s = now + HEARTBEAT_S
                 self.tell(Alive())
@@ -155,7 +160,7 @@ class GroupMesh:
             self._selector.unregister(peer.connection)
             peer.is_gone = True
             sender = f"{self._names[peer.rank]} at {peer.address}"
-            self._lose(f"{sender} sent what can't be read: {error.message}")
+            self._lose(f"{sender} sent a message that can't be read: {error.message}")
 
     def _forgive(self, now: float) -> None:
         for peer in self._peers.values():
@@ -206,17 +211,24 @@ class _Peer:
         self.address = _address_of(connection)
 
     def send(self, frame: bytes) -> None:
-        """A frame is far smaller than the kernel's buffer, which a process that lives empties at once."""
+        """Sends a frame without waiting.
+
+        A frame is far smaller than the kernel's buffer, and a live process empties that buffer at once.
+        """
         with self._lock:
             try:
                 sent = self.connection.send(frame)
             except OSError:
                 return
-            if sent < len(frame):  # the rest would come in the middle of another
+            if sent < len(frame):  # the rest can't be sent later: another frame may be in between
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> Iterable[object]:
-        """The messages that have come. Raises :class:`EOFError`, :class:`OSError`, :class:`WireError`."""
+        """Yields the messages that have come.
+
+        Raises :class:`EOFError` or :class:`OSError` if the process is gone, :class:`WireError` for a message
+        that can't be read.
+        """
         data = self.connection.recv(MAX_MESSAGE_BYTES)
         if not data:
             raise EOFError
@@ -232,7 +244,7 @@ class _Peer:
 
 
 def _end_now() -> None:
-    """A thread of this process waits inside a collective for somebody who is gone."""
+    """Ends this process: one of its threads waits inside a collective for a process that is gone."""
     log.error("no clean stop within %g s; ending", STOP_GRACE_S)
     for child in multiprocessing.active_children():
         child.kill()

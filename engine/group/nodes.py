@@ -1,6 +1,7 @@
 """The hosts that a server's tensor-parallel ranks are spread over.
 
-Host 0 has rank 0, and with it all that others see of the server. Each host has equally many ranks, in a row.
+Host 0 has rank 0, and with it everything that other programs see of the server. Each host has the same number
+of consecutive ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class Nodes:
-    """How many there are, and which of them this is."""
+    """The number of hosts (``size``), and the number of this host (``rank``)."""
 
     rank: int = 0
     size: int = 1
@@ -33,22 +34,22 @@ class Nodes:
             )
 
     def ranks(self, tp_size: int) -> range:
-        """Those of this host."""
+        """Returns the tensor-parallel ranks of this host."""
         each = tp_size // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
     def host_of(self, tp_rank: int, tp_size: int) -> int:
-        """Which host has a rank."""
+        """Returns the host of a tensor-parallel rank."""
         return tp_rank * self.size // tp_size
 
 
 ONE_NODE = Nodes()
 MEETING_TIMEOUT_S = 1800.0
-"""How long hosts wait for one another: on some of them an image may have to be pulled first."""
+"""How long hosts wait for one another: some of them may have to pull an image first."""
 
 
 def rank_names(nodes: Nodes, tp_size: int) -> list[str]:
-    """Of all ranks, for messages."""
+    """Returns the names of all ranks, for messages."""
     return [f"tensor-parallel rank {rank} on host {nodes.host_of(rank, tp_size)}" for rank in range(tp_size)]
 
 
@@ -61,12 +62,12 @@ def join_ranks(
     shares_experts: bool,
     terms: dict[str, str],
 ) -> tuple[TensorParallel, GroupMesh]:
-    """Meets the server's other ranks, on whichever host they are; rank 0 has opened the store by then.
+    """Meets the server's other ranks on all hosts. Rank 0 has opened the store before.
 
-    ``terms`` have to be the same on all. Raises what :func:`engine.group.meeting.meet` raises.
+    ``terms`` have to be the same on all ranks. Raises what :func:`engine.group.meeting.meet` raises.
     """
     names = rank_names(nodes, tp_size)
-    store = replace(nodes.store, is_own=False)  # it is open
+    store = replace(nodes.store, is_own=False)  # the store is open already
     mesh = meet(store, tp_rank, device, names=names, each=1, terms=terms, timeout_s=MEETING_TIMEOUT_S)
     experts = NO_EXPERT_PARALLEL
     if shares_experts:

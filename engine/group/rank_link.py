@@ -1,6 +1,6 @@
-"""The line between rank 0 and another rank: whole messages both ways, from any thread.
+"""The link between rank 0 and another rank: whole messages both ways, from any thread.
 
-To a rank on the same host it is a pipe, to one on another host a TCP connection.
+The link to a rank on the same host is a pipe, the link to a rank on another host a TCP connection.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ T = TypeVar("T")
 
 
 class RankLink:
-    """One end. Sending and receiving raise :class:`EOFError` or :class:`OSError` when the other is gone."""
+    """One end of a link.
+
+    Sending and receiving raise :class:`EOFError` or :class:`OSError` if the other end is gone.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.takers: dict[type, Callable[[object], None]] = {}
-        """Of messages that the other end's further threads may send between any two others."""
+        """Handlers by type of message, for messages that the other end's further threads may send at any
+        time."""
         self._connection = connection
         self._lock = threading.Lock()
 
     @classmethod
     def over(cls, connection: socket.socket) -> RankLink:
-        """Takes a connected socket."""
+        """Makes a link over a connected socket, which it takes over."""
         connection.setblocking(True)
         return cls(Connection(connection.detach()))
 
@@ -47,7 +51,7 @@ class RankLink:
 
 
 class RankLogHandler(logging.Handler):
-    """Sends what a rank logs to the process that started it, which has the place and the form for it."""
+    """Sends a rank's log lines to the process that started the rank, which writes them to its own log."""
 
     def __init__(self, link: RankLink) -> None:
         super().__init__()
@@ -57,5 +61,5 @@ class RankLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._link.send(RankLog(record.levelno, record.name, self.format(record)))
-        except OSError:  # it is gone, and this process about to go
+        except OSError:  # that process is gone, and this one is about to end
             print(self.format(record), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The store at an address that all processes of a group are told: there they learn the rest."""
+"""The store of a group. All processes are given its address, and learn everything else from it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from wire.http.address import is_loopback
 log = logging.getLogger(__name__)
 
 OWN_NAME_TIMEOUT_S = 60.0
-"""How long a host waits until the name it listens at is known; in a cluster that follows its start."""
+"""How long a host waits until its own name can be resolved; in a cluster that takes until after its start."""
 NAME_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class GroupStore:
-    """Where it is, and who opens it."""
+    """Where the store is, and who opens it."""
 
     address: str = ""
     """``host:port``"""
     setting: str = "data_parallel.store"
-    """Which one the address is, for messages."""
+    """The setting that has the address, for messages."""
     is_own: bool = True
-    """Whether the group's first process opens it; False: it is there, a launcher's."""
+    """Whether the group's first process opens the store; False: a launcher has opened it."""
     life: str = ""
-    """What tells this start of the group from earlier ones in a store that outlives them."""
+    """Name of this start of the group. It keeps earlier starts apart in a store that outlives them."""
 
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
-        """``timeout_s`` is how long it is waited for, and then for each of its entries.
+        """Opens the store, or connects to it. Waits up to ``timeout_s``, and then as long for each entry.
 
-        Raises :class:`ConfigError` for an address that is none, where nobody can listen, or nobody answers.
+        Raises :class:`ConfigError` if the address can't be resolved, if this process can't listen there, or
+        if nobody answers.
         """
         host, _, port = self.address.rpartition(":")
         opens, timeout = is_first and self.is_own, timedelta(seconds=timeout_s)
@@ -50,8 +51,8 @@ class GroupStore:
         except (dist.DistError, RuntimeError) as error:
             what = "can't be listened on" if opens else "is not answered"
             raise ConfigError(
-                f"`{self.setting}` {self.address} {what}: {first_line(error)}; rank 0 listens there, on "
-                "a port that is free and that all ranks reach"
+                f"`{self.setting}` {self.address} {what}: {first_line(error)}; rank 0 listens there: give an "
+                "address of its host, and a free port that all ranks can reach"
             ) from error
         return PrefixStore(f"twinfang/{self.life}", store)
 
@@ -72,9 +73,9 @@ class GroupStore:
             time.sleep(NAME_POLL_S)
 
     def listen(self, backlog: int) -> socket.socket:
-        """A socket on a port that is free, at the address by which this host reaches the store's.
+        """Listens on a free port, at the address from which this host reaches the store's host.
 
-        So it is one that is reached from there.
+        So the store's host can reach that address too.
         """
         host, _, port = self.address.rpartition(":")
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
@@ -83,8 +84,8 @@ class GroupStore:
             own = str(probe.getsockname()[0])
         if ipaddress.ip_address(own).is_loopback and not is_loopback(host):
             log.warning(
-                "`%s` %s is a loopback address on this host, which others can't reach; give its address in "
-                "the network if there are hosts but this one",
+                "`%s` %s is a loopback address on this host, which other hosts can't reach; if the group has "
+                "several hosts, give the host's address in the network",
                 *(self.setting, self.address),
             )
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
@@ -92,21 +93,21 @@ class GroupStore:
 
 
 NO_STORE = GroupStore()
-"""Of a process that is alone."""
+"""Store of a process that is alone: there is none."""
 
 
 def publish(store: Store, key: str, listening: socket.socket) -> None:
-    """Tells where this process listens."""
+    """Publishes where this process listens."""
     host, port = listening.getsockname()[:2]
     store.set(key, f"{host} {port}")
 
 
 def published(store: Store, key: str) -> tuple[str, int]:
-    """Where another does; waits until it has told."""
+    """Returns where another process listens; waits until that process has published it."""
     host, port = store.get(key).decode().split(" ")
     return host, int(port)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of torch's store says without its stack."""
+    """Returns the first line of an error of torch's store, which leaves out the stack trace."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,1 +1,1 @@
-"""Rank 0, the processes that do as it does, and how they start on one host or several."""
+"""Rank 0, the other ranks' processes, which repeat its calls, and how they start on one host or several."""

@@ -1,4 +1,4 @@
-"""Rank 0 of several: whatever is asked of its engine, the other ranks' engines are asked as well."""
+"""Rank 0 of several ranks: each call of its engine is repeated on the other ranks' engines."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from wire.messages.ranks import (
 
 
 class LeadEngine:
-    """What a server knows of its engine. Tells of each call before it is carried out; the others carry it out
-    beside this one.
+    """The engine of rank 0, as its server uses it.
 
-    They meet within a step, where each needs what the others compute. Until then they may be ahead of
-    this one, but memory that an event gave back is written in a later step, of which they are told after
-    the event: by then its lease's epoch has moved.
+    It sends each call to the other ranks before it carries the call out, so that all ranks work at the same
+    time.
+
+    Ranks meet within a step, where each needs the results of the others. Until then the other ranks may be
+    ahead of rank 0. That is safe for memory that an event frees: it is written only in a later step, which is
+    sent after the event, and by then the epoch of the memory's lease has moved.
     """
 
     def __init__(self, own: Engine, tell: Callable[[object], None]) -> None:
-        """Wraps rank 0's ``own`` engine; what is handed on as it is concerns no other rank."""
+        """Wraps rank 0's ``own`` engine. Attributes that are passed on unchanged concern no other rank."""
         self.own = own
         self._tell = tell
         self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint
@@ -39,7 +41,7 @@ class LeadEngine:
         self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
 
     def add(self, request: Request) -> None:
-        self.own.open_grammar(request)  # how long that takes is for this rank alone to judge
+        self.own.open_grammar(request)  # only rank 0 waits for the first masks and judges their time
         self._tell(
             AddRequest(
                 request_id=request.request_id,
@@ -83,6 +85,6 @@ class LeadEngine:
         return self.own.digests(request_id)
 
     def step(self) -> StepResult:
-        news = self.own.grammar_news()  # the same
+        news = self.own.grammar_news()  # only rank 0 waits for masks
         self._tell(RunStep(news))
         return self.own.step_with(news)

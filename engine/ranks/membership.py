@@ -1,4 +1,4 @@
-"""What a server's process belongs to: tensor-parallel ranks, ranks that share experts, a lockstep group."""
+"""The groups of a server's process: tensor-parallel ranks, ranks that share experts, a lockstep group."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S = 5.0
 _OF_ONE_HOST = frozenset({"model_dir", "device", "num_threads", "niceness", "data_parallel", "nodes"})
-"""What ranks of one server may be told differently on each host."""
+"""Settings that may differ between the hosts of one server."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """One process' place in all of these."""
+    """One process's place in all of these groups."""
 
     tp: TensorParallel = ALONE
     mesh: GroupMesh | None = None
-    """Of a lockstep group, or of the ranks of one server that are on several hosts."""
+    """Connections of a lockstep group, or of one server's ranks on several hosts; None without either."""
     is_lockstep: bool = False
 
     @classmethod
     def enter(cls, config: EngineConfig, tp_rank: int, meeting_point: Path) -> Membership:
-        """Meets the others.
+        """Meets the other processes.
 
-        ``meeting_point``: see :func:`engine.parallel.tensor_parallel.join`. Raises what that and
+        ``meeting_point``: see :func:`engine.parallel.tensor_parallel.join`. Raises what that function and
         :func:`engine.group.meeting.meet` raise.
         """
         device, tp_size = config.resolve_device(tp_rank), config.tensor_parallel
@@ -52,11 +52,11 @@ class Membership:
 
     @property
     def leads(self) -> tuple[int, ...]:
-        """Of each data-parallel rank the process that speaks for it."""
+        """The process that speaks for each data-parallel rank; empty outside a lockstep group."""
         return tuple(range(0, self.mesh.size, self.tp.size)) if self.mesh and self.is_lockstep else ()
 
     def say_goodbye(self) -> None:
-        """Tells the ranks on other hosts that this one's end is no failure."""
+        """Tells the ranks on other hosts that this rank's end is no failure."""
         if self.mesh is not None and not self.is_lockstep:
             self.mesh.leave()
 
@@ -74,17 +74,18 @@ class Membership:
 
 
 def check_model(config: EngineConfig) -> None:
-    """Raises :class:`ConfigError` for a model that can't be divided among so many ranks."""
+    """Raises :class:`ConfigError` if the model can't be divided among the configured ranks."""
     model = read_config(config.model_dir, config.dtype)
     config.check_experts(model)
     check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
 
 
 def _terms(config: EngineConfig) -> dict[str, str]:
-    """What must be the same on all processes that meet, by setting.
+    """Returns the values that must be the same on all processes that meet, by setting.
 
-    For ranks in lockstep: what the number of a step's collectives, or their size, follows from. Ranks of one
-    server that are on several hosts decide each for itself what rank 0 decides, from nearly all settings.
+    For ranks in lockstep these are the values that determine the number or size of a step's collectives. For
+    ranks of one server on several hosts they are nearly all settings: each rank makes rank 0's decisions for
+    itself.
     """
     device = config.resolve_device(config.nodes.ranks(config.tensor_parallel).start)
     model = read_config(config.model_dir, config.dtype, device)

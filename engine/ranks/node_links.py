@@ -1,4 +1,4 @@
-"""How ranks on other hosts get a line to rank 0: its address is in the server's store, and they call it."""
+"""Links between rank 0 and ranks on other hosts: they find its address in the server's store and call it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ _ADDRESS = "line/address"
 
 
 class NodeLinks:
-    """Rank 0's side. Opens the store."""
+    """Rank 0's side of the links."""
 
     def __init__(self, nodes: Nodes, tp_size: int) -> None:
-        """Raises :class:`ConfigError` where nobody can listen at the store's address, and where another
-        host 0 has."""
+        """Opens the store, listens, and publishes the address.
+
+        Raises :class:`ConfigError` if this process can't listen at the store's address, or if another host 0
+        uses that store.
+        """
         self._nodes = nodes
         self._names = rank_names(nodes, tp_size)
         self._store = nodes.store.open(is_first=True, timeout_s=MEETING_TIMEOUT_S)
@@ -42,10 +45,10 @@ class NodeLinks:
         publish(self._store, _ADDRESS, self._listening)
 
     def accept(self) -> Iterator[tuple[int, RankLink]]:
-        """Each rank of another host and a line to it, as they call.
+        """Yields each rank of another host, with the link to it, when that rank calls.
 
-        Raises :class:`DeadlineError` for ranks that have not after :data:`MEETING_TIMEOUT_S`, and
-        :class:`ConfigError` for one that was told another number of ranks or hosts.
+        Raises :class:`DeadlineError` if ranks have not called after :data:`MEETING_TIMEOUT_S`, and
+        :class:`ConfigError` if a rank was given another number of ranks or hosts.
         """
         tp_size = len(self._names)
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
@@ -64,8 +67,8 @@ class NodeLinks:
 def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
     """Waits for rank 0 and calls it.
 
-    Raises :class:`DeadlineError` if it does not come, or ends; :class:`ConfigError` where it refuses this
-    rank.
+    Raises :class:`DeadlineError` if rank 0 does not come, or ends, and :class:`ConfigError` if it refuses
+    this rank.
     """
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:
@@ -73,8 +76,8 @@ def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
         connection = call(published(store, _ADDRESS), hello)
     except (dist.DistError, OSError, EOFError, WireError) as error:
         raise DeadlineError(
-            f"host 0 was met at `{nodes.store.setting}` {nodes.store.address} and then not reached: "
-            f"{first_line(error)}; it has ended, or its hosts are complete, this `nodes.rank` among them"
+            f"host 0 was found at `{nodes.store.setting}` {nodes.store.address} but could not be reached: "
+            f"{first_line(error)}; it has ended, or it already has all its hosts, one with this `nodes.rank`"
         ) from error
     return RankLink.over(connection)
 

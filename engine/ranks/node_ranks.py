@@ -1,4 +1,4 @@
-"""A host of a server that is not its first: it has ranks, which do as rank 0 says, and nothing else."""
+"""A further host of a server. It only has ranks, which carry out rank 0's calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ log = logging.getLogger(__name__)
 
 
 def run(config: EngineConfig, main: RankMain) -> None:
-    """Until the server's rank 0 says that it stops, which SIGTERM and SIGINT ask it for.
+    """Runs this host's ranks until the server's rank 0 says that it stops.
 
-    Until it has stopped they compute with it. A second signal ends them at once, and so does the first as
-    long as they have not met the others. Raises :class:`KeyboardInterrupt` then, :class:`GroupLostError` when
-    one of them has ended for another reason, :class:`ConfigError` for a model that can't be shared so.
+    SIGTERM or SIGINT asks rank 0 to stop; until it has stopped, this host's ranks compute with it. A second
+    signal ends them at once. So does the first signal as long as they have not met the other ranks: then this
+    function raises :class:`KeyboardInterrupt`.
+
+    Raises :class:`GroupLostError` if one of the ranks has ended for another reason, and :class:`ConfigError`
+    if the model can't be divided among the ranks.
     """
     check_model(config)
     nodes, ranks = config.nodes, config.nodes.ranks(config.tensor_parallel)

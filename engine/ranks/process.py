@@ -1,4 +1,4 @@
-"""One tensor-parallel rank's process, seen from inside and from the process that started it."""
+"""The process of one tensor-parallel rank: its own code, and its handle in the process that started it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class RankPlace:
-    """What a rank's process is told when it is made."""
+    """What a rank's process is given at its start."""
 
     config: EngineConfig
     rank: int
     log_level: int
     meeting_point: Path = Path()
-    """Where the ranks of one host find one another; see :func:`engine.parallel.tensor_parallel.join`."""
+    """File by which the ranks of one host find one another; see
+    :func:`engine.parallel.tensor_parallel.join`."""
 
     def enter(self) -> Membership:
         """Meets the other ranks."""
@@ -49,19 +50,20 @@ class RankPlace:
 
 
 RankMain = Callable[[Engine, RankLink], None]
-"""What a rank does with its engine until rank 0 says stop; named in a module, since it is imported there."""
+"""What a rank does with its engine until rank 0 says stop. It must be a module's function, since the rank's
+process imports it by name."""
 
 
 def work(engine: Engine, link: RankLink) -> None:
-    """A rank of a server that hands nothing over."""
+    """Runs a rank of a server that hands nothing over."""
     RankWorker(engine, link).run()
 
 
 class RankProcess:
-    """Started when made. It ends when this process does, however this does.
+    """Starts a rank's process when it is made. The rank's process ends when this process ends, in any way.
 
-    On a thread of its own ``on_report`` is told of messages of the types ``reports``, and at last ``on_end``
-    that the process has ended. What the rank logs is logged here.
+    A thread of its own calls ``on_report`` with each message of the types ``reports``, and at last ``on_end``
+    when the process has ended. The rank's log lines are logged here.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class RankProcess:
         on_report: Callable[[int, Any], None] = lambda rank, report: None,
         on_end: Callable[[RankProcess], None],
     ) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks as they stand
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
         ours, theirs = context.Pipe()
         name = f"rank-{place.rank}"
         self.rank = place.rank
@@ -83,7 +85,7 @@ class RankProcess:
         self._on_end = on_end
         self._process = context.Process(target=_run, args=(main, place, theirs), name=name, daemon=True)
         self._process.start()
-        theirs.close()  # so that ours ends with the process
+        theirs.close()  # so that ours reports the end of the process
         threading.Thread(target=self._listen, name=name, daemon=True).start()
 
     @property
@@ -92,22 +94,22 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal that ended it; None: it runs."""
+        """The process's exit code. Negative: the signal that ended it; None: it runs."""
         return self._process.exitcode
 
     def join(self, timeout_s: float) -> bool:
-        """Whether it has ended by then."""
+        """Waits up to ``timeout_s`` for the process's end. Returns whether it has ended."""
         self._process.join(timeout_s)
         return not self._process.is_alive()
 
     def end(self) -> None:
-        """Waits for a process that was told to stop, and ends one that does not."""
+        """Waits for a process that was told to stop; ends the process if it does not stop."""
         if not self.join(STOP_TIMEOUT_S):
             log.error("rank %d did not stop within %s s; ending it", self.rank, STOP_TIMEOUT_S)
             self.kill()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the process at once."""
         self._process.kill()
 
     def _listen(self) -> None:
@@ -122,7 +124,7 @@ class RankProcess:
         except (EOFError, OSError):
             self._on_end(self)
         except WireError as error:
-            log.error("rank %d said what can't be read: %s", self.rank, error)
+            log.error("rank %d sent a message that can't be read: %s", self.rank, error)
             self.kill()
             self._on_end(self)
 
@@ -134,9 +136,9 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
     home = RankLink(connection)
     try:
         lower_priority(place.config.niceness)  # threads made from here on inherit it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
         logging.basicConfig(level=place.log_level, handlers=[RankLogHandler(home)], force=True)
-        is_elsewhere = place.config.nodes.rank > 0  # than rank 0, which then is not who started this
+        is_elsewhere = place.config.nodes.rank > 0  # not on rank 0's host: rank 0 did not start this process
         grace_s = 0.0 if is_elsewhere else STOP_TIMEOUT_S
         threading.Thread(target=_outlive_nobody, args=(grace_s,), name="parent", daemon=True).start()
         link = home
@@ -151,7 +153,7 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
         end_process(0)
     except EOFError:
         log.warning("rank 0 is gone; ending")
-        os._exit(1)  # threads of the transfer layer may be about
+        os._exit(1)  # threads of the transfer layer may still run
     except TwinfangError as error:
         log.error("%s", error.message)
         os._exit(1)
@@ -164,7 +166,7 @@ def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -
     mesh = membership.mesh
     if mesh is None:
         return Engine(config, membership.tp)
-    mesh.start(Listener())  # the group lost, rank 0 ends, and so does this one
+    mesh.start(Listener())  # nothing to do here when the group is lost: rank 0 ends, and so does this rank
     if membership.is_lockstep:
         return Engine(config, membership.tp, lockstep=FollowingLockstep(mesh, link))
     engine = Engine(config, membership.tp)
@@ -173,9 +175,9 @@ def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -
 
 
 def _outlive_nobody(grace_s: float) -> None:
-    """Ends this process after who started it, also where its main thread waits in a collective.
+    """Ends this process after its parent process has ended, even if the main thread waits in a collective.
 
-    Within ``grace_s`` the main thread may learn of it by its link, if it listens.
+    Before that the main thread has ``grace_s`` to notice the end by its link, if it listens.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -185,7 +187,7 @@ def _outlive_nobody(grace_s: float) -> None:
 
 
 def _pass_on(home: RankLink, link: RankLink) -> None:
-    """Tells rank 0, on another host, that this host's processes are to stop."""
+    """Tells rank 0, on another host, when this host's processes are asked to stop."""
     with contextlib.suppress(EOFError, OSError):
         home.receive(LeaveServer)
         link.send(RankLeaves())

@@ -1,4 +1,4 @@
-"""A server's other ranks, as rank 0 sees them: processes of this host, and lines to those of others."""
+"""A server's other ranks, as rank 0 sees them: processes on this host, and links to ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from wire.messages.ranks import RankLeaves, Stop
 log = logging.getLogger(__name__)
 
 FAILURE_GRACE_S = 1.0
-"""How long a rank that ended before all had met gives rank 0 to say better what was wrong."""
+"""If a rank ends before all have met, rank 0 has this long to find and report a more exact reason."""
 
 
 class RankProcesses:
-    """Ranks 1 and up. They end when this process does, however it does.
+    """Ranks 1 and up. They end when this process ends, in any way.
 
-    ``reports`` are the messages that a rank may send; see :meth:`listen`. ``on_fatal`` is told that a rank
-    has ended; ``on_leaving``, on another thread, which rank's host wants the server to stop.
+    ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
+    when a rank has ended. ``on_leaving`` is called, on another thread, with a rank whose host wants the
+    server to stop.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RankProcesses:
         self._links = {process.rank: process.link for process in self._processes}
 
     def join(self) -> Membership:
-        """This process's own place, rank 0, once all are there."""
+        """Waits until all ranks are there, and returns this process's own place, as rank 0."""
         try:
             if self._others is not None:
                 for rank, link in self._others.accept():
@@ -86,26 +87,28 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes on this host, but for this one."""
+        """Process ids of the other ranks on this host."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def listen(self, on_report: Callable[[int, Any], None]) -> None:
-        """``on_report`` is told of each report and of who sent it, on a thread of that rank; of what came
-        before at once."""
+        """Passes each report and the rank that sent it to ``on_report``, on that rank's thread.
+
+        Reports that came before this call are passed at once.
+        """
         with self._report_lock:
             self._on_report = on_report
             while not self._reports_wait.empty():
                 on_report(*self._reports_wait.get())
 
     def tell(self, message: object) -> None:
-        """Sends a message to every other rank. From any thread; order is kept."""
+        """Sends a message to every other rank, in order. May be called from any thread."""
         data = encode(message)
         with self._lock:
             for link in self._links.values():
                 link.send_encoded(data)
 
     def stop(self) -> None:
-        """Ends the processes after what they were told before."""
+        """Ends the processes after they have carried out the calls sent before."""
         self._is_stopping = True
         try:
             self.tell(Stop())
@@ -121,7 +124,7 @@ class RankProcesses:
         return RankPlace(self._config, rank, level, meeting_point=folder / "meeting-point")
 
     def _listen(self, rank: int, link: RankLink) -> None:
-        """To a rank of another host; what it logs is logged there."""
+        """Listens to a rank of another host. Its log lines are logged on that host."""
         try:
             while True:
                 report = link.receive(RankLeaves, *self._reports)
@@ -132,7 +135,7 @@ class RankProcesses:
         except (EOFError, OSError):
             self._give_up(rank, None)
         except WireError as error:
-            log.error("rank %d said what can't be read: %s", rank, error)
+            log.error("rank %d sent a message that can't be read: %s", rank, error)
             self._give_up(rank, None)
 
     def _take(self, rank: int, report: Any) -> None:
@@ -144,7 +147,7 @@ class RankProcesses:
             self._on_fatal(error)
 
     def _give_up(self, rank: int, process: RankProcess | None) -> None:
-        """One rank has ended, so all must: none can compute a step without it."""
+        """Ends the server because one rank has ended: no rank can compute a step without it."""
         if self._is_stopping:
             return
         if process is None:
@@ -160,4 +163,4 @@ class RankProcesses:
             log.error("%s", message)
             for child in multiprocessing.active_children():
                 child.kill()
-            os._exit(1)  # the main thread waits for that rank inside the store and can't be reached
+            os._exit(1)  # the main thread waits for that rank inside the store and can't be interrupted

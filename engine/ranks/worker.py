@@ -1,4 +1,4 @@
-"""A rank other than 0: its engine does what rank 0's does, call by call."""
+"""A rank other than 0: its engine carries out the calls of rank 0's engine one by one."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ CALLS: tuple[type[Any], ...] = (
 
 
 class RankWorker:
-    """Carries out rank 0's calls until it says stop or is gone; its further messages are for the link's
-    takers."""
+    """Carries out rank 0's calls until rank 0 says stop or is gone; passes other messages to their takers."""
 
     def __init__(self, engine: Engine, link: RankLink) -> None:
         self._engine = engine
         self._link = link
 
     def run(self) -> None:
-        """Returns after :class:`Stop`. Raises :class:`EOFError` when rank 0 is gone."""
+        """Runs until :class:`Stop` comes. Raises :class:`EOFError` if rank 0 is gone."""
         while True:
             call: Any = self._link.receive(*CALLS, *self._link.takers)
             if isinstance(call, Stop):
@@ -57,7 +56,7 @@ class RankWorker:
         if isinstance(call, RunStep):
             engine.step_with(call.news)
         elif isinstance(call, AddRequest):
-            with contextlib.suppress(TwinfangError):  # rank 0 refuses it too, and tells whoever sent it
+            with contextlib.suppress(TwinfangError):  # rank 0 refuses the request too, and tells the sender
                 engine.add(_request(call))
         elif isinstance(call, EndTransfer):
             request = engine.reading(call.request_id)

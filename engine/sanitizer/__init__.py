@@ -1,1 +1,1 @@
-"""Checks that every step reads the blocks and states it should."""
+"""Checks that every step reads the right blocks and states."""

@@ -1,4 +1,4 @@
-"""Whether a batch's tensors say what the plan says: computed once more, from requests and not from tables."""
+"""Checks a batch's tensors against the plan: computes them again, from the requests and not from tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from wire.errors import SanitizerError
 
 
 class BatchCheck:
-    """Compares every index that a step reads or writes by; waits for the device."""
+    """Compares every index by which a step reads or writes; waits for the device."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
     def check(self, plan: StepPlan, batch: Batch) -> None:
-        """Raises :class:`SanitizerError` for the first entry that differs, with both values.
+        """Raises :class:`SanitizerError` with both values for the first entry that differs.
 
-        Decode rows beyond the planned ones have to be padding: zeros and null indices everywhere.
+        Decode rows beyond the planned ones must be padding: zeros and null indices everywhere.
         """
         decode, prefill = batch.decode, batch.prefill
         num_decode = 0 if decode is None else decode.num_rows
@@ -40,7 +40,7 @@ class BatchCheck:
             self._check_prefill(prefill, batch, plan.prefill_rows)
 
     def _check_decode(self, part: DecodeRows, batch: Batch, planned: list[PlannedRow]) -> None:
-        """Drafts are the drafter's business; their places, and all else, are known here."""
+        """Checks everything but the tokens of drafts: only the drafter knows these."""
         width, split = part.num_positions, batch.num_decode_tokens
         padding = part.num_rows - len(planned)
         positions: list[int] = []
@@ -76,7 +76,7 @@ class BatchCheck:
         _check_prefill(part, planned)
 
     def _places(self, row: PlannedRow, positions: range) -> list[int]:
-        """Where in the KV pool they stand: 0 without a block."""
+        """Returns the places of ``positions`` in the KV pool; 0 for a position without a block."""
         blocks, size = row.request.memory.block_ids, self._block_size
         return [blocks[at // size] * size + at % size if at // size < len(blocks) else 0 for at in positions]
 

@@ -1,13 +1,13 @@
-"""Checksums of blocks and states, computed where they are: cheap enough for every step.
+"""Checksums of blocks and states, computed on their own device: cheap enough for every step.
 
-    sum(unit) = Σ w_i · m_i  mod 2^64        m_i: words of the unit, w_i: one odd 64-bit weight a position
+    sum(unit) = Σ w_i · m_i  mod 2^64        m_i: words of the unit, w_i: one odd 64-bit weight per position
 
-A position counts among all heads and channels of the model: the sums that tensor-parallel ranks take of their
-shares add up to the sum of the whole, however many ranks there are.
+Positions are numbered over all heads and channels of the whole model. So the tensor-parallel ranks' sums of
+their shares add up to the sum of the whole, however many ranks there are.
 
-Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): any word that
-changes, moves or changes places with another changes the sum. Weights are a fixed function of the
-position, so two servers get equal sums from equal bytes. It guards against faults, not against forgers.
+Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): the sum changes if
+a word changes, moves, or changes places with another word. Weights are a fixed function of the position, so
+two servers get equal sums from equal bytes. The sums guard against faults, not against forgery.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.memory.caches import SEGMENT_ALIGNMENT, Caches
 from wire.messages.layout import Segment
 
 CHUNK_BYTES = SEGMENT_ALIGNMENT
-"""A state has one sum a chunk; no chunk holds bytes of two segments, so that a sum tells the layer."""
+"""A state has one sum per chunk. No chunk holds bytes of two segments, so a sum identifies the layer."""
 MAX_TEMPORARY_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
-"""Of products before they are added: what a CPU core's cache holds, what a GPU has to spare."""
+"""Most bytes of products before they are added: the cache of a CPU core, the memory a GPU has to spare."""
 
 
 class Checksums:
-    """Sums over the units of both pools."""
+    """Computes sums over blocks and slots."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
@@ -38,7 +38,7 @@ class Checksums:
         self.num_chunks = caches.state_layout.unit_bytes // CHUNK_BYTES
 
     def states(self, slots: Tensor) -> Tensor:
-        """``[n, num_chunks]`` int64: sums of the ``n`` slots' chunks, padding included."""
+        """Returns ``[n, num_chunks]`` int64: sums of the ``n`` slots' chunks, padding included."""
         sums = [self._states(some) for some in torch.split(slots, self._per_pass(self._state_weights))]
         return torch.cat(sums) if sums else self._states(slots)
 
@@ -47,7 +47,7 @@ class Checksums:
         return products.view(len(slots), self.num_chunks, CHUNK_BYTES // 4).sum(dim=-1)
 
     def blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """``[n]`` int64: sums over the first ``num_tokens[i]`` tokens of block ``i``, all layers."""
+        """Returns ``[n]`` int64: sums over the first ``num_tokens[i]`` tokens of block ``i``, all layers."""
         passes = self._per_pass(self._block_weights)
         pairs = zip(torch.split(block_ids, passes), torch.split(num_tokens, passes), strict=True)
         sums = [self._blocks(*pair) for pair in pairs]
@@ -61,12 +61,15 @@ class Checksums:
         return (tokens * covered).sum(dim=-1)
 
     def shares_of_blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """:meth:`blocks`, but zero where another rank counts the same heads."""
+        """Returns the same as :meth:`blocks`, but zeros if another rank counts the same heads."""
         sums = self.blocks(block_ids, num_tokens)
         return torch.zeros_like(sums) if self._caches.spec.copies_kv_heads else sums
 
     def shares_of_state(self, slot: int) -> Tensor:
-        """``[num_segments]`` int64: sums of what this rank is the first to hold, without padding."""
+        """Returns ``[num_segments]`` int64: sums without padding.
+
+        Data that a rank before this one holds too is left out.
+        """
         sums = []
         for weights, segment in zip(self._share_weights(), self._caches.state_layout.segments, strict=True):
             data = self._caches.state[slot, segment.offset : segment.offset + segment.num_bytes]
@@ -74,7 +77,7 @@ class Checksums:
         return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self._caches.kv.device)
 
     def _share_weights(self) -> list[Tensor]:
-        """One tensor a segment; made when they are first asked for."""
+        """Returns one tensor of weights per segment; the first call makes them."""
         if self._state_shares is None:
             self._state_shares = [self._weights_of(segment) for segment in self._caches.state_layout.segments]
         return self._state_shares
@@ -89,7 +92,7 @@ class Checksums:
         return torch.cat(parts)
 
     def segment_of(self, chunk: int) -> str:
-        """Name of the segment that a chunk lies in: ``conv.3``, ``ssm.0``."""
+        """Returns the name of the segment that a chunk lies in, such as ``conv.3`` or ``ssm.0``."""
         before = [s for s in self._caches.state_layout.segments if s.offset <= chunk * CHUNK_BYTES]
         return before[-1].name
 
@@ -104,7 +107,7 @@ class Checksums:
 
 
 def _block_weights(caches: Caches) -> Tensor:
-    """``[kv_heads, attn_layers, 2, block_size, head_dim]``; without elements where there is no KV."""
+    """Makes weights ``[kv_heads, attn_layers, 2, block_size, head_dim]``; without KV they are empty."""
     num_words, first_word = caches.kv[0].numel(), 0
     for segment in caches.kv_layout.segments:
         (first_head, _), *_ = segment.ranges
@@ -113,7 +116,8 @@ def _block_weights(caches: Caches) -> Tensor:
 
 
 def _weights(count: int, device: torch.device, first: int = 0) -> Tensor:
-    """``[count]`` int64, odd: SplitMix64 of positions from ``first`` on (Steele, Lea and Flood, 2014)."""
+    """Makes odd weights ``[count]`` int64: SplitMix64 of positions from ``first`` on (Steele, Lea and Flood,
+    2014)."""
     x = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

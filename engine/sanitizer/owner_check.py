@@ -1,4 +1,4 @@
-"""Whether a step's rows share no memory but what they only read. Faults here are structural: they raise."""
+"""Checks that a step's rows share only memory that they only read. Faults are structural: they raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from wire.errors import SanitizerError
 
 
 def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
-    """No slot is written twice or read by another row; none is free, none is written over what it holds."""
+    """Checks that each written slot has one writer, no other reader and an owner, and overwrites nothing.
+
+    Raises :class:`SanitizerError` if not. A row may overwrite only its own request's states.
+    """
     writers: dict[int, Request] = {}
     for row in rows:
         for slot in _written_slots(row):
@@ -41,9 +44,9 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
 def check_block_owners(
     rows: Sequence[PlannedRow], tags: BlockTags, *, block_size: int, num_positions: int
 ) -> None:
-    """Blocks that a row writes are in no other row; none is free, none is begun over what it holds.
+    """Checks that a block which a row writes is in no other row, has an owner, and is empty when it is begun.
 
-    Decode rows have ``num_positions``.
+    Raises :class:`SanitizerError` if not. Decode rows have ``num_positions`` positions.
     """
     if not rows:
         return
@@ -71,7 +74,7 @@ def check_block_owners(
 
 
 def _is_rewritable(slot: int, request: Request, tags: SlotTags) -> bool:
-    """Nothing is there yet, or what this request's own steps left there while it decoded."""
+    """Whether the slot holds nothing yet, or only a state that this request's own steps left there."""
     tag = tags.current(slot)
     return tag is None or tag.writer == request.request_id
 

@@ -1,4 +1,4 @@
-"""Fills memory that nobody owns with NaN: whoever reads it gets logits that show it."""
+"""Fills memory that no request owns with NaN: a row that reads it gets logits that show the fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.memory.caches import Caches
 
 
 class Poison:
-    """NaN for blocks and, segment by segment in its dtype, for slots. Padding between segments stays zero."""
+    """Writes NaN to blocks, and to each segment of slots in its own dtype. Padding of slots stays zero."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches

@@ -1,7 +1,7 @@
-"""What blocks and slots should hold, kept on the host: who wrote which prefix there, and in which life.
+"""Tags of blocks and slots, kept on the host: which request wrote which prefix there, in which epoch.
 
-A tag names the prefix by a running digest of its tokens and by its length. Every index of a pool counts its
-lives (*epochs*): it is freed, its epoch moves, and tags of the life before mean nothing any more.
+A tag names the prefix by a running digest of its tokens and by its length. Every index of a pool has an
+*epoch*. When the index is freed, its epoch moves, and tags of earlier epochs are no longer valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REJECTED = -1
 
 
 class PrefixDigest:
-    """Running 64-bit digest of one request's tokens; remembers it at each block's end."""
+    """Running 64-bit digest of one request's tokens; remembers the digest at each block's end."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -31,7 +31,10 @@ class PrefixDigest:
         self._at_block_ends = array("Q")
 
     def at(self, tokens: Sequence[int], num_tokens: int) -> int:
-        """Digest of ``tokens[:num_tokens]``; from the start only where it goes back inside a block."""
+        """Returns the digest of ``tokens[:num_tokens]``.
+
+        Hashes from the start only if ``num_tokens`` goes back to a place inside a block.
+        """
         self._advance(tokens, num_tokens)
         blocks, rest = divmod(num_tokens, self._block_size)
         if rest == 0 and blocks:
@@ -43,7 +46,8 @@ class PrefixDigest:
         return _as_int(whole)
 
     def over_blocks(self, tokens: Sequence[int], num_tokens: int) -> NDArray[np.uint64]:
-        """Digests at the end of each block that ``num_tokens`` tokens reach, the last at ``num_tokens``."""
+        """Returns the digest at the end of each block that ``num_tokens`` tokens reach, the last one at
+        ``num_tokens``."""
         last = self.at(tokens, num_tokens)
         blocks, rest = divmod(num_tokens, self._block_size)
         digests = self._at_block_ends[:blocks]
@@ -70,12 +74,12 @@ def _as_int(running: hashlib.blake2b) -> int:
 
 
 class Epochs:
-    """Counts the lives of a pool's indices and collects those that were freed."""
+    """Counts the epochs of a pool's indices and collects the indices that were freed."""
 
     def __init__(self, pool: IndexPool) -> None:
         self.now = np.zeros(pool.size, dtype=np.int64)
         self.is_free = np.frombuffer(pool.free_map, dtype=np.uint8)
-        """``[size]`` live view: 1 where nobody owns the index."""
+        """Live view ``[size]`` of the pool: 1 if the index is free."""
         self._freed: set[int] = set()
         pool.on_free(self._end_life)
 
@@ -84,14 +88,14 @@ class Epochs:
         self._freed.add(index)
 
     def take_freed(self) -> list[int]:
-        """Indices freed since the last call, those that were handed out again included."""
+        """Returns the indices freed since the last call, including indices that were handed out again."""
         freed, self._freed = sorted(self._freed), set()
         return freed
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTag:
-    """The state after ``num_tokens`` tokens, whose digest is ``digest``, as ``writer`` left it."""
+    """Tag of the state after ``num_tokens`` tokens with digest ``digest``, written by request ``writer``."""
 
     writer: str
     digest: int
@@ -105,19 +109,19 @@ class SlotTag:
 
 
 class SlotTags:
-    """One tag a slot, valid for its epoch."""
+    """One tag per slot, valid in the tag's epoch."""
 
     def __init__(self, pool: IndexPool) -> None:
         self.epochs = Epochs(pool)
         self._tags: list[SlotTag | None] = [None] * pool.size
 
     def current(self, slot: int) -> SlotTag | None:
-        """The tag of this life; None: nothing has been written in it."""
+        """Returns the tag of the present epoch; None: nothing has been written in this epoch."""
         tag = self._tags[slot]
         return tag if tag is not None and tag.epoch == self.epochs.now[slot] else None
 
     def last(self, slot: int) -> SlotTag | None:
-        """The tag of this life or of one before."""
+        """Returns the newest tag, of the present epoch or an earlier one."""
         return self._tags[slot]
 
     def describe(self, slot: int) -> str:
@@ -131,16 +135,16 @@ class SlotTags:
         self._tags[slot] = SlotTag(request.request_id, digest, num_tokens, int(self.epochs.now[slot]))
 
     def spoil(self, slot: int, request: Request) -> None:
-        """The state behind a rejected draft is in ``slot``: nobody may read it."""
+        """Tags ``slot`` as holding the state behind a rejected draft, which no row may read."""
         self.write(slot, request, 0, _REJECTED)
 
     def move(self, tag: SlotTag, slot: int) -> None:
-        """What ``tag`` says is in ``slot`` now."""
+        """Tags ``slot`` like ``tag``: the state has been moved there."""
         self._tags[slot] = SlotTag(tag.writer, tag.digest, tag.num_tokens, int(self.epochs.now[slot]))
 
 
 class BlockTags:
-    """For each block: prefix digest and length at the end of what it holds, and the epoch of both."""
+    """For each block: digest and length of the prefix at the end of its contents, and their epoch."""
 
     def __init__(self, pool: IndexPool) -> None:
         self.epochs = Epochs(pool)
@@ -156,14 +160,14 @@ class BlockTags:
         self._written_in[block_ids] = self.epochs.now[block_ids]
 
     def is_fresh(self, block_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether nothing has been written since the block was handed out."""
+        """For each block: whether nothing has been written since it was handed out."""
         fresh: NDArray[np.bool_] = self._written_in[block_ids] != self.epochs.now[block_ids]
         return fresh
 
     def matches(
         self, block_ids: NDArray[np.int64], digests: NDArray[np.uint64], lengths: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Whether each block holds what ends with that digest at that length."""
+        """For each block: whether its contents end with that digest at that length."""
         equal: NDArray[np.bool_] = (self._digests[block_ids] == digests) & (
             self._lengths[block_ids] == lengths
         )

@@ -1,17 +1,17 @@
-"""The state sanitizer: every step checks that it reads the blocks and the states that it should.
+"""The state sanitizer: it checks that every step reads the right blocks and states.
 
 | when | what |
 |---|---|
-| freed for good | filled with NaN before anyone else may use it |
+| a block or slot is freed | it is filled with NaN before another request may use it |
 | before a step | blocks and slots have one owner; each holds the prefix that its reader expects |
-| before a step | the bytes of each state are those that were written; rows that nobody owns are clear |
-| before a step | the batch's tensors say what the plan says |
-| after a step | what was written is tagged and summed; a state behind a rejected draft is nobody's to read |
-| preemption, hand-over | blocks and state are compared by checksum on arrival |
+| before a step | the bytes of each state are those that were written; rows without an owner are clear |
+| before a step | the batch's tensors agree with the plan |
+| after a step | written memory is tagged and summed; a state behind a rejected draft may not be read |
+| preemption, handoff | blocks and state are compared by checksum on arrival |
 
-A fault in what only one request uses (its state, its row of the table, its copy) ends that request. Where two
-parties use the same memory, or the prefix cache serves something damaged, nothing in the pools can be
-trusted: that fault is *structural*, its error leaves the step and ends the process.
+A fault in memory that only one request uses (its state, its row of the table, its copy) ends that request. If
+two requests use the same memory, or the prefix cache serves damaged memory, nothing in the pools can be
+trusted. Such a fault is *structural*: its error leaves the step and ends the process.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor
 
 @dataclass(frozen=True)
 class _Away:
-    """What a preempted request had in the pools."""
+    """Checksums of what a preempted request had in the pools."""
 
     state: StateAway | None
     block_sums: torch.Tensor
 
 
 class Sanitizer:
-    """The checks of :class:`engine.step.checks.Checks`. It owns tags and sums, and writes NaN to the
-    pools."""
+    """Implements :class:`engine.step.checks.Checks`. Owns tags and sums, and writes NaN to the pools."""
 
     def __init__(
         self, caches: Caches, scheduler: Scheduler, rows: RowTable, tp: TensorParallel = ALONE
@@ -84,7 +83,7 @@ class Sanitizer:
 
     def vacated(self, plan: StepPlan) -> None:
         for swap in plan.swap_out:
-            if not swap.block_ids:  # preempted before its first chunk: it has nothing yet
+            if not swap.block_ids:  # the request was preempted before its first chunk and has nothing yet
                 continue
             self._away[swap.request_id] = _Away(
                 self._states.leave(swap.slot), self._sum_whole_blocks(swap.block_ids)
@@ -97,7 +96,7 @@ class Sanitizer:
             torch.cuda.synchronize(self._device)  # a peer's bytes must not land before the NaN
 
     def _return(self, swap: Swap) -> SanitizerError | None:
-        """A preempted request is back: its tags come with it, and its bytes have to be the same."""
+        """Tags the memory of a preempted request that is back; returns an error if its blocks changed."""
         request = self._scheduler.running[swap.request_id]
         away = self._away.pop(swap.request_id, None)
         if away is None:
@@ -118,7 +117,7 @@ class Sanitizer:
     def _received(self, request: Request) -> SanitizerError | None:
         ticket = request.ticket
         assert ticket is not None
-        # Early tickets have no digests: on rank 0 the whole one has taken their place by now.
+        # Early tickets have no digests. On rank 0 the whole ticket has replaced the early one by now.
         digests = ticket.digests if isinstance(ticket, Ticket) else None
         first, num_tokens = len(request.memory.nodes), ticket.num_tokens
         self._states.expect_nothing(request)
@@ -139,7 +138,7 @@ class Sanitizer:
         return self._digests(request, 0, request.num_computed)
 
     def _digests(self, request: Request, first_block: int, num_tokens: int) -> Digests:
-        """Of the request's blocks from ``first_block`` on, as far as ``num_tokens`` go, and of its state."""
+        """Sums the request's state, and its blocks from ``first_block`` up to ``num_tokens`` tokens."""
         block_ids = request.memory.block_ids[first_block : self._blocks_for(num_tokens)]
         rest = num_tokens - (first_block + np.arange(len(block_ids))) * self._block_size
         covered = torch.from_numpy(rest.clip(0, self._block_size)).to(self._device)
@@ -183,7 +182,7 @@ class Sanitizer:
     def _on_any_rank(
         self, requests: Collection[Request], faults: Mapping[Request, SanitizerError]
     ) -> list[tuple[Request, TwinfangError]]:
-        """Which of the requests are damaged here or on another tensor-parallel rank."""
+        """Returns the requests with damaged blocks or state on any tensor-parallel rank, and their errors."""
         is_damaged = self._tp.any([request in faults for request in requests])
         return [
             (request, faults.get(request) or TwinfangError(DAMAGED_ELSEWHERE))
@@ -213,7 +212,10 @@ class Sanitizer:
             raise SanitizerError(f"row {row} of the block table: nobody owns it, but it still holds {found}")
 
     def _check_table(self, request: Request) -> SanitizerError | None:
-        """The host's block table against the request's own list; blocks of this step may still be missing."""
+        """Compares the host's block table with the request's own list.
+
+        Blocks of this step may still be missing in the table.
+        """
         num_known = self._rows.num_blocks[request.row]
         table = self._rows.block_table[request.row]
         expected = np.array(request.memory.block_ids, dtype=np.int32)
@@ -246,19 +248,20 @@ class Sanitizer:
         return prefix
 
     def _tag_blocks(self, request: Request, start: int, end: int) -> None:
-        """Blocks that hold tokens ``start … end - 1`` of a request."""
+        """Tags the blocks that hold tokens ``start … end - 1`` of a request."""
         first = start // self._block_size
         digests = self._digests_of_blocks(request, end)[first:]
         block_ids = np.array(request.memory.block_ids[first : first + len(digests)], dtype=np.int64)
         self._blocks.write(block_ids, digests, self._lengths(first, end))
 
     def _digests_of_blocks(self, request: Request, num_tokens: int) -> NDArray[np.uint64]:
-        """Of the prefix at the end of each block that holds some of the first ``num_tokens`` tokens."""
+        """Returns the prefix digest at the end of each block that holds any of the first ``num_tokens``
+        tokens."""
         digests = self._prefix_of(request).over_blocks(request.tokens, num_tokens)
         return digests[: self._blocks_for(num_tokens)]
 
     def _lengths(self, first_block: int, num_tokens: int) -> NDArray[np.int64]:
-        """Tokens up to the end of what each block holds."""
+        """Returns the tokens up to the end of each block's contents."""
         ends = np.arange(first_block + 1, self._blocks_for(num_tokens) + 1) * self._block_size
         return np.minimum(ends, num_tokens)
 

@@ -1,4 +1,4 @@
-"""What the sanitizer knows of states: which one each slot should hold, and whether its bytes are the same."""
+"""The sanitizer's checks of states: which state each slot should hold, and whether its bytes are the same."""
 
 from __future__ import annotations
 
@@ -21,46 +21,48 @@ from wire.errors import SanitizerError
 
 @dataclass(frozen=True)
 class StateAway:
-    """What a preempted request's slot held."""
+    """Tag and checksums of a preempted request's state."""
 
     tag: SlotTag
     sums: torch.Tensor
 
 
 class StateWatch(Protocol):
-    """States as :class:`engine.sanitizer.sanitizer.Sanitizer` asks about them; faults of one request are
-    returned."""
+    """Checks of states, as :class:`engine.sanitizer.sanitizer.Sanitizer` calls them.
+
+    Faults of one request are returned, structural faults are raised.
+    """
 
     def spoil_freed(self) -> None:
-        """Slots that were freed since the last call are filled with NaN."""
+        """Fills the slots that were freed since the last call with NaN."""
 
     def leave(self, slot: int) -> StateAway | None:
-        """The state is about to be moved out of the pool."""
+        """Returns tag and checksums of a state that is about to be moved out of the pool."""
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
-        """It was moved back; its bytes are compared before it is read."""
+        """Takes tag and checksums of a state that was moved back. Its bytes are compared before a read."""
 
     def expect_nothing(self, request: Request) -> None:
-        """Raises unless nothing has been written to the slot that a transfer is to fill."""
+        """Raises if anything has been written to the slot that a transfer is to fill."""
 
     def landed(self, request: Request, num_tokens: int) -> None:
-        """h(num_tokens) was received."""
+        """Tags the request's slot: h(num_tokens) was received."""
 
     def check_owners(self, rows: Sequence[PlannedRow]) -> None:
-        """Raises where rows share slots that one of them writes."""
+        """Raises if rows share slots that one of them writes."""
 
     def check(self, request: Request, num_tokens: int) -> SanitizerError | None:
-        """Whether the request's slot should hold h(num_tokens) of its own tokens."""
+        """Returns an error if, by its tag, the request's slot does not hold h(num_tokens) of its tokens."""
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
-        """Whether the bytes are those that were written."""
+        """Returns an error for each request whose state's bytes are not those that were written."""
 
     def computed(self, ends: Sequence[tuple[PlannedRow, int]], num_positions: int) -> None:
-        """Rows were computed, each up to that many tokens."""
+        """Tags the slots of rows that were computed, each up to the given number of tokens."""
 
 
 class NoStateWatch:
-    """Of a model without recurrent layers."""
+    """Watch for a model without recurrent layers, which has no states."""
 
     def spoil_freed(self) -> None:
         pass
@@ -91,7 +93,7 @@ class NoStateWatch:
 
 
 class SlotWatch:
-    """One tag and one row of checksums a slot. ``prefix_of`` gives a request's running digest."""
+    """Keeps one tag and one row of checksums per slot. ``prefix_of`` returns a request's running digest."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class SlotWatch:
         return error
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
-        """One wait for the device."""
+        """Compares the bytes of all states with one wait for the device."""
         slots = self._index([request.memory.state_slot for request in requests])
         changed = self._checksums.states(slots) != self._sums[slots]
         faults: dict[Request, SanitizerError] = {}
@@ -178,7 +180,10 @@ class SlotWatch:
         self._sum([slot for row, end in ends for slot in self._tag(row, end, num_positions)])
 
     def _tag(self, row: PlannedRow, end: int, num_positions: int) -> list[int]:
-        """Slots that hold true states now, up to h(end); those behind rejected drafts hold none."""
+        """Tags the slots that a row wrote, and returns those with valid states, up to h(end).
+
+        Slots behind rejected drafts are tagged as not readable.
+        """
         request = row.request
         if row.is_decode:
             states = list(enumerate(decode_slots(row, num_positions), row.num_before + 1))

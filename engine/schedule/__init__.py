@@ -1,1 +1,1 @@
-"""Who computes next, with which rows, blocks and slots. Pure: no tensors."""
+"""Decides which requests compute next, and with which rows, blocks and slots. Pure: no tensors."""

@@ -1,4 +1,4 @@
-"""At which lengths of a prompt its Mamba state is kept for later requests: one small class a mode.
+"""Decides at which lengths of a prompt its Mamba state is kept for later requests: one small class per mode.
 
 | mode | states kept | how |
 |---|---|---|
@@ -7,11 +7,11 @@
 | `all` | at every state-block boundary, prompt and answer | the scan writes them itself |
 
 Both caching modes also keep the state at a prompt's last block boundary, where the same prompt or
-the next turn of its conversation starts, and at a branch: where a request left a cached prefix that no
-state could serve.
+the next turn of its conversation starts, and at a branch: the end of a prefix whose KV was cached while no
+cached state reached that far.
 
-A model without recurrent layers needs no state: `align` and `all` are the same there, every full block of KV
-is kept, and chunks run as they come.
+A model without recurrent layers needs no state. `align` and `all` are the same for it: every full block of KV
+is kept, and chunks are not cut.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ CacheModeName = Literal["none", "align", "all"]
 
 
 class CacheMode(Protocol):
-    """Where states are kept. Lengths are in tokens from the prompt's start."""
+    """Decides where states are kept. Lengths are in tokens from the prompt's start."""
 
     caches: bool
     """Whether anything is kept at all, KV included."""
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """Where a chunk that could run from ``start`` to ``end`` has to stop."""
+        """Returns where a chunk has to stop that could run from ``start`` to ``end``."""
 
     def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
-        """Lengths strictly inside a chunk at which the scan has to write the state."""
+        """Returns the lengths strictly inside a chunk at which the scan has to write the state."""
 
     def keeps(self, request: Request, length: int) -> bool:
         """Whether the state at ``length``, where a chunk ends, is to be kept."""
 
     def next_kept(self, request: Request, length: int) -> int | None:
-        """The first length beyond ``length`` at which a decode row's state is to be kept, if there is one."""
+        """Returns the first length beyond ``length`` at which a decode row's state is kept, if any."""
 
 
 class NoStates:
-    """No state is kept anywhere, and no chunk cut for one."""
+    """Keeps no state anywhere and cuts no chunk."""
 
     caches: bool
 
@@ -64,19 +64,19 @@ class NoStates:
 
 
 class NoCaching(NoStates):
-    """Every request computes its whole prompt."""
+    """Caches nothing: every request computes its whole prompt."""
 
     caches = False
 
 
 class BlocksAlone(NoStates):
-    """Of a model without recurrent layers: each full block of KV serves later requests by itself."""
+    """Keeps each full block of KV, which serves later requests if the model has no recurrent layers."""
 
     caches = True
 
 
 class AlignedChunks:
-    """States at chunk ends; needs no support from the scan."""
+    """Keeps states at chunk ends; needs no support from the scan."""
 
     caches = True
 
@@ -84,7 +84,7 @@ class AlignedChunks:
         self._block_size = block_size
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """At the next wanted boundary, else, before the prompt's end, at a block boundary."""
+        """Stops at the next wanted boundary, else, before the prompt's end, at a block boundary."""
         wanted = [mark for mark in _marks(request, self._block_size) if start < mark < end]
         if wanted:
             return min(wanted)
@@ -98,13 +98,16 @@ class AlignedChunks:
         return length % self._block_size == 0 and length < request.num_given
 
     def next_kept(self, request: Request, length: int) -> int | None:
-        """A chunk of one token, which is a decode row, may end at a block boundary of the prompt."""
+        """Returns the next length if it is a block boundary of the prompt.
+
+        A chunk of one token is a decode row and may end there.
+        """
         following = length + 1
         return following if self.keeps(request, following) else None
 
 
 class StateBlocks:
-    """States at every multiple of ``state_block``; chunks run as they come."""
+    """Keeps states at every multiple of ``state_block``; cuts no chunk."""
 
     caches = True
 
@@ -132,7 +135,7 @@ class StateBlocks:
 
 
 def _marks(request: Request, block_size: int) -> tuple[int, ...]:
-    """The prompt's last block boundary that leaves a token to compute, and the branch, if there is one."""
+    """Returns the branch, if there is one, and the last block boundary that leaves a token to compute."""
     lengths = (request.branch, request.num_given - 1)
     return tuple(length - length % block_size for length in lengths if length >= block_size)
 
@@ -140,7 +143,8 @@ def _marks(request: Request, block_size: int) -> tuple[int, ...]:
 def make_cache_mode(
     name: CacheModeName, block_size: int, state_block: int, *, has_state: bool = True
 ) -> CacheMode:
-    """The mode of that name; states are kept at multiples of ``block_size`` or ``state_block`` tokens.
+    """Makes the mode of that name, which keeps states at multiples of ``block_size`` or ``state_block``
+    tokens.
 
     ``has_state``: whether the model has recurrent layers.
     """

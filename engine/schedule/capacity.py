@@ -1,21 +1,22 @@
-"""From a memory budget to numbers of blocks and slots, or a refusal that shows the arithmetic.
+"""Computes numbers of blocks and slots from a memory budget, or refuses and shows the arithmetic.
 
-Nothing is capped in silence: a batch, a context or a pool that does not fit is the operator's
-decision, so the error names what is missing and which settings, and which values of them, would fit.
+Nothing is capped in silence. If a batch, a context or a pool does not fit, the operator decides what to
+change. So the error names what is missing, and which settings with which values would fit.
 
 | slots | are |
 |---|---|
-| null | index 0, what padding points at |
-| running | ``1 + k`` of every sequence; k drafts a step keep a state each |
-| leased | of a prefill server: one more a sequence, waiting to be read by a decode server |
+| null | index 0, which padding points at |
+| running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state |
+| leased | on a prefill server: one more for each sequence, waiting to be read by a decode server |
 | cached | states that only the prefix cache holds |
-| read | so many that, together with the cached ones, every running sequence may hold one to read |
+| read | so many that, with the cached slots, every running sequence may hold one to read |
 
-A running sequence may start its next step from a cached state, which then can't be evicted. Were there no
-slot for that beside the running ones, a request that finds its prefix cached would wait for another to end.
+A running sequence may start its next step from a cached state, which then can't be evicted. Without a slot
+for that state beside the running slots, a request whose prefix is cached would wait until another one ends.
 
-What a model does not keep takes no memory and limits nothing: without recurrent layers there are no slots but
-the null one, without attention layers no blocks but the null one, and a sequence of any length has none.
+Memory that a model does not keep takes no bytes and limits nothing. Without recurrent layers the only slot is
+the null slot. Without attention layers the only block is the null block, and a sequence of any length has no
+blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class CapacityPlan:
     slot_bytes: int
     max_model_len: int
     num_speculative: int = 0
-    """k, drafts a step."""
+    """k: drafts in a step."""
 
     @property
     def has_kv(self) -> bool:
@@ -53,7 +54,7 @@ class CapacityPlan:
         return self.slot_bytes > 0
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold ``num_tokens`` tokens of a sequence; none where the model keeps no KV."""
+        """Returns the blocks needed for ``num_tokens`` tokens of a sequence; 0 if the model keeps no KV."""
         return blocks_for(num_tokens, self.block_size) if self.has_kv else 0
 
     @property
@@ -65,7 +66,7 @@ class CapacityPlan:
     def table_columns(self) -> int:
         """Columns of a block table: a row's ``1 + k`` positions may reach k tokens past ``max_model_len``.
 
-        Without KV one, which stays null.
+        1 without KV; that column stays null.
         """
         return max(1, self.blocks_for(self.max_model_len + self.num_speculative))
 
@@ -75,8 +76,11 @@ class CapacityPlan:
 
     @property
     def max_held(self) -> int:
-        """Requests whose memory can be leased at once. Equal ones share blocks and states, so that memory
-        alone does not bound them."""
+        """Most requests whose memory can be leased at once.
+
+        This limit is needed because equal requests share blocks and states: memory alone does not bound how
+        many are leased.
+        """
         return (self.num_slots if self.has_state else self.num_blocks) - 1
 
     @property
@@ -92,7 +96,7 @@ class CapacityPlan:
 
 @dataclass(frozen=True)
 class SlotCount:
-    """What the slots of a server are for."""
+    """Numbers of a server's slots by purpose."""
 
     running: int
     leased: int
@@ -102,7 +106,7 @@ class SlotCount:
 
     @classmethod
     def none(cls) -> SlotCount:
-        """Of a model without recurrent layers: the null slot, of zero bytes."""
+        """Counts for a model without recurrent layers: only the null slot, of zero bytes."""
         return cls(running=0, leased=0, cached=0, read=0)
 
     @property
@@ -118,7 +122,7 @@ def count_slots(
     cache_mode: CacheModeName,
     num_cached_states: int | None,
 ) -> SlotCount:
-    """Slots with which ``max_num_seqs`` sequences always run at once.
+    """Counts the slots with which ``max_num_seqs`` sequences can always run at once.
 
     ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has none. In mode ``all`` the states at
     past boundaries are the prefix cache's and can be evicted, so the length of a sequence does not matter.
@@ -137,7 +141,7 @@ def count_slots(
 
 @dataclass(frozen=True)
 class Demand:
-    """What a server is asked to hold; :meth:`within` a budget it becomes pool sizes."""
+    """What a server is asked to hold. :meth:`within` turns it into pool sizes for a budget."""
 
     spec: CacheSpec
     role: Role
@@ -147,7 +151,7 @@ class Demand:
     cache_mode: CacheModeName = "none"
     num_cached_states: int | None = None
     num_speculative: int = 0
-    """k, drafts a step."""
+    """k: drafts in a step."""
 
     @property
     def slots(self) -> SlotCount:
@@ -171,7 +175,7 @@ class Demand:
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token."""
+        """Bytes of one token's KV."""
         return self.spec.block_bytes(1)
 
     @property
@@ -189,19 +193,23 @@ class Demand:
     def growth_blocks(self) -> int:
         """Blocks that admission keeps free for each running sequence to grow into.
 
-        A step writes the KV of up to ``1 + k`` tokens, and drafting that of k more behind them.
+        A step writes the KV of up to ``1 + k`` tokens, and drafting writes the KV of k more behind them.
         """
         return self._blocks_for(1 + 2 * self.num_speculative)
 
     @property
     def min_blocks_per_seq(self) -> int:
-        """With one block, ``max_num_seqs`` sequences would not run at once: each has to have room to grow,
-        and a prefill server's leased sequence keeps its own."""
+        """Fewest blocks per sequence with which ``max_num_seqs`` sequences run at once.
+
+        One block is not enough: each sequence needs room to grow, and a leased sequence of a prefill server
+        keeps its blocks.
+        """
         return 1 + self.growth_blocks if self.spec.has_kv else 0
 
     @property
     def min_blocks(self) -> int:
-        """The null block, and either one sequence of full length or the least for each sequence."""
+        """The null block and the larger number: blocks of one full-length sequence, or the fewest blocks of
+        all sequences."""
         return 1 + max(self.blocks_per_seq, self.min_blocks_per_seq * self.max_num_seqs)
 
     @property
@@ -220,7 +228,8 @@ class Demand:
     ) -> CapacityPlan:
         """Divides a budget between slots, which are counted first, and blocks, which get the rest.
 
-        ``budget_setting`` says which setting, and which value, gives a budget of so many bytes.
+        ``budget_setting`` names, for the error message, the setting and value that give a budget of so many
+        bytes.
 
         Raises :class:`CapacityError` if the budget is below :attr:`min_bytes`.
         """
@@ -273,7 +282,7 @@ class Demand:
         return f"{self.min_blocks} KV blocks (1 null + {parts}) x {size}"
 
     def _fitting_settings(self, budget_bytes: int) -> list[str]:
-        """Settings that would suffice when lowered alone, with the largest value that does."""
+        """Returns the settings of which each would suffice if lowered alone, with its largest such value."""
 
         def largest(low: int, end: int, lowered: Callable[[int], Demand]) -> int | None:
             return _largest(low, end, lambda value: lowered(value).min_bytes <= budget_bytes)
@@ -288,12 +297,12 @@ class Demand:
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold ``num_tokens`` tokens."""
+    """Returns the number of blocks that hold ``num_tokens`` tokens."""
     return -(-num_tokens // block_size)
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes for a reader, in the largest unit of which there is one."""
+    """Formats a number of bytes in the largest unit in which it is at least 1."""
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.2f} {name}"
@@ -301,7 +310,10 @@ def size_text(num_bytes: int) -> str:
 
 
 def _largest(low: int, end: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest of ``low … end - 1`` that fits, or None. All values below one that fits have to fit."""
+    """Returns the largest of ``low … end - 1`` that fits, or None.
+
+    If a value fits, all smaller values have to fit too.
+    """
     if end <= low or not fits(low):
         return None
     while end - low > 1:

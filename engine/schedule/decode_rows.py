@@ -1,7 +1,7 @@
-"""What the next row of a decoding request needs: blocks, a slot for a state that is kept, or nothing new.
+"""Plans decode rows and gives their requests the memory they lack: blocks, or a slot for a boundary state.
 
-How far the steps in flight bring a request is known only within bounds: by one token each, or by ``1 + k``.
-Memory is given for the most that it can be.
+Each step in flight brings a request forward by at least one token and at most ``1 + k``. Memory is given for
+the most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.schedule.ownership import Ownership
 
 
 class DecodeRows:
-    """Plans decode rows one by one, and gives their requests what they need for it."""
+    """Plans decode rows one by one."""
 
     def __init__(self, owned: Ownership, plan: CapacityPlan, mode: CacheMode, num_positions: int) -> None:
         self._owned = owned
@@ -23,9 +23,9 @@ class DecodeRows:
         self._num_positions = num_positions
 
     def is_next(self, request: Request) -> bool:
-        """Whether its next row is a decode row: N-1 tokens are computed or in flight, and it goes on.
+        """Whether the request's next row is a decode row: N-1 tokens are computed or in flight.
 
-        Not as long as the masks of its grammar have not come.
+        False if the request is at its end, and as long as the masks of its grammar have not come.
         """
         if request.awaits_masks:
             return False
@@ -35,16 +35,16 @@ class DecodeRows:
         return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     def is_calm(self, request: Request) -> bool:
-        """Whether its next row is a decode row that needs nothing which it does not have."""
+        """Whether the request's next row is a decode row for which it has everything already."""
         most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
         return most <= request.calm_until and not request.awaits_masks
 
     def num_missing_blocks(self, request: Request) -> int:
-        """Blocks that the request lacks for its next row."""
+        """Returns the number of blocks that the request lacks for its next row."""
         return self._owned.num_missing_blocks(request, self._reach(request, self._most_computed(request) + 1))
 
     def plan(self, request: Request) -> PlannedRow:
-        """The next row. The caller has made room for the blocks that it lacks."""
+        """Plans the next row. The caller has made room for the blocks that the request lacks."""
         most = self._most_computed(request)
         self._owned.grow(request, self._reach(request, most + 1))
         row = self.plan_as_is(request, most)
@@ -52,39 +52,48 @@ class DecodeRows:
         return row
 
     def plan_admitted(self, request: Request) -> PlannedRow:
-        """The first row, of a request that has just been given the blocks of its tokens."""
+        """Plans the first row of a request that has just been given the blocks of its tokens."""
         most = self._most_computed(request)
         self.grow_if_room(request, most + 1)
         return self.plan_as_is(request, most)
 
     def plan_as_is(self, request: Request, most_computed: int) -> PlannedRow:
-        """A row with the blocks that its request has; ``most_computed`` tokens at most stand before it."""
-        # Within the prompt it computes one token; the chunk that may follow would not pass its boundary.
+        """Plans a row with the blocks that its request has.
+
+        At most ``most_computed`` tokens are computed before the row.
+        """
+        # Within the prompt the row computes one token. It must not take a boundary further on: the chunk that
+        # may follow would not write that.
         num_new = self._num_positions if request.is_prompt_planned else 1
         boundary = self._owned.decode_boundary(request, most_computed, num_new)
         return PlannedRow(request, request.num_planned, 1, boundary)
 
     def grow_if_room(self, request: Request, num_tokens: int) -> None:
-        """Gives blocks for a step that surely computes up to ``num_tokens``. Without them drafts are poorer,
-        but no request has to make way for that."""
+        """Gives a request, if there is room, the blocks for a step that surely computes up to ``num_tokens``.
+
+        Without them drafts are worse, but that is no reason to preempt another request.
+        """
         reach = self._reach(request, num_tokens)
         if self._owned.num_missing_blocks(request, reach) <= self._owned.cache.num_available_blocks:
             self._owned.grow(request, reach)
 
     def _most_computed(self, request: Request) -> int:
-        """Upper bound of what is computed when all that is in flight has landed; exact within the prompt."""
+        """Returns the most tokens that are computed once all steps in flight have landed.
+
+        Within the prompt the number is exact.
+        """
         num_uncertain = min(request.num_in_flight, max(0, request.num_planned - request.num_given))
         return request.num_planned + num_uncertain * (self._num_positions - 1)
 
     def _reach(self, request: Request, num_tokens: int) -> int:
-        """Tokens whose KV a step may write that surely computes up to ``num_tokens``.
+        """Returns the most tokens whose KV a step may write if it surely computes up to ``num_tokens``.
 
-        All drafts may be right, and drafting goes on as far again behind them.
+        All k drafts may be accepted, and drafting goes on k tokens behind them.
         """
         return min(num_tokens + 2 * (self._num_positions - 1), request.max_total_tokens)
 
     def _calm_until(self, request: Request, most_computed: int) -> int:
-        """See :attr:`Request.calm_until`."""
+        """Computes :attr:`Request.calm_until`."""
         if request.memory.boundary is not None or not request.is_prompt_planned or request.prefill_only:
             return -1
         until = request.max_total_tokens - 1

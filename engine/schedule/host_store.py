@@ -1,4 +1,4 @@
-"""Blocks and states of preempted requests in host memory. They come back bit for bit."""
+"""Blocks and states of preempted requests in host memory. They are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Stored:
 
 
 class HostStore:
-    """Copies of what preempted requests had in the pools, by request id."""
+    """Copies of the blocks and states of preempted requests, by request id."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
@@ -25,18 +25,18 @@ class HostStore:
 
     @property
     def num_bytes(self) -> int:
-        """Host memory that is taken now."""
+        """Bytes of host memory in use now."""
         return sum(s.kv.numel() * s.kv.element_size() + s.state.numel() for s in self._stored.values())
 
     def save(self, swap: Swap) -> None:
-        """Copies a request's blocks and state out of the pools, before anyone else writes there."""
+        """Copies a request's blocks and state out of the pools, before another request writes there."""
         kv = self._caches.kv_words.index_select(0, self._index(swap))
         self._stored[swap.request_id] = _Stored(
             kv.to("cpu"), self._caches.state[swap.slot].to("cpu", copy=True)
         )
 
     def restore(self, swap: Swap) -> None:
-        """Copies them back, to the blocks and the slot that the request owns now."""
+        """Copies blocks and state back into the blocks and the slot that the request owns now."""
         stored = self._stored.pop(swap.request_id)
         device = self._caches.kv.device
         self._caches.kv_words.index_copy_(0, self._index(swap), stored.kv.to(device))
@@ -46,5 +46,5 @@ class HostStore:
         return torch.tensor(swap.block_ids, dtype=torch.int64, device=self._caches.kv.device)
 
     def drop(self, request_id: str) -> None:
-        """Forgets a request that was cancelled while it was preempted."""
+        """Drops the copies of a request that was cancelled while it was preempted."""
         self._stored.pop(request_id, None)

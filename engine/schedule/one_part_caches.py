@@ -1,4 +1,4 @@
-"""Prefix caches of models that keep only one of the two parts: blocks without states, or the reverse.
+"""Prefix caches of models that keep only one of the two: blocks without states, or states without blocks.
 
 | model | a prefix counts as a hit up to | what is evicted |
 |---|---|---|
@@ -6,8 +6,8 @@
 | no recurrent layers | every full block | leaves, least recently used first |
 | no attention layers | a cached state | states, least recently used first |
 
-Without attention the tree's nodes hold no memory of a pool and are there for their keys alone: what leads to
-no state goes at once, so there are never more of them than states and running requests need.
+Without attention the tree's nodes hold no memory of a pool and exist only for their keys. A node that leads
+to no state is removed at once, so there are never more nodes than states and running requests need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.schedule.capacity import CapacityPlan
 
 
 class BlockPrefixCache(PrefixCache):
-    """Of a model without recurrent layers: KV alone serves a prefix."""
+    """Prefix cache of a model without recurrent layers: KV alone serves a prefix."""
 
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
         return len(nodes)
@@ -35,7 +35,7 @@ class BlockPrefixCache(PrefixCache):
 
 
 class StatePrefixCache(PrefixCache):
-    """Of a model without attention layers: a state alone serves a prefix. Its blocks are none."""
+    """Prefix cache of a model without attention layers: a state alone serves a prefix. It has no blocks."""
 
     @property
     def num_available_blocks(self) -> int:
@@ -63,7 +63,7 @@ class StatePrefixCache(PrefixCache):
 def make_prefix_cache(
     plan: CapacityPlan, blocks: IndexPool, slots: IndexPool, fingerprint: str
 ) -> PrefixCache:
-    """The cache for what the plan's model keeps."""
+    """Makes the prefix cache that fits the plan's model."""
     kind = PrefixCache
     if not plan.has_state:
         kind = BlockPrefixCache

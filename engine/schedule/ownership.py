@@ -1,4 +1,4 @@
-"""What requests own: rows, blocks, slots and their share of the prefix cache. Only this module moves them."""
+"""Ownership of rows, blocks, slots and prefix-cache entries by requests. Only this module moves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.schedule.one_part_caches import make_prefix_cache
 
 
 class Ownership:
-    """Gives requests memory and takes it back; the pools and the prefix cache belong to it."""
+    """Owns the pools and the prefix cache; gives requests memory and takes it back."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Ownership:
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
-        """That each request owns: one a position."""
+        """Slots that each request owns: one per position."""
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -42,9 +42,10 @@ class Ownership:
     # --- taking ----------------------------------------------------------------------------------
 
     def admit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a waiting request a row, slots, cached blocks and new ones for its prompt, or nothing.
+        """Gives a waiting request a row, slots, cached blocks and new blocks for its prompt, or nothing.
 
-        ``spare_blocks`` have to remain available for those that run already.
+        ``spare_blocks`` blocks have to remain available for the requests that run already. Returns whether
+        there was room.
         """
         match = self._match(request)
         self._hold(match)
@@ -62,7 +63,7 @@ class Ownership:
         return True
 
     def _start_behind(self, request: Request, match: Match) -> None:
-        """What is cached need not be computed."""
+        """Lets the request start behind its cached prefix, which need not be computed."""
         block_size = self._plan.block_size
         request.num_computed = request.measured.num_cached = len(match.nodes) * block_size
         request.num_planned = request.num_computed
@@ -70,7 +71,10 @@ class Ownership:
             request.branch = match.num_matched_blocks * block_size
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a preempted request a row, slots and the blocks of all its tokens so far, or nothing."""
+        """Gives a preempted request a row, slots and blocks for all its tokens so far, or nothing.
+
+        Returns whether there was room.
+        """
         num_blocks = self._plan.blocks_for(request.target)
         if not self._has_room(num_blocks + spare_blocks):
             return False
@@ -78,26 +82,26 @@ class Ownership:
         return True
 
     def _has_room(self, num_blocks: int) -> bool:
-        """Whether there are a row, slots and ``num_blocks`` blocks for one more request."""
+        """Whether a row, slots and ``num_blocks`` blocks are available for one more request."""
         has_slots = self.cache.num_available_slots >= self._num_slots
         return bool(self._rows) and has_slots and self.cache.num_available_blocks >= num_blocks
 
     def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:
-        """A row, slots, and blocks behind those that are ``cached``."""
+        """Gives a row, slots, and ``num_blocks`` new blocks behind the ``cached`` ones."""
         blocks = [*cached, *self.cache.allocate_blocks(num_blocks)]
         request.row = self._rows.pop()
         request.memory = Memory(blocks, slots=[self.cache.allocate_slot() for _ in range(self._num_slots)])
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks that a request lacks to hold ``num_tokens`` tokens."""
+        """Returns the number of blocks that a request lacks to hold ``num_tokens`` tokens."""
         return max(0, self._plan.blocks_for(num_tokens) - len(request.memory.block_ids))
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        """Adds the blocks it lacks to hold ``num_tokens`` tokens; the caller has made room."""
+        """Adds the blocks that the request lacks to hold ``num_tokens`` tokens. The caller has made room."""
         request.memory.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
 
     def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
-        """Slots for a chunk's states that are to be kept, its end's included, as far as there are any."""
+        """Takes slots for a chunk's boundary states, its end's included, as far as slots are available."""
         lengths = self._mode.inner_boundaries(request, start, end)
         if self._mode.keeps(request, end):
             lengths.append(end)
@@ -107,11 +111,11 @@ class Ownership:
     def decode_boundary(
         self, request: Request, most_computed: int, num_new: int
     ) -> tuple[StateBoundary, ...]:
-        """The boundary that a decode row may pass in this step, if there is one and a slot for it.
+        """Returns the boundary that a decode row may pass in this step, if there is one and a slot for it.
 
-        ``most_computed`` is the most that may be computed before the step, ``num_new`` the most in it. The
-        slot is written when the row passes the boundary, in this step or in a later one: a draft that is
-        rejected leaves there what the next try overwrites.
+        ``most_computed`` is the most tokens computed before the step, ``num_new`` the most tokens computed in
+        it. The slot is written when the row passes the boundary, in this step or in a later one. A rejected
+        draft leaves a wrong state in the slot, which the next try overwrites.
         """
         memory = request.memory
         if memory.boundary is None:
@@ -124,9 +128,10 @@ class Ownership:
     # --- after a step ----------------------------------------------------------------------------
 
     def computed(self, row: PlannedRow, num_accepted: int) -> None:
-        """Takes note of a computed row: full blocks and wanted states enter the prefix cache.
+        """Notes that a row was computed: full blocks and boundary states enter the prefix cache.
 
-        ``num_accepted`` of a decode row's positions hold true tokens; a prefill row has computed all.
+        ``num_accepted`` positions of a decode row hold accepted tokens; a prefill row has computed all its
+        tokens.
         """
         request, memory = row.request, row.request.memory
         if memory.read_slot != NULL_INDEX:
@@ -139,7 +144,8 @@ class Ownership:
         if request.num_computed // self._plan.block_size > len(memory.nodes):
             self.enter(request)
         for boundary in row.boundaries:
-            # A decode row may have passed it in the step before, which this one was launched behind.
+            # A decode row may have passed this boundary in the step before, which was still in flight when
+            # this one was launched.
             is_ahead = not is_decode or boundary is memory.boundary
             if is_ahead and boundary.length <= request.num_computed:
                 self._put(request, boundary)
@@ -151,14 +157,14 @@ class Ownership:
             self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
-        """Takes back what a planned row was given for its boundaries: it will not be computed."""
+        """Takes back the slots of a planned row's boundaries: the row will not be computed."""
         if not row.is_decode:
             self.slots.free([boundary.slot for boundary in row.boundaries])
 
     def _put(self, request: Request, boundary: StateBoundary) -> None:
-        """A state that a step wrote: the cache's, if it has none there yet.
+        """Gives the cache a state that a step wrote, unless the cache has a state there already.
 
-        Where it is the newest one the next step reads it, whoever owns it.
+        If it is the request's newest state, the next step reads it, whether the cache or the request owns it.
         """
         memory = request.memory
         if boundary is memory.boundary:
@@ -180,7 +186,7 @@ class Ownership:
             request.row = -1
 
     def keep_state_alone(self, request: Request) -> None:
-        """For a request that computes no more: all its slots are free again but the one with its state."""
+        """Frees all slots of a request that computes no more, except the slot with its state."""
         memory = request.memory
         newest = memory.state_slot
         kept = [] if newest == NULL_INDEX or memory.read_state is not None else [newest]
@@ -195,7 +201,7 @@ class Ownership:
             memory.read_slot = NULL_INDEX
 
     def free_memory(self, request: Request) -> None:
-        """Blocks that are the cache's stay there; all others, and the slot, are free again."""
+        """Frees the request's own blocks and slots. Blocks of the prefix cache stay in the cache."""
         if request.lender is not None:
             request.lender.revoke(request)
         memory = request.memory
@@ -208,7 +214,10 @@ class Ownership:
         request.memory = Memory()
 
     def _match(self, request: Request) -> Match:
-        """What is cached of the tokens before the last; with a ticket the state comes from elsewhere."""
+        """Returns the cached prefix of the tokens before the last one.
+
+        With a ticket a cached state is not needed: the state comes from another server.
+        """
         if not self._mode.caches or request.prompt_logprobs_wanted is not None:
             return Match()
         return self.cache.match(

@@ -1,14 +1,15 @@
-"""Decides on the host who is admitted, preempted and resumed, and what each step computes.
+"""Decides on the host which requests are admitted, preempted and resumed, and what each step computes.
 
 No tensors, no clocks, no I/O. Steps may be planned while the last one is still in flight: a prompt's progress
-is known when it is planned, a decoding request's only within bounds, and memory is given for the most that
-it can be. Requests are admitted first come, first served, with the blocks of their
-prompt; they grow block by block as they decode. When blocks run out the youngest running request is
-preempted: its blocks and state move to host memory and come back, exactly as they were, when there is
-room. The oldest is never preempted for another, so everything admitted runs to its end.
+is known when it is planned, a decoding request's progress only within bounds, so memory is given for the
+most. Requests are admitted first come, first served, with the blocks of their prompt; they grow block by
+block as they decode. When blocks run out the youngest running request is preempted: its blocks and state move
+to host memory and come back, exactly as they were, when there is room. The oldest request is never preempted
+for another, so every admitted request runs to its end.
 
-Of several clients each gets a fair share (:mod:`engine.schedule.fair_share`): who has the least is admitted
-first, and who has the most is preempted first, for blocks or for another one's row.
+Each of several clients gets a fair share (:mod:`engine.schedule.fair_share`): requests of the client with the
+smallest share are admitted first. Requests of the client with the largest share are preempted first, for
+blocks or to give a row to another client.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from engine.schedule.step_plan import StepPlan, Swap
 from wire.errors import ContextLengthError, InvalidRequestError
 
 SHORT_PROMPT_STEPS = 16
-"""Between two steps that prompts of one token begin in. A step with a prompt runs outside of the graphs and
-takes three times as long, for all rows: who sends many such prompts must not have all steps be so."""
+"""Steps between two steps in which prompts of one token begin. A step with a prompt runs outside of the
+graphs and takes three times as long for all rows: a client with many such prompts must not slow down every
+step."""
 FEW_ROWS = 4
-"""With no more rows there is nobody to be slowed down."""
+"""With at most so many rows, prompts of one token need not wait: hardly any row is slowed down."""
 
 
 class Scheduler:
-    """Owns the queues. A request is in exactly one place:
+    """Owns the queues. A request is in exactly one of them:
 
-    ``waiting`` → [``transferring`` →] ``running`` ⇄ ``preempted`` → gone, or ``held`` (prefilled; its blocks
-    and state are leased) or ``quarantined`` (gone, but late bytes of its transfer may land) → gone.
+    ``waiting`` → [``transferring`` →] ``running`` ⇄ ``preempted`` → gone, or ``held`` (its blocks and state
+    are leased) or ``quarantined`` (ended, but late bytes of its transfer may still land) → gone.
     """
 
     def __init__(
@@ -72,21 +74,21 @@ class Scheduler:
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
         self.num_preemptions = 0
-        """Because blocks ran out."""
+        """Preemptions because blocks ran out."""
         self.num_given_rows = 0
-        """Requests that were preempted for another client's."""
+        """Preemptions to give a row to another client's request."""
         self._left_rows: list[int] = []
         self._unplaced: Request | None = None
-        """Whose turn it was in the last plan, for whom there was no room."""
+        """The request that was to be admitted next in the last plan, but found no room."""
         self._step = 0
-        """Plans so far."""
+        """Number of plans so far."""
         self._last_short_prompt = -SHORT_PROMPT_STEPS
-        """Step that prompts of one token began in."""
+        """The last step in which prompts of one token began."""
 
     # --- events ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises :class:`InvalidRequestError` for one that can never be served."""
+        """Queues a request. Raises :class:`InvalidRequestError` if it can never be served."""
         if self._find(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
         limit = self.capacity.max_model_len
@@ -101,7 +103,7 @@ class Scheduler:
         self.waiting[request.request_id] = request
 
     def transferred(self, request: Request, num_tokens: int) -> None:
-        """Handed over blocks and h(num_tokens) have landed: the request runs from the next step on."""
+        """Lets a request run from the next step on: its handed-over blocks and h(num_tokens) have landed."""
         del self.transferring[request.request_id]
         request.num_computed = request.num_planned = num_tokens
         if request.prefill_only:
@@ -110,23 +112,26 @@ class Scheduler:
         self.running[request.request_id] = request
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's rows are being computed; steps may be planned on top of them."""
+        """Notes that the plan's rows are being computed; further steps may be planned on top of them."""
         for row in plan.rows:
             request = row.request
             request.num_planned += row.num_new
             request.num_in_flight += 1
-            if request.num_planned < request.num_given:  # else no chunk asks for it any more
+            if request.num_planned < request.num_given:  # else no further chunk reads the slot
                 request.planned_slot = row.write_slot
 
     def landed(self, row: PlannedRow, num_accepted: int) -> None:
-        """A launched row has been read back; ``num_accepted`` of a decode row's positions were right."""
+        """Notes that a launched row has been read back.
+
+        ``num_accepted``: positions of a decode row that were accepted.
+        """
         row.request.num_in_flight -= 1
         if row.is_decode:
             row.request.num_planned += num_accepted - 1
         self.owned.computed(row, num_accepted)
 
     def discard(self, plan: StepPlan, requests: Collection[Request]) -> StepPlan:
-        """Requests leave before their planned rows are computed; the plan without those."""
+        """Ends requests before their planned rows are computed. Returns the plan without them."""
         for row in plan.rows:
             if row.request in requests:
                 self.owned.give_up(row)
@@ -140,20 +145,20 @@ class Scheduler:
         return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows, prefilled=prefilled)
 
     def hold(self, request: Request) -> None:
-        """The request has ended; its row is free, its blocks and state are leased until released."""
+        """Holds an ended request: frees its row; its blocks and state stay leased until :meth:`release`."""
         del self.running[request.request_id]
         self._leave_row(request)
         self.owned.keep_state_alone(request)
         self.held[request.request_id] = request
 
     def release(self, request_id: str) -> None:
-        """Frees what a held request's lease kept, or a quarantined one's destination."""
+        """Frees the blocks and state of a held request, or the blocks and slot of a quarantined one."""
         request = self.held.pop(request_id, None) or self.quarantined.pop(request_id, None)
         if request is not None:
             self.owned.free_memory(request)
 
     def finish(self, request: Request) -> None:
-        """The request leaves, whatever queue it is in; everything it owns is free again."""
+        """Removes the request from whatever queue it is in and frees everything it owns."""
         for queue in (*self._active, self.held):
             if queue.pop(request.request_id, None) is not None:
                 break
@@ -161,27 +166,29 @@ class Scheduler:
         self.owned.free_memory(request)
 
     def quarantine(self, request: Request) -> None:
-        """The request leaves; its blocks and slot stay until :meth:`release`, since bytes may still land."""
+        """Quarantines a request that ends: its blocks and slot stay until :meth:`release`, since bytes may
+        still land there."""
         del self.transferring[request.request_id]
         self._leave_row(request)
         self.quarantined[request.request_id] = request
 
     def find_active(self, request_id: str) -> Request | None:
-        """A request that has neither finished nor been prefilled."""
+        """Returns the request if it waits, transfers, runs or is preempted."""
         return next((queue[request_id] for queue in self._active if request_id in queue), None)
 
     @property
     def active(self) -> list[Request]:
-        """All requests that have neither finished nor been prefilled, those that run first."""
+        """All requests that wait, transfer, run or are preempted; running requests come first."""
         return [request for queue in self._active for request in queue.values()]
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens that were given and are not computed or read yet: what a new request's prompt waits for."""
+        """Given tokens that are not computed or read yet: the work that a new request's prompt waits for."""
         return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
 
     def may_move(self, request: Request) -> bool:
-        """Whether another server can go on with what is here: all but the newest token is computed."""
+        """Whether another server can go on with the request: it decodes, and all but its newest token is
+        computed."""
         is_decoding = request.request_id in self.running and not request.prefill_only
         return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
 
@@ -206,7 +213,7 @@ class Scheduler:
             self.num_given_rows += 1
         self._step += 1
         left_rows, self._left_rows = self._left_rows, []
-        if len(decode_rows) == len(self.running):  # all decode: nobody has a prompt to compute
+        if len(decode_rows) == len(self.running):  # all decode: no request has a prompt to compute
             return StepPlan(
                 *(decode_rows, [], admitted, left_rows, swap_out, swap_in),
                 is_short_of_blocks=is_short_of_blocks,
@@ -219,7 +226,7 @@ class Scheduler:
                 decode_rows.append(self._decode.plan_admitted(request))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._plan_chunks(budget, decode_rows)
-        left_rows += self._left_rows  # of those that were prefilled
+        left_rows += self._left_rows  # rows of the prefilled requests
         self._left_rows = []
         return StepPlan(
             *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled),
@@ -228,7 +235,8 @@ class Scheduler:
 
     @property
     def must_preempt(self) -> bool:
-        """Whether the next plan may preempt: only what nothing in flight writes to can be moved."""
+        """Whether the next plan may preempt a request. Steps in flight have to land first then: memory that
+        they write to can't be moved."""
         if self._giver is not None:
             return True
         missing = 0
@@ -238,7 +246,7 @@ class Scheduler:
         return missing > self.owned.cache.num_available_blocks
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
-        """One row for each decoding request, oldest first, preempting others where blocks run out."""
+        """Plans one row for each decoding request, oldest first; preempts requests when blocks run out."""
         rows: list[PlannedRow] = []
         swap_out: list[Swap] = []
         for request in list(self.running.values()):
@@ -252,15 +260,15 @@ class Scheduler:
                     self.num_preemptions += 1
                 if request.request_id in self.running:
                     rows.append(self._decode.plan(request))
-        if swap_out:  # an older one of another client may have had its row planned
+        if swap_out:  # a preempted request of another client may be older and have a planned row already
             rows = [row for row in rows if row.request.request_id in self.running]
         return rows, swap_out
 
     @property
     def _giver(self) -> Request | None:
-        """Whose row goes to the request that found no room, if it is time to give one.
+        """The request that has to give its row to the request that found no room; None: no row is given now.
 
-        What is kept for later turns goes before anybody's blocks do.
+        Memory that is held for later turns is given up before any running request loses its blocks.
         """
         request = self._unplaced
         if request is None or (self._step % PAUSE_STEPS and self._takes_steps(1)):
@@ -276,7 +284,10 @@ class Scheduler:
         return self._shares(self._owners).giver_for(request, num_blocks, decoding)
 
     def _takes_steps(self, num_rows: int) -> bool:
-        """Whether so many rows go on. Where all wait for masks there may be no step to count for long."""
+        """Whether at least ``num_rows`` running requests take part in steps.
+
+        If all of them wait for masks, there may be no steps for long, and counting steps means nothing.
+        """
         going_on = (one for one in self.running.values() if not one.awaits_masks)
         return sum(1 for _ in islice(going_on, num_rows)) == num_rows
 
@@ -285,11 +296,11 @@ class Scheduler:
 
     @property
     def _owners(self) -> list[Request]:
-        """All that have rows."""
+        """All requests that have rows."""
         return [*self.running.values(), *self.transferring.values()]
 
     def _preempt(self, request: Request) -> Swap:
-        """Takes row, blocks and slot from a request that runs."""
+        """Takes row, blocks and slots from a running request."""
         request_id = request.request_id
         del self.running[request_id]
         assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
@@ -302,7 +313,7 @@ class Scheduler:
         return swap
 
     def _swap(self, request: Request) -> Swap:
-        """What of a request is worth moving: the blocks that it has filled, and its state."""
+        """Returns the memory of a request that has to be moved: the blocks it has filled, and its state."""
         num_used = self.capacity.blocks_for(request.num_computed)
         return Swap(request.request_id, tuple(request.memory.block_ids[:num_used]), request.memory.state_slot)
 
@@ -314,7 +325,7 @@ class Scheduler:
         several_wait = have_several_clients(self.preempted, self.waiting)
         while (request := self._next_to_admit(is_fair=several_wait)) is not None:
             if request.request_id in self.preempted:
-                # Alone it needs no spare block: with one, what fills the pool would never come back.
+                # Alone it needs no spare block. Else a request that fills the pool would never be resumed.
                 spare_blocks = 1 + len(self.running) if self.running else 0
                 if not self.owned.readmit(request, spare_blocks=spare_blocks):
                     self._unplaced = request
@@ -337,8 +348,10 @@ class Scheduler:
         return admitted, swap_in
 
     def _next_to_admit(self, *, is_fair: bool) -> Request | None:
-        """The first one, or the first of the client with the smallest share. Preempted ones come before
-        others."""
+        """Returns the first request, or the first one of the client with the smallest share.
+
+        Preempted requests come before waiting ones.
+        """
         waiting: Iterable[Request] = self.waiting.values()
         is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
         if is_soon and self._takes_steps(FEW_ROWS + 1):
@@ -347,7 +360,7 @@ class Scheduler:
         return self._shares(self._owners).next_of(queues) if is_fair else next(queues, None)
 
     def _may_hold_one_more(self) -> bool:
-        """Whether another prompt can be leased when it is done.
+        """Whether one more prompt can be leased once it is prefilled.
 
         Equal prompts share blocks and state, so memory alone does not bound how many are held at once.
         """
@@ -356,18 +369,22 @@ class Scheduler:
 
     @property
     def may_keep(self) -> bool:
-        """Whether an answered request can be held as well."""
+        """Whether one more answered request can be held."""
         return len(self.held) < self.capacity.max_held
 
     def _spare_blocks(self) -> int:
-        """Room for each request that may soon grow, so that admission does not cause preemption."""
+        """Returns the blocks to leave free for requests that may soon grow, so that admission does not cause
+        preemption."""
         if all(request.prefill_only for request in self.running.values()):
             return 0
         each = self.capacity.blocks_for(2 * self._num_positions - 1)
         return each * (len(self.running) + len(self.transferring))
 
     def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:
-        """What is left of the budget goes to prompts, oldest first; a chunk of one token is a decode row."""
+        """Plans chunks of prompts within the rest of the budget, oldest request first.
+
+        A chunk of one token may be a decode row; it is appended to ``decode_rows``.
+        """
         planned = {row.request.request_id for row in decode_rows}
         prefill_rows: list[PlannedRow] = []
         for request in self.running.values():

@@ -1,4 +1,4 @@
-"""What the scheduler decides for one step."""
+"""The scheduler's plan for one step."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Swap:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does; each part may be empty. Swaps out come first, then swaps in, then the rows."""
+    """The work of one step; each part may be empty. Swaps out come first, then swaps in, then the rows."""
 
     decode_rows: list[PlannedRow]
     prefill_rows: list[PlannedRow]
     admitted: list[Request] = field(default_factory=list)
-    """Requests that own a row, blocks and a slot since this step, resumed ones included."""
+    """Requests that own a row, blocks and a slot since this step; resumed requests are included."""
     left_rows: list[int] = field(default_factory=list)
-    """Rows that were given up since the last step: nothing of them may be read any more."""
+    """Rows that were given up since the last step. Their contents must not be read any more."""
     swap_out: list[Swap] = field(default_factory=list)
     swap_in: list[Swap] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
-    """Requests that are only prefilled and found all of their prompt in a cache, here or elsewhere."""
+    """Requests that are only prefilled and found their whole prompt in a cache, here or on another server."""
     is_short_of_blocks: bool = False
-    """Whether that is why requests are swapped out."""
+    """Whether requests are swapped out because blocks ran out."""
 
     @property
     def rows(self) -> list[PlannedRow]:
-        """Decode rows stand before prefill rows."""
+        """All rows: decode rows first, then prefill rows."""
         return self.decode_rows + self.prefill_rows
 
     @property

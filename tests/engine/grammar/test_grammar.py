@@ -252,5 +252,5 @@ def test_a_model_folder_without_a_tokenizer_serves_all_but_grammars(bundled_mode
         shutil.copy(bundled_model / name, tmp_path / name)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
         Grammars(tmp_path, 1024, [2]).follow('start: "a"').opened.result(10)
-    with pytest.raises(ModelLoadError, match="end of sequence"):
+    with pytest.raises(ModelLoadError, match="end-of-sequence token"):
         Grammars(bundled_model, 1024, []).follow('start: "a"').opened.result(10)

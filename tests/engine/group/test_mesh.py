@@ -193,7 +193,7 @@ def test_bytes_that_are_no_message_end_the_group():
     mesh = GroupMesh(0, connections[0], names=NAMES, each=1)
     mesh.start(taker)
     connections[1][0].sendall(b"\xff" * 64)
-    taker.wait_for(lambda told: any("what can't be read" in str(what[-1]) for what in told))
+    taker.wait_for(lambda told: any("a message that can't be read" in str(what[-1]) for what in told))
     mesh.close()
     connections[1][0].close()
 

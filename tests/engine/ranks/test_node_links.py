@@ -69,7 +69,7 @@ def test_a_host_that_comes_when_all_are_there_is_told_what_may_be_wrong(callers)
     calling = callers.submit(call_rank_0, Nodes(1, 2, place), 1, 2)
     assert [rank for rank, _ in made.accept()] == [1]
     calling.result(SOON_S)
-    with pytest.raises(DeadlineError, match=r"its hosts are complete, this `nodes.rank` among them"):
+    with pytest.raises(DeadlineError, match=r"it already has all its hosts, one with this `nodes.rank`"):
         call_rank_0(Nodes(1, 2, place), 1, 2)
 
 
