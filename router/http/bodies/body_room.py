@@ -54,8 +54,8 @@ class BodyRoom:
         if self._of[client] + num_bytes > self.limit(client):
             raise OverloadedError(
                 f"the bodies of this client that the router is reading have {self._of[client]} bytes "
-                f"together, the limit is {self.limit(client)}, half of what others leave of {self.max_bytes}: "
-                f"send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
+                f"together, the limit is {self.limit(client)}, half of what others leave of "
+                f"{self.max_bytes}: send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._of[client] += num_bytes
