@@ -134,7 +134,7 @@ class Gate:
             self._give_back(place.queued.client, 1)
             self.look()
 
-    # --- in ----------------------------------------------------------------------------------------
+    # --- letting requests in -------------------------------------------------------------------------
 
     def _room_or_hold(self) -> Capacity | None:
         """Return the servers' room; None if no server serves, but a request may wait for one. Raises
@@ -282,7 +282,7 @@ class Gate:
         self._look = None
         self._let_in()
 
-    # --- out ---------------------------------------------------------------------------------------
+    # --- letting requests go -------------------------------------------------------------------------
 
     def _leave(self, place: Place) -> None:
         self.residence.left(time.monotonic() - place.since_s)

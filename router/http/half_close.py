@@ -42,7 +42,7 @@ class HalfClose:
         self._probe = probe
         self._loop = asyncio.get_running_loop()
         self._poll = select.poll()
-        self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors and hang-ups alone
+        self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # report only errors and hang-ups
         self._next_probe = self._loop.time() + (0.0 if has_begun else FIRST_PROBE_S)
         self._gives_up = self._loop.time() + MAX_UNKNOWN_S
         self._pause_s = LOOK_INTERVAL_S
