@@ -78,7 +78,7 @@ async def answer_text(
 async def _read_once_known(
     http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
-    """Read a request's body, and wait until the model had a server: the model's limits come from its servers.
+    """Read a request's body. If its model has had no server yet, wait for one: limits come from servers.
 
     Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
     if the client goes away.

@@ -74,6 +74,6 @@ def inflater_of(headers: Iterable[tuple[bytes, bytes]]) -> Inflater | None:
         return None
     if len(codings) > 1 or codings[0] not in CODINGS:
         raise BodyEncodingError(
-            f"Content-Encoding {said[:80]!r} is not supported: use gzip or deflate, not both, or none"
+            f"Content-Encoding {said[:80]!r} is not supported: use one of gzip and deflate, or none"
         )
     return Inflater(codings[0])
