@@ -55,19 +55,20 @@ from wire.http.cross_site import AllowedHosts
 NOBODY = Absence("no server is ready", "no server is there")
 
 REFUSAL_S = 1.0
-"""Before the end of a router's grace: requests that wait for a server are told so before they are cut."""
+"""In seconds. So long before the end of the shutdown grace, requests that still wait for a server are
+refused, so that they get a proper error before they are cut."""
 
 
 def end_process(_error: BaseException) -> None:
-    """Lets the HTTP server shut down in order; whoever supervises the process starts it again."""
+    """Have the HTTP server shut down in order. The supervisor of the process is expected to restart it."""
     signal.raise_signal(signal.SIGTERM)
 
 
 def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
-    """The application. Raises :class:`ConfigError` if it can't work, a :class:`ModelLoadError` if that is
-    for a model folder's tokenizer or chat template.
+    """Create the application. Raises :class:`ConfigError` if it can't work with ``config``, and
+    :class:`ModelLoadError` if a model folder's tokenizer or chat template is at fault.
 
-    ``on_fatal`` is told if a background task dies of an unexpected error.
+    ``on_fatal`` is called if a background task dies of an unexpected error.
     """
     resources = Resources.open(config)
     app = FastAPI(
@@ -90,7 +91,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 
 @asynccontextmanager
 async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> AsyncIterator[None]:
-    """The application's life on the running event loop, which its channels belong to."""
+    """Run the application's services on the current event loop, which owns the gRPC channels."""
     config = resources.files.config
     pool = ServerPool(config)
     models = [
@@ -177,7 +178,7 @@ def _served(
 
 
 def _add_middleware(app: FastAPI, resources: Resources) -> None:
-    """The last one added is the first one that a request meets."""
+    """Add the middleware. A request passes the middleware that is added last first."""
     config = resources.files.config
     endpoints = {
         "/v1/completions": completions.create_completion,

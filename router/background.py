@@ -14,7 +14,8 @@ OnFatal = Callable[[BaseException], None]
 def start_background(
     coroutine: Coroutine[None, None, None], name: str, on_fatal: OnFatal
 ) -> asyncio.Task[None]:
-    """A task that may only end by being cancelled: anything else is told to ``on_fatal``, never silent."""
+    """Start a task that may only end by being cancelled. If it returns or fails, that is logged and
+    ``on_fatal`` is called."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -29,7 +30,7 @@ def start_background(
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[None]) -> None:
-    """Ends tasks that their owner no longer wants."""
+    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

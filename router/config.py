@@ -1,4 +1,4 @@
-"""What a router process is told at its start, and what may change while it runs."""
+"""The settings of a router process: those given at its start, and those that may change while it runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
-"""As a browser sends it: RFC 6454, section 6.1."""
+"""An origin as browsers send it: RFC 6454, section 6.1."""
 
 ALLOWED_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
-"""A name, all names below one, or an address, of IPv6 in brackets."""
+"""A host name, ``*.`` and a name for all names below that name, or an address; IPv6 in brackets."""
 
 
 WEEK_S = 7 * 24 * 3600
@@ -35,7 +35,8 @@ HIGHEST = {
     "probe_interval_s": WEEK_S,
     "shutdown_grace_s": WEEK_S,
 }
-"""Clocks and counters of libraries can hold these, and whoever wants no limit needs no more."""
+"""The highest values of settings. Clocks and counters of libraries can hold them, and they are as good as no
+limit."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class ModelSource:
     """One model that a router serves."""
 
     name: str
-    """What clients call it and, where a router has several, what its servers say that they serve."""
+    """The model's name for clients. If a router has several models, a model's servers announce this name."""
     directory: Path
-    """Folder with tokenizer.json; weights are not read."""
+    """Folder with tokenizer.json. The router does not read weights."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.directory}"
@@ -63,13 +64,14 @@ class ModelAlias:
 
 
 WORKER_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
-"""A name or an address, of IPv6 in brackets. gRPC has kinds of addresses of its own: ``unix:``, ``ipv4:``."""
+"""A host name or an address; IPv6 in brackets. This excludes gRPC's own kinds of addresses, such as ``unix:``
+and ``ipv4:``."""
 MAX_ADDRESS_CHARS = 262
-"""The longest name of a host, a colon and a port."""
+"""The length of the longest host name, a colon and a port."""
 
 
 def check_address(address: str) -> None:
-    """Raises :class:`ConfigError` for what is no ``host:port``."""
+    """Raise :class:`ConfigError` if ``address`` is not ``host:port``."""
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
     if len(address) > MAX_ADDRESS_CHARS or not WORKER_HOST.fullmatch(host) or not is_port:
@@ -79,7 +81,7 @@ def check_address(address: str) -> None:
 
 
 ROLE_LABEL = "twinfang.io/role"
-"""``prefill`` or ``decode``; a server that does both is a decode server."""
+"""The pod label that says ``prefill`` or ``decode``; a server that does both is a decode server."""
 
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A DNS label: RFC 1123, section 2.1."""
@@ -91,15 +93,15 @@ class PodDiscovery:
 
     namespace: str
     selector: str = ROLE_LABEL
-    """Label selector in Kubernetes' own notation."""
+    """Label selector, in Kubernetes' notation."""
     kubeconfig: Path | None = None
-    """None: the service account of the pod that this process runs in."""
+    """None: use the service account of the pod that this process runs in."""
 
     def __post_init__(self) -> None:
         if not NAMESPACE.fullmatch(self.namespace):
             raise ConfigError(
-                f"kubernetes_namespace {self.namespace!r} is no name of a namespace: at most 63 lower-case "
-                "letters, digits and hyphens, as in --kubernetes-namespace twinfang"
+                f"kubernetes_namespace {self.namespace!r} is no name of a namespace: give at most 63 "
+                "lower-case letters, digits and hyphens, as in --kubernetes-namespace twinfang"
             )
         if not self.selector:
             raise ConfigError("kubernetes_selector is empty: give labels, as in --kubernetes-selector a=b")
@@ -107,11 +109,11 @@ class PodDiscovery:
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which one a router is of several processes on one port."""
+    """Which of several processes on one port this router is."""
 
     index: int
     ports: tuple[int, ...]
-    """On loopback, where each process can be reached alone."""
+    """The processes' own ports on loopback, where each process can be reached separately."""
 
     @property
     def own_port(self) -> int:
@@ -126,61 +128,65 @@ class RouterConfig:
     """All settings of one router. Raises :class:`ConfigError` for values that can't work."""
 
     models: tuple[ModelSource, ...]
-    """The only model takes whatever servers there are; of several, each those that announce its name."""
+    """A single model uses all servers. Of several models, each uses the servers that announce its name."""
     decode_addresses: tuple[str, ...]
     """``host:port`` of decode servers, or of servers that do both."""
     prefill_addresses: tuple[str, ...] = ()
-    """``host:port`` of prefill servers; none are needed where every decode server does both."""
+    """``host:port`` of prefill servers; none are needed if every decode server does both."""
     pods: PodDiscovery | None = None
-    """Pods that are servers too, as long as they are there and ready; None: pods are not looked at."""
+    """Which pods are servers too, as long as they exist and are ready. None: don't look for pods."""
     aliases: tuple[ModelAlias, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
-    """Of a request's URL and headers."""
+    """The limit of a request's URL and headers together."""
     max_requests_in_flight: int = 1024
-    """Choices of one model at one time, if servers have room for so many."""
+    """The most choices of one model in flight, if servers have room for so many."""
     max_queue: int = 1024
-    """HTTP requests that wait for one model; one more is answered 429."""
+    """The most HTTP requests that wait for one model; the router answers one more with 429."""
     hold_s: float = 15.0
-    """How long requests, and answers under way, wait for a server that is expected back; 0: not at all."""
+    """How long requests, and answers in progress, wait for a server that is expected back; 0: not at all."""
     max_choices: int = 512
-    """Prompts times ``n`` of one request."""
+    """The most choices of one request: its prompts times ``n``."""
     request_timeout_s: float = 600.0
-    """From the request's arrival to its last token."""
+    """The most time from a request's arrival to its last token."""
     conversation_return: bool = False
-    """Have decode servers keep an answer's state, so that the next turn computes its new tokens alone."""
+    """Whether decode servers keep an answer's state, so that the conversation's next turn only has to compute
+    its new tokens."""
     prefill_policy: PolicyName = "prefix_affinity"
     """How a prompt's prefill server is chosen."""
     decode_policy: PolicyName = "least_loaded"
     tool_call_parser: ToolParserName = "auto"
-    """How models write calls of tools; ``auto`` sees it in their chat templates."""
+    """How models write tool calls; ``auto``: the router finds that out from their chat templates."""
     otlp_endpoint: str = ""
-    """Where traces go: a collector's base URL; empty: where the OTEL_* variables say, if they do."""
+    """Where to send traces: a collector's base URL. Empty: the OTEL_* variables decide, if they are set."""
     session_header: str = ""
-    """Requests with equal values of this HTTP header go to the same servers; empty: none do."""
+    """Requests with equal values of this HTTP header go to the same servers. Empty: there are no sessions."""
     probe_interval_s: float = 2.0
-    """Between two looks at a server that is not streaming to us."""
+    """Time between two probes of a server that is not streaming to the router."""
     admin_token_file: Path | None = None
-    """Holds the token of the admin API; None: there is no admin API."""
+    """The file with the token of the admin API; None: there is no admin API."""
     allow_link_local_workers: bool = False
-    """Whether the admin API may add servers at link-local addresses and where clouds keep metadata."""
+    """Whether the admin API may add servers at link-local addresses and at those where clouds keep
+    metadata."""
     place: ProcessPlace | None = None
-    """Where ``--workers`` runs several processes; None: this one is alone on its port."""
+    """This process among those that ``--workers`` runs; None: this process is alone on its port."""
     state_file: Path | None = None
-    """Keeps what was changed through the admin API, which a router that starts goes on from."""
+    """Keeps the changes made through the admin API. A router that starts continues from them."""
     api_keys_file: Path | None = None
-    """Who may send requests, see :mod:`router.access.key_file`; None: everybody."""
+    """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
     cors_origins: tuple[str, ...] = ()
-    """Pages of these origins may use the API from a browser; ``*``: all. None may otherwise."""
+    """Pages of these origins may use the API from a browser; ``*``: pages of all origins. Other pages may
+    not."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that requests may have for this router besides those of loopback, ``*.example.com`` for all below
-    one; ``*``: any. Without any, a router that is bound to loopback goes by loopback's names alone."""
+    """Host names, besides those of loopback, by which requests may address this router; ``*.example.com``:
+    all names below example.com; ``*``: any name. If none are given, a router that is bound to loopback only
+    accepts loopback's names."""
     forwarded_allow_ips: tuple[str, ...] = ()
     """Addresses and networks of proxies whose ``X-Forwarded-For`` says which client a request is from."""
     shutdown_grace_s: float = 10.0
-    """How long answers that are under way may take after SIGTERM."""
+    """How long answers in progress may go on after SIGTERM."""
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -193,9 +199,14 @@ class RouterConfig:
             check_address(address)
         for addresses in (self.prefill_addresses, self.decode_addresses):
             if len(set(addresses)) != len(addresses):
-                raise ConfigError(f"an address is given twice: {', '.join(addresses)}")
+                raise ConfigError(
+                    f"a server address is given twice: {', '.join(addresses)}: give each one once"
+                )
         if self.session_header and not HEADER_NAME.fullmatch(self.session_header):
-            raise ConfigError(f"session_header {self.session_header!r} is no name of an HTTP header")
+            raise ConfigError(
+                f"session_header {self.session_header!r} is not a name of an HTTP header: give one like "
+                "X-Session-Id"
+            )
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in (
@@ -217,16 +228,16 @@ class RouterConfig:
         for name in self.allowed_hosts:
             if name != "*" and not ALLOWED_HOST.fullmatch(name):
                 raise ConfigError(
-                    f"allowed_host {name!r} is no name of a host: give it without scheme and port, as in "
-                    "api.example.com, *.example.com for all below a name, or * for any"
+                    f"allowed_host {name!r} is not a host name: give it without scheme and port, as in "
+                    "api.example.com, *.example.com for all names below example.com, or * for any name"
                 )
         for proxy in self.forwarded_allow_ips:
             _check_proxy(proxy)
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"cors_origin {origin!r} is no origin: give scheme and host, and no path, as in "
-                    "https://chat.example.com, or * for all"
+                    f"cors_origin {origin!r} is not an origin: give scheme and host, without a path, as in "
+                    "https://chat.example.com, or * for all origins"
                 )
 
     def _check_names(self) -> None:
@@ -238,11 +249,14 @@ class RouterConfig:
             if not name:
                 raise ConfigError("a model or alias has an empty name: --model NAME=DIR, --alias NAME=MODEL")
             if names.count(name) > 1:
-                raise ConfigError(f"{name!r} names two models or aliases: give each a name of its own")
+                raise ConfigError(f"{name!r} names two models or aliases: give each of them another name")
         for alias in self.aliases:
             if alias.model not in models:
                 known = ", ".join(map(repr, models))
-                raise ConfigError(f"alias {alias.name!r} is for {alias.model!r}, which is none of {known}")
+                raise ConfigError(
+                    f"alias {alias.name!r} is for {alias.model!r}, which this router does not have: "
+                    f"its models are {known}"
+                )
 
 
 def _check_proxy(text: str) -> None:
@@ -250,8 +264,8 @@ def _check_proxy(text: str) -> None:
         ip_network(text)
     except ValueError as error:
         raise ConfigError(
-            f"forwarded_allow_ips {text!r} is no address and no network ({error}): give one each time, as in "
-            "10.0.0.5, 10.0.0.0/8 or fd00::/8"
+            f"forwarded_allow_ips {text!r} is neither an address nor a network ({error}): give one each "
+            "time, as in 10.0.0.5, 10.0.0.0/8 or fd00::/8"
         ) from error
 
 
@@ -269,7 +283,8 @@ CHANGEABLE = (
 
 
 class LiveConfig:
-    """Whoever keeps something that is made of a setting is told of changes; all others read it each time."""
+    """The settings as they are now. Objects that keep a value derived from a setting register to be told of
+    changes; all other code reads :attr:`current` each time."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.current = config
@@ -279,7 +294,8 @@ class LiveConfig:
         self._listeners.append(tell)
 
     def change(self, values: Mapping[str, Any]) -> None:
-        """All of them or none. Raises :class:`InvalidRequestError` for what could not be a flag's value."""
+        """Change all of ``values`` or none of them. Raises :class:`InvalidRequestError` for a value that the
+        setting's flag could not have."""
         try:
             self.current = with_changes(self.current, values)
         except ConfigError as error:
@@ -289,10 +305,13 @@ class LiveConfig:
 
 
 def with_changes(config: RouterConfig, values: Mapping[str, Any]) -> RouterConfig:
-    """Raises :class:`ConfigError` for a value that can't work or a name not in :data:`CHANGEABLE`."""
+    """Return ``config`` with changed ``values``. Raises :class:`ConfigError` for a value that can't work or a
+    name not in :data:`CHANGEABLE`."""
     for name in values:
         if name not in CHANGEABLE:
-            raise ConfigError(f"{name!r} can't be changed while the router runs: {', '.join(CHANGEABLE)} can")
+            raise ConfigError(
+                f"{name!r} can't be changed while the router runs; these can: {', '.join(CHANGEABLE)}"
+            )
     return replace(config, **values)
 
 

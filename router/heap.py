@@ -1,4 +1,4 @@
-"""Memory that is free, and that the process keeps nonetheless."""
+"""Returns memory that is free, but that the process keeps, to the system."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import lru_cache
 
 
 def give_back() -> None:
-    """Gives the system what is free in the C library's heap, after work that took much of it for a moment.
+    """Return the free memory of the C library's heap to the system. To be called after work that used much
+    memory for a moment.
 
-    glibc gives back the end of its heap only: a text of 8 MB left 0.9 GB behind for good. It takes
-    milliseconds, in which the GIL is free. With a C library that has no ``malloc_trim`` nothing happens.
+    glibc by itself returns only the end of its heap: a text of 8 MB left 0.9 GB behind for good. The call
+    takes milliseconds and does not hold the GIL. With a C library without ``malloc_trim`` it does nothing.
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)

@@ -13,12 +13,12 @@ from router.http.sockets import sockets_of
 log = logging.getLogger(__name__)
 
 NEW_OBJECTS_PER_COLLECTION = 10_000
-"""Python's own 700 would have every step message of some hundred requests start a collection. Requests
-that end are freed without one; only a few that fail wait for it."""
+"""With Python's default of 700, every step message with some hundred requests would start a collection.
+Requests that end are freed without a collection; only a few requests that fail have to wait for one."""
 
 
 def run(config: RouterConfig) -> None:
-    """Serves until SIGTERM or SIGINT; answers under way get ``shutdown_grace_s`` to end.
+    """Serve until SIGTERM or SIGINT. Answers in progress then get ``shutdown_grace_s`` to end.
 
     Raises :class:`SystemExit` with a code other than 0 if the router could not start or a part of it died.
     """
@@ -37,7 +37,8 @@ def run(config: RouterConfig) -> None:
 
 
 def _calm_the_collector() -> None:
-    """What is there at the start stays, so collections need not look at it each time."""
+    """Make garbage collections rarer and cheaper: objects that exist at the start live as long as the
+    process, so collections need not look at them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, 5, 5)

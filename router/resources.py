@@ -1,4 +1,4 @@
-"""What a router has from its start to its end, whatever happens in between: read before it serves."""
+"""What a router keeps from its start to its end. All of it is read before the router serves."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from router.models.folder import ModelFolder
 
 @dataclass(frozen=True)
 class Files:
-    """What they hold. Whoever starts a router with others reads them as well, to fail before those start."""
+    """The contents of the files that settings name. A command that starts a router together with other
+    processes reads them first, so that it fails before those processes start."""
 
     config: RouterConfig
-    """With the changes that outlived the last start."""
+    """The settings, with the changes that the state file has kept."""
     key_file: KeyFile | None
     model_folders: Mapping[str, ModelFolder]
-    """By the names that models are served under."""
+    """Keys: the names that the models are served under."""
     admin_token: AdminToken | None
     state_file: StateFile | None
     saved: SavedChanges
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
-        """Raises :class:`ConfigError`, or :class:`ModelLoadError` for a tokenizer, a chat template or a
-        generation config."""
+        """Read the files. Raises :class:`ConfigError`, or :class:`ModelLoadError` for a tokenizer, a chat
+        template or a generation config."""
         key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         folders = {source.name: ModelFolder.read(source) for source in config.models}
         token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
@@ -70,7 +71,7 @@ class Resources:
 
     @classmethod
     def open(cls, config: RouterConfig) -> Resources:
-        """Raises :class:`ConfigError`, and what :meth:`Files.read` raises."""
+        """Read files and start tracing. Raises :class:`ConfigError`, and what :meth:`Files.read` raises."""
         make_pod_watch = _pod_watch_maker(config)
         files = Files.read(config)
         tracing = start_tracing(
@@ -85,7 +86,8 @@ class Resources:
 
 
 def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:
-    """What it needs is an extra, imported where it is used only. Raises :class:`ConfigError`."""
+    """Return what makes the watch of pods; None without pods. Its dependencies are an optional extra, so they
+    are only imported here. Raises :class:`ConfigError`."""
     if config.pods is None:
         return None
     from router.kubernetes.cluster import require_service_account

@@ -1,1 +1,1 @@
-"""Who may use the router: API keys and where they come from, names and sites that are let in."""
+"""Decides who may use the router: API keys and their file, host names and sites that may send requests."""

@@ -1,8 +1,8 @@
-"""API keys: what one looks like, what is kept of it, and how one is found again.
+"""API keys: how they look, what the router stores of them, and how it recognises a key.
 
-A key is 256 random bits, so its SHA-256 can be published: nobody finds a key by trying, however fast a try
-is. Slow or salted hashes are for what people choose, and one of 100 ms on each request would only serve those
-who want the router to be busy. See docs/decisions.
+A key is 256 random bits, so its SHA-256 may be public: nobody can find the key by trying, however fast one
+try is. Slow or salted hashes are for passwords that people choose. A hash that takes 100 ms for each request
+would only help attackers who want to keep the router busy. See docs/decisions.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 PREFIX = "twinfang-"
 """Lets scanners of code and logs find keys that were leaked."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Ends up in labels of metrics, in the admin API and in logs."""
+"""A key's name. It appears in labels of metrics, in the admin API and in logs."""
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is known of a key: all but the key."""
+    """What the router knows of a key, without the key itself."""
 
     name: str
     digest: bytes
     """SHA-256 of the key, 32 bytes."""
     min_priority: int | None = None
-    """The earliest priority that its requests may ask for, and theirs if they ask for none and it is above
-    0."""
+    """The earliest priority that the key's requests may ask for. If it is above 0, it is also the priority of
+    requests that ask for none."""
 
 
 NOBODY = ApiKey("", b"")
-"""Whose requests are those of a router without keys: they may ask for any priority."""
+"""The owner of all requests to a router without keys. They may ask for any priority."""
 
 
 def new_key() -> str:
@@ -45,7 +45,7 @@ def digest_of(key: str) -> bytes:
 
 
 class ApiKeys:
-    """Finds the key that a client presents."""
+    """Finds the key that a client sends."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -54,7 +54,7 @@ class ApiKeys:
         return len(self._keys)
 
     def find(self, presented: str) -> ApiKey | None:
-        """Takes as long whichever key it is, and if it is none."""
+        """Return the key, or None. It takes the same time whichever key it is, and if it is none."""
         digest = digest_of(presented)
         found = None
         for key in self._keys:

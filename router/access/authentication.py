@@ -12,19 +12,19 @@ from router.http.openai_errors import error_response
 from wire.errors import AuthenticationError
 
 ADMIN_PREFIX = "/admin/"
-"""Has a token of its own."""
+"""These paths need the admin token instead of an API key."""
 NEEDED = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer "
     "auth (i.e. Authorization: Bearer YOUR_KEY)."
 )
-WRONG = "Incorrect API key provided. Ask whoever runs this server for one, or whether yours still holds."
+WRONG = "Incorrect API key provided. Ask this server's operator for a key, or whether yours is still valid."
 
 
 class AuthenticationMiddleware:
-    """Pure ASGI: the key that a request has comes as ``scope["state"]["api_key"]``.
+    """Pure ASGI: checks a request's key and stores it in ``scope["state"]["api_key"]``.
 
-    It says no before a byte of the body is read. All paths need a key but ``open_paths``, for probes and
-    scrapers, and the admin API's, so a new one does as well.
+    It refuses a request before a byte of its body is read. All paths need a key except ``open_paths``, which
+    are for probes and scrapers, and those of the admin API. So new paths need a key, too.
     """
 
     def __init__(self, app: ASGIApp, *, key_file: KeyFile, open_paths: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which client a request is from: what it is fair to."""
+"""Finds out which client a request is from. The router is fair between clients."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from starlette.requests import HTTPConnection
 from router.access.api_keys import NOBODY, ApiKey
 
 IPV6_SITE_BITS = 64
-"""A host of IPv6 has a network of its own and as many addresses as it likes (RFC 6177)."""
+"""An IPv6 host has a whole network with as many addresses as it likes (RFC 6177)."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """Requests of one client share what it gets when many want more than there is."""
+    """A client. When clients want more than the servers have, all requests of a client share the client's
+    part."""
 
     name: str = ""
-    """Unlike that of any other client. Begins with ``key`` or ``address``."""
+    """The client's unique name. It begins with ``key`` or ``address``."""
     api_key: ApiKey = NOBODY
 
 
 ANYBODY = Client()
-"""Where nobody is told apart."""
+"""The client of all requests where clients are not distinguished."""
 
 
 def client_of(request: HTTPConnection) -> Client:
-    """By API key; where there are no keys, by network address."""
+    """Return a request's client: by API key or, if the router has no keys, by network address."""
     api_key = getattr(request.state, "api_key", NOBODY)
     assert isinstance(api_key, ApiKey)
     if api_key is not NOBODY:
@@ -40,7 +41,8 @@ def client_name(request: HTTPConnection) -> str:
 
 
 def site_of(host: str) -> str:
-    """The address of IPv4, the network of IPv6; all that a proxy gives no address for are one client."""
+    """Return an IPv4 address as it is, or the network of an IPv6 address. All requests for which a proxy
+    gives no address are one client."""
     try:
         address = ip_address(host)
     except ValueError:

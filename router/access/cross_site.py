@@ -1,4 +1,5 @@
-"""Refuses requests by other names and from pages of other sites (:mod:`wire.http.cross_site`)."""
+"""Refuses requests that address the router by a wrong host name, and requests from pages of other sites
+(:mod:`wire.http.cross_site`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from wire.http.cross_site import AllowedHosts, is_of_another_site
 
 
 class AllowedHostsMiddleware:
-    """Pure ASGI: refuses requests by another name, whatever they are for. HTTP/1.0 may name none."""
+    """Pure ASGI: refuses requests on all paths if their ``Host`` is not an allowed name. HTTP/1.0 requests
+    may have none."""
 
     def __init__(self, app: ASGIApp, *, allowed: AllowedHosts) -> None:
         self._app = app
@@ -27,19 +29,19 @@ class AllowedHostsMiddleware:
         given = [value for name, value in scope["headers"] if name == b"host"]
         if len(given) != 1:
             if not given and scope.get("http_version") == "1.0":
-                return None  # no browser of today
-            return InvalidRequestError(f"a request needs one Host header, this one has {len(given)}")
+                return None  # today's browsers don't use HTTP/1.0
+            return InvalidRequestError(f"a request needs exactly one Host header, this one has {len(given)}")
         host = given[0].decode("latin-1")
         if self._allowed.takes(host):
             return None
         return HostNotAllowedError(
-            f"this router does not go by the name {shown(host)}: if it should, start it with --allowed-host "
-            "and that name without its port"
+            f"this router does not accept the host name {shown(host)}: use another name of it, or start it "
+            "with --allowed-host and this name without its port"
         )
 
 
 class OriginsMiddleware:
-    """Pure ASGI: refuses them, whatever they are for."""
+    """Pure ASGI: refuses requests from pages of other sites, on all paths."""
 
     def __init__(self, app: ASGIApp, *, allowed: Iterable[str]) -> None:
         self._app = app
@@ -57,8 +59,8 @@ class OriginsMiddleware:
 def _error(origin: str | None) -> OriginNotAllowedError:
     whose = "another site" if origin is None else f"origin {shown(origin)}"
     return OriginNotAllowedError(
-        f"pages of {whose} may not send requests here: if they should, start the router with "
-        "--cors-origin and the page's origin, as in https://chat.example.com"
+        f"pages of {whose} may not send requests here: to allow them, start the router with --cors-origin "
+        "and the page's origin, as in https://chat.example.com"
     )
 
 

@@ -1,11 +1,11 @@
-"""The file of API keys: one a line, name and digest, then what it may do.
+"""The file of API keys. Each line has one key: its name, its digest, then options.
 
-    # who           sha256 of the key                                                        what it may ask
-    for alice           sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 nightly-batch
-    sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
+    # name         sha256 of the key                                                        options
+    alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
+    nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
 
-Several keys may have one name, so that one can take another's place while both are good. No message here
-repeats what a line holds: it may be a key that somebody has put there by mistake.
+Several keys may have the same name, so that a key can be replaced while both are valid. No message here
+repeats the content of a line: it may be a key that somebody has put there by mistake.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOOK_INTERVAL_S = 1.0
 
 
 def key_line(key: ApiKey) -> str:
-    """The line that stands for ``key``."""
+    """Return the line of the file for ``key``."""
     line = f"{key.name} sha256:{key.digest.hex()}"
     return line if key.min_priority is None else f"{line} min_priority={key.min_priority}"
 
 
 def read_keys(path: Path) -> ApiKeys:
-    """Raises :class:`ConfigError` that names the line, not what it holds."""
+    """Read the file. Raises :class:`ConfigError` that names the faulty line, but not its content."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -52,26 +52,26 @@ def read_keys(path: Path) -> ApiKeys:
 def _key_of(fields: list[str], where: str) -> ApiKey:
     if not NAME.fullmatch(fields[0]):
         raise ConfigError(
-            f"{where}: a key's name is at most 64 letters, digits, dots, dashes and underscores, "
-            "and stands before its digest"
+            f"{where}: a key's name, before its digest, must be at most 64 letters, digits, dots, dashes and "
+            "underscores, beginning with a letter or digit"
         )
     digest = DIGEST.fullmatch(fields[1]) if len(fields) > 1 else None
     if digest is None:
         raise ConfigError(
-            f"{where}: expected sha256: and 64 hexadecimal digits behind the name; `twinfang api-key` makes "
-            "such a line. If a key itself stands there, replace it: it is no longer secret"
+            f"{where}: expected sha256: and 64 lower-case hexadecimal digits after the name; `twinfang "
+            "api-key` makes such a line. If a key itself stands there, replace it: it is no longer secret"
         )
     min_priority = None
     for field in fields[2:]:
         option = MIN_PRIORITY.fullmatch(field)
         if option is None:
-            raise ConfigError(f"{where}: behind the digest only min_priority=<integer> may stand")
+            raise ConfigError(f"{where}: only min_priority=<integer> is allowed after the digest")
         min_priority = int(option[1])
     return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority)
 
 
 class KeyFile:
-    """The keys that hold now. Raises :class:`ConfigError` if the file can't be read at the start."""
+    """The keys that are valid now. Raises :class:`ConfigError` if the file can't be read at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -81,13 +81,14 @@ class KeyFile:
             log.warning("%s holds no API key: every request will be refused", path)
 
     async def watch(self) -> None:
-        """Until it is cancelled: a key that is added or removed counts within a second or so."""
+        """Read the file again whenever it changes, until cancelled. An added or removed key takes effect
+        within about a second."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.look()
 
     def look(self) -> None:
-        """Reads the file again if it has changed; one that can't be read changes nothing."""
+        """Read the file again if it has changed. If it can't be read, the keys stay as they were."""
         version = self._stat()
         if version == self._version:
             return

@@ -1,1 +1,1 @@
-"""Which requests run, which wait and which are refused."""
+"""Decides which requests run, which wait and which are refused."""

@@ -1,11 +1,11 @@
-"""Requests that wait for their turn: by priority, and fair between clients of one priority.
+"""The queue of waiting requests: ordered by priority, and fair between clients of one priority.
 
-Fairness is in tokens, as in the virtual token counter of Sheng et al., "Fairness in Serving Large Language
-Models" (OSDI 2024): each client has a counter of what it was served, prompt tokens when a request leaves
-the queue and tokens of the answer as they become known; the client with the smallest one is next. A client
-that comes back after a while begins where the others are, so nobody saves up turns. While two clients of one
-priority wait, what they were served since differs by no more than the cost of one request of each and of
-their answers under way.
+Fairness is counted in tokens, as in the virtual token counter of Sheng et al., "Fairness in Serving Large
+Language Models" (OSDI 2024). Each client has a counter of the tokens it was served: prompt tokens count when
+a request leaves the queue, tokens of the answer as they become known. The client with the smallest counter is
+next. A client that comes back after a while begins with the counter of the others, so no client can save up
+turns. While two clients of one priority wait, the service they get differs by at most the cost of one request
+of each and of their answers in progress.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ANSWER_WEIGHT = 2.0
-"""What a token of an answer costs beside one of a prompt, as in the paper: it takes a step of its own."""
+"""The cost of an answer's token relative to a prompt's token, as in the paper: each takes a step of its
+own."""
 
 MAX_REMEMBERED = 4096
-"""Clients of a priority whose counters are kept, besides those that wait."""
+"""If more counters than this are kept for a priority, only those of waiting clients are kept on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,30 +26,31 @@ class QueuedRequest:
     """One HTTP request in the queue."""
 
     client: str
-    """Name of whose it is, see :mod:`router.access.client`."""
+    """The name of its client, see :mod:`router.access.client`."""
     priority: int
     """Lower is earlier."""
     num_places: int
-    """Choices that run at the same time once it is let in."""
+    """The places that it needs: one for each choice."""
     num_tokens: int
-    """Of all its prompts, each counted once a choice."""
+    """The tokens of all its prompts; each prompt counts once for each of its choices."""
     since_s: float = 0.0
-    """When it came, by the monotonic clock."""
+    """When it arrived, by the monotonic clock."""
     begin: Callable[[], None] = lambda: None
-    """Told, once it is let in, that there is room for further choices."""
+    """Called after it was let in, when there is room for more of its choices."""
 
 
 @dataclass
 class _Level:
-    """All that waits with one priority."""
+    """All waiting requests of one priority."""
 
     waiting: dict[str, dict[QueuedRequest, None]] = field(default_factory=dict)
-    """Turns of each client that has any, oldest first."""
+    """The requests of each client that has any, oldest first."""
     served: dict[str, float] = field(default_factory=dict)
-    """Tokens each client was served since somebody waits here, or where it began."""
+    """Each client's counter: the counter it began with, plus the tokens it was served since this level
+    exists."""
 
     def forget(self) -> None:
-        """Begins anew with those that do not wait, once there are many: clients may have any number of
+        """Drop the counters of clients that do not wait, once there are many: a client may have any number of
         addresses."""
         if len(self.served) > MAX_REMEMBERED:
             self.served = {client: self.served[client] for client in self.waiting}
@@ -59,18 +61,18 @@ class _Level:
 
     @property
     def longest_client(self) -> str:
-        """Whose turns are the most; of equal ones, whose was served most."""
+        """The client with the most waiting requests; among equals, the one that was served most."""
         return max(self.waiting, key=lambda client: (len(self.waiting[client]), self.served[client]))
 
 
 class FairQueue:
-    """Pure: no clock, no I/O. A level lives as long as something waits in it."""
+    """The queue. Pure: no clock, no I/O. A level exists as long as a request waits in it."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
         self._num_queued = 0
         self.num_places = 0
-        """Of all turns that wait."""
+        """The places that all waiting requests need."""
 
     def __len__(self) -> int:
         return self._num_queued
@@ -88,18 +90,18 @@ class FairQueue:
 
     @property
     def clients(self) -> set[str]:
-        """Those that wait."""
+        """The clients that have waiting requests."""
         return {client for level in self._levels.values() for client in level.waiting}
 
     def next(self) -> QueuedRequest | None:
-        """Whose turn it is; it stays in the queue."""
+        """Return the request whose turn it is. It stays in the queue."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]
         return next(iter(level.waiting[level.next_client]))
 
     def heads(self) -> list[QueuedRequest]:
-        """The first turn of each client of a level, in the order of :meth:`next`."""
+        """Return the first request of each client of each level, in the order of :meth:`next`."""
         return [
             next(iter(level.waiting[client]))
             for _, level in sorted(self._levels.items())
@@ -107,18 +109,19 @@ class FairQueue:
         ]
 
     def serve(self, queued: QueuedRequest) -> None:
-        """Takes a turn out of the queue to be served: its prompt counts."""
+        """Take a request out of the queue to be served, and charge its client for the prompt."""
         self.charge(queued, queued.num_tokens)
         self.remove(queued)
 
     def charge(self, queued: QueuedRequest, num_tokens: float) -> None:
-        """Counts what a client was served; of no consequence where nobody waits any more."""
+        """Add tokens to the counter of a request's client. It has no effect if no request of that priority
+        waits."""
         level = self._levels.get(queued.priority)
         if level is not None:
             level.served[queued.client] = level.served.get(queued.client, 0.0) + num_tokens
 
     def remove(self, queued: QueuedRequest) -> None:
-        """Takes a turn out of the queue that will not be served, or has been. Raises KeyError if it is not
+        """Take a request out of the queue, whether it is served or not. Raises KeyError if it is not
         there."""
         level = self._levels[queued.priority]
         turns = level.waiting[queued.client]
@@ -131,11 +134,13 @@ class FairQueue:
         self.num_places -= queued.num_places
 
     def displaced_by(self, client: str, priority: int) -> QueuedRequest | None:
-        """Who leaves a full queue for a request of ``client``; None: nobody, so it is the one to be refused.
+        """Return the request that leaves a full queue for a new request of ``client``; None: no request
+        leaves, so the new one is refused.
 
-        A full queue must not lock out those that it is fair to. The newest turn of the client that has the
-        most gives way, and those of the least priority before all others. Among equals a client displaces no
-        turn of its own, nor one that would leave it with as many as the client it came from.
+        A full queue must not lock out clients that have less than others. So requests of the last priority
+        leave first: of these, the newest request of the client that has the most. Within the same priority,
+        the new request displaces no request of its own client, and none of a client that has at most one
+        request more than its own client.
         """
         if not self._levels:
             return None

@@ -1,5 +1,5 @@
-"""The gate before the servers of one model: so many choices run, so many requests wait, the rest are
-refused."""
+"""The gate in front of one model's servers. It limits how many choices run and how many requests wait; all
+other requests are refused."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from router.fleet.links.capacity import Capacity
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
 LOOK_INTERVAL_S = 0.01
-"""Between two looks at the servers while somebody waits. Places of requests that end are given on at once."""
+"""Time between two looks at the servers while a request waits. Places of requests that end are passed on at
+once."""
 
 
 @dataclass(frozen=True)
 class GateLimits:
     max_in_flight: int
-    """Choices at one time, whatever the servers have room for."""
+    """The most choices in flight, even if the servers have more room."""
     max_queue: int
-    """Requests that wait."""
+    """The most requests that wait."""
     hold_s: float = 0.0
-    """How long each of them waits for servers that are away."""
+    """How long each waiting request waits for servers that are away."""
 
 
 class Gate:
-    """Lets requests in one by one, as the queue orders them and as there is room.
+    """Lets requests in one by one, in the queue's order, as long as there is room.
 
-    A place is one choice's, since each is a row on a decode server. A request gets all of its places at once,
-    but for one of many choices, which gets them by and by (:class:`Place`). Nobody overtakes, but for a
-    client that has less than its share, an equal part of all places: it is let in whatever others hold,
-    since decode servers give it rows of theirs.
+    Each choice needs one place, because it takes a row on a decode server. A request gets all its places at
+    once, except a request of many choices, which gets them bit by bit (:class:`Place`). A request overtakes
+    others only if its client has less than its share, an equal part of all places. It is then let in whatever
+    other clients hold, because decode servers give it rows of theirs.
 
-    ``room`` says what the servers have; None while no request could be served at all. Then requests wait for
-    ``hold_s``, as long as ``may_return`` says that this may end; ``problem`` is what they are told after
-    that.
+    ``room`` returns the servers' room; None while no request could be served at all. Then requests wait for
+    ``hold_s``, as long as ``may_return`` says that a server may come back. After that they get the error that
+    ``problem`` returns.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Gate:
         self.num_in_flight = 0
         """Places that are taken."""
         self._held: Counter[str] = Counter()
-        """Of those, how many each client has."""
+        """How many of the taken places each client has."""
         self.residence = Residence()
         self._room = room
         self._problem = problem
@@ -62,7 +63,7 @@ class Gate:
         self._queue = FairQueue()
         self._admissions: dict[QueuedRequest, asyncio.Future[Place]] = {}
         self._growing: dict[Place, None] = {}
-        """Those with choices that have not begun, oldest first."""
+        """The places of requests with choices that have not begun, oldest first."""
         self._look: asyncio.TimerHandle | None = None
         self._empty_since_s: float | None = None
 
@@ -72,7 +73,7 @@ class Gate:
 
     @property
     def num_held(self) -> int:
-        """Of those that wait, how many do so for servers that are away."""
+        """How many of the waiting requests wait for servers that are away."""
         return self.num_waiting if self._room() is None else 0
 
     @property
@@ -82,14 +83,14 @@ class Gate:
         return 0 if room is None else min(self.limits.max_in_flight, room.places)
 
     def use_limits(self, config: RouterConfig) -> None:
-        """Those of ``config`` from now on; who is in stays in, and who waits in a queue that is too long
-        waits."""
+        """Use the limits of ``config`` from now on. Requests that were let in stay, and so do those in a
+        queue that is now too long."""
         self.limits = GateLimits(config.max_requests_in_flight, config.max_queue, config.hold_s)
         self.look()
 
     def refuse_early(self, client: str, priority: int) -> None:
-        """Raises what :meth:`enter` would raise at once where the queue is full, before any work is done for
-        the request: that is when work must not be wasted."""
+        """If the queue is full, raise the error that :meth:`enter` would raise at once. To be called before
+        any work is done for the request, because an overloaded router must not waste work."""
         if not self._is_full:
             return
         room = self._room_or_hold()
@@ -104,9 +105,11 @@ class Gate:
 
     @asynccontextmanager
     async def enter(self, queued: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
-        """Holds places. Raises :class:`OverloadedError` (429) if the queue is full or becomes so with others
-        to which it is fair to have the place, :class:`UnavailableError` (503) without servers and
-        :class:`DeadlineError` (504) if ``deadline``, of the event loop's clock, passes in the queue."""
+        """Hold a request's places for the length of the context.
+
+        Raises :class:`OverloadedError` (429) if the queue is full, or if it becomes full and another client's
+        request should fairly have this one's place; :class:`UnavailableError` (503) without servers; and
+        :class:`DeadlineError` (504) if ``deadline``, on the event loop's clock, passes in the queue."""
         place = self._admits(queued) or await self._wait(queued, deadline)
         try:
             yield place
@@ -114,15 +117,15 @@ class Gate:
             self._leave(place)
 
     async def wait_for_servers(self, client: str, priority: int, *, deadline: float) -> None:
-        """Waits in the queue and takes no place: for what can't be checked before a server has said what it
-        can take. Raises what :meth:`enter` raises."""
+        """Wait in the queue until servers are there, without taking a place. For requests that can't be
+        checked before a server has reported its limits. Raises what :meth:`enter` raises."""
         queued = QueuedRequest(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
         if self._admits(queued) is None:
             await self._wait(queued, deadline)
 
     def choice_ended(self, place: Place) -> None:
-        """One of a request's choices has ended while others go on or have not begun: another one takes its
-        place, or somebody who waits."""
+        """Pass on the place of a choice that has ended while others of its request go on or have not begun.
+        Another choice of the request takes it, or a waiting request."""
         if place.num_left and (not len(self._queue) or place.num_places == 1):
             place.num_places -= 1
             place.grow(1)
@@ -131,34 +134,36 @@ class Gate:
             self._give_back(place.queued.client, 1)
             self.look()
 
-    # --- in ----------------------------------------------------------------------------------------
+    # --- letting requests in -------------------------------------------------------------------------
 
     def _room_or_hold(self) -> Capacity | None:
-        """None: nobody serves, and a request may wait for somebody. Else raises :class:`UnavailableError`."""
+        """Return the servers' room; None if no server serves, but a request may wait for one. Raises
+        :class:`UnavailableError` if it may not wait."""
         room = self._room()
         if room is None and not (self.limits.hold_s > 0 and self._may_return()):
             raise self._problem()
         return room
 
     def _admits(self, queued: QueuedRequest) -> Place | None:
-        """What it holds if it was let in without a wait."""
+        """Let a request in if it need not wait, and return its places; None: it has to wait."""
         room = self._room_or_hold()
         if room is None or len(self._queue):
             return None
         return self._placed(queued, room)
 
     def _placed(self, queued: QueuedRequest, room: Capacity, just_sent: int = 0) -> Place | None:
-        """What it holds from now on; None: there is no room for it."""
+        """Let a request in if there is room, and return its places; None: there is no room."""
         places = min(self.limits.max_in_flight, room.places)
         wanted = first_places(queued, places=places, taken=self.num_in_flight)
-        if self.num_in_flight:  # else what never fits would never run
+        if self.num_in_flight:  # otherwise a request that never fits would never run
             num_tokens = queued.num_tokens * wanted // max(1, queued.num_places)
             if self.num_in_flight + wanted > places or not room.lets_in(num_tokens, just_sent=just_sent):
                 return self._placed_in_share(queued, room, just_sent)
         return self._place(queued, wanted)
 
     def _placed_in_share(self, queued: QueuedRequest, room: Capacity, just_sent: int) -> Place | None:
-        """The same for as many places as its client's share still has, whoever holds them now."""
+        """Let a request in with as many places as its client's share still has, even if all places are taken.
+        Return its places; None: its share is used up, or no prefill server has room."""
         wanted = min(queued.num_places, self._unused_share(queued.client, room))
         if wanted < 1 or not room.has_prefill(just_sent):
             return None
@@ -173,7 +178,7 @@ class Gate:
 
     def _take(self, client: str, num_places: int) -> None:
         self.num_in_flight += num_places
-        if num_places:  # who waits for servers takes none
+        if num_places:  # requests in wait_for_servers take none
             self._held[client] += num_places
 
     def _give_back(self, client: str, num_places: int) -> None:
@@ -183,10 +188,12 @@ class Gate:
             del self._held[client]
 
     def _unused_share(self, client: str, room: Capacity) -> int:
-        """How many places a client may take on top of all that are taken: none if nobody else has any.
+        """Return how many places of its share a client may still take, even if all places are taken: none if
+        there is no other client.
 
-        The k-th client that comes gets a k-th part of all places at most. So 1 + 1/2 + 1/3 + … times as many
-        choices as there are places may be in flight, five times as many of 80, if the first one had all.
+        The k-th client that comes gets at most a k-th part of all places. So if the first client had all
+        places, 1 + 1/2 + 1/3 + … times as many choices as places may be in flight: with 80 places, five times
+        as many.
         """
         clients = {client, *self._held, *self._queue.clients}
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
@@ -208,23 +215,23 @@ class Gate:
         except BaseException as error:
             if queued in self._admissions:
                 self._forget(queued)
-                self._let_in()  # it may have been in the way of smaller ones
+                self._let_in()  # smaller requests may have waited behind it
             elif admission.done() and not admission.cancelled() and admission.exception() is None:
-                self._release(admission.result())  # let in and gone in the same moment
+                self._release(admission.result())  # it was let in at the same moment as it left
             if isinstance(error, TimeoutError):
                 raise DeadlineError.told(
                     f"the request waited for its turn until its deadline: {self.num_in_flight} choices are "
-                    f"in flight and {len(self._queue)} requests wait; send it again later"
+                    f"in flight and {len(self._queue)} requests wait: send it again later"
                 ) from error
             raise
 
     def look(self) -> None:
-        """There may be room that was not there before."""
+        """Let requests in if there is new room. To be called when there may be."""
         if len(self._queue) or self._growing:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Lets in whose turn it is, as many as fit."""
+        """Let waiting requests in, in turn, as long as there is room."""
         room = self._room()
         if room is None:
             self._without_servers()
@@ -232,7 +239,7 @@ class Gate:
             self._empty_since_s = None
             just_sent = 0
             while (queued := self._queue.next()) is not None:
-                if self._admissions[queued].done():  # it is about to go away, and has not run since
+                if self._admissions[queued].done():  # cancelled, but its task has not run since
                     self._forget(queued)
                     continue
                 place = self._placed(queued, room, just_sent) or self._overtaking(room, just_sent)
@@ -246,15 +253,17 @@ class Gate:
         self._look_again()
 
     def _overtaking(self, room: Capacity, just_sent: int) -> Place | None:
-        """What the first client gets that waits and has less than its share."""
+        """Let in a request of the first waiting client that has less than its share; return its places, or
+        None."""
         if min(self.limits.max_in_flight, room.places) < len(self._queue.clients):
-            return None  # nobody's share is a place
+            return None  # no client's share is as much as one place
         waiting = (queued for queued in self._queue.heads() if not self._admissions[queued].done())
         places = (self._placed_in_share(queued, room, just_sent) for queued in waiting)
         return next((place for place in places if place is not None), None)
 
     def _grow(self, places: int) -> None:
-        """Nobody waits: who has choices left gets what is free, but for what is kept for those to come."""
+        """Give free places to requests with choices that have not begun, except places kept for new requests.
+        To be called when no request waits."""
         for place in list(self._growing):
             count = min(place.num_left, places - places // RESERVED - self.num_in_flight)
             if count > 0:
@@ -264,7 +273,8 @@ class Gate:
                 del self._growing[place]
 
     def _look_again(self) -> None:
-        """Room comes from servers too: they appear, compute prompts, lose other routers' requests."""
+        """Look at the servers again soon: room also appears when servers join, finish prompts, or end other
+        routers' requests."""
         if (len(self._queue) or self._growing) and self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._on_look)
 
@@ -272,7 +282,7 @@ class Gate:
         self._look = None
         self._let_in()
 
-    # --- out ---------------------------------------------------------------------------------------
+    # --- letting requests go -------------------------------------------------------------------------
 
     def _leave(self, place: Place) -> None:
         self.residence.left(time.monotonic() - place.since_s)
@@ -285,7 +295,8 @@ class Gate:
         self.look()
 
     def _without_servers(self) -> None:
-        """Ends the wait of those that had theirs. The oldest are first in :attr:`_admissions`."""
+        """Give up the requests that have waited long enough for servers. :attr:`_admissions` has the oldest
+        first."""
         now, hold_s = time.monotonic(), self.limits.hold_s if self._may_return() else 0.0
         if self._empty_since_s is None:
             self._empty_since_s = now

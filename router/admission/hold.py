@@ -1,7 +1,8 @@
-"""Times in which nobody serves a model: how long they last, and the answers that wait for their end.
+"""Absences, the times in which no server serves a model: how long they last, and the answers that wait
+meanwhile.
 
-A server that was killed is back after seconds if somebody starts it again. Until then requests wait in the
-queue (:mod:`router.admission.gate`) and answers under way wait here, for ``hold_s`` at most.
+A server that was killed is back after seconds if something restarts it. Until then requests wait in the queue
+(:mod:`router.admission.gate`), and answers in progress wait here, both for at most ``hold_s``.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from router.policies.policy import Demand
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
-"""Between two looks at servers that nobody waits for."""
+"""Time between two looks at a model's servers while no answer waits for them."""
 WAIT_INTERVAL_S = 0.01
-"""Between two looks at servers that an answer waits for."""
+"""Time between two looks at a model's servers while an answer waits for them."""
 
 
 class Hold:
-    """Of one model: since when nobody serves it, and what waits for that to end.
+    """The absence of one model's servers: since when it lasts, and which answers wait for its end.
 
-    ``is_stopping`` says whether the router has no more time to wait for anybody.
+    ``is_stopping`` says whether the router is about to stop and so has no time left to wait for servers.
     """
 
     def __init__(
@@ -36,35 +37,36 @@ class Hold:
     ) -> None:
         self.hold_s = config.hold_s
         self.num_waiting = 0
-        """Answers under way that wait for a server."""
+        """Answers in progress that wait for a server."""
         self._servers = servers
         self._is_stopping = is_stopping
         self._was_served = False
         self._since_s: float | None = None
         """When the absence began, by the monotonic clock; None: the model is served."""
         self._waiting: dict[Demand, list[asyncio.Future[bool]]] = {}
-        """By what a server must be able to take."""
+        """Waiting answers, by the kind of demand that a server must be able to take."""
         self._timer: asyncio.TimerHandle | None = None
 
     def use_limits(self, config: RouterConfig) -> None:
-        """Those of ``config`` from now on; an answer that waits already waits as long as it was to."""
+        """Use the limits of ``config`` from now on. Answers that wait already keep their old limit."""
         self.hold_s = config.hold_s
 
     @property
     def may_end(self) -> bool:
-        """Whether a wait has a point: some server may come back while the router still runs."""
+        """Whether it makes sense to wait: some server may come back while the router still runs."""
         return self.hold_s > 0 and not self._is_stopping() and self._servers.may_return()
 
     @property
     def is_short(self) -> bool:
-        """Whether a request that comes now is likely to be served: nobody is missed, or not for long."""
+        """Whether a request that comes now is likely to be served: there is no absence, or only a short
+        one."""
         self.look()
         if self._since_s is None:
             return True
         return self._was_served and self.may_end and time.monotonic() - self._since_s < self.hold_s
 
     def look(self) -> None:
-        """Notes the beginning and the end of an absence."""
+        """Note the beginning and the end of an absence."""
         absence = self._servers.not_ready_reason()
         if absence is None:
             if self._since_s is not None and self._was_served:
@@ -74,11 +76,11 @@ class Hold:
         elif self._since_s is None:
             self._since_s = time.monotonic()
             if self._was_served:
-                log.warning("model %s: nobody serves it: %s", self._servers.model, absence.detail)
+                log.warning("model %s: no server serves it: %s", self._servers.model, absence.detail)
 
     async def end(self, demand: Demand, *, deadline: float) -> bool:
-        """Waits until some server can take ``demand``. False: none could within ``hold_s`` or until
-        ``deadline``, of the event loop's clock, or none is expected any more."""
+        """Wait until some server can take ``demand``. Return False if none could within ``hold_s`` or before
+        ``deadline`` (on the event loop's clock), or if none is expected any more."""
         loop = asyncio.get_running_loop()
         kind = replace(demand, token_ids=(), cache_salt="", session=None)
         with self._wait_of(kind) as verdict:
@@ -90,7 +92,8 @@ class Hold:
 
     @contextmanager
     def _wait_of(self, kind: Demand) -> Iterator[asyncio.Future[bool]]:
-        """The verdict on a wait: True once somebody can take it, False once nobody ever will."""
+        """Yield the verdict on a wait: True once a server can take ``kind``, False once none is expected any
+        more."""
         verdict = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(kind, []).append(verdict)
         self.num_waiting += 1
@@ -108,7 +111,7 @@ class Hold:
             self._timer = asyncio.get_running_loop().call_later(WAIT_INTERVAL_S, self._judge)
 
     def _judge(self) -> None:
-        """One look for all that wait for the same."""
+        """Look at the servers once for each kind of demand, and decide for all answers that wait with it."""
         self._timer = None
         may_end = self.may_end
         for kind, waiting in self._waiting.items():
@@ -121,7 +124,7 @@ class Hold:
 
 
 async def watch(holds: Sequence[Hold]) -> None:
-    """Has all of them look at their servers, until it is cancelled."""
+    """Have all ``holds`` look at their servers regularly, until this task is cancelled."""
     while True:
         for hold in holds:
             hold.look()

@@ -1,4 +1,4 @@
-"""Places, queue and waits of each model, in Prometheus' form."""
+"""Prometheus metrics of each model's places, queue and waits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from router.admission.hold import Hold
 
 
 class GateMetrics(Collector):
-    """Shows what gates are told of at a scrape."""
+    """Reads the figures of all gates at each scrape."""
 
     def __init__(self) -> None:
         self._gates: Mapping[str, tuple[Gate, Hold]] = {}
 
     def update(self, gates: Mapping[str, tuple[Gate, Hold]]) -> None:
-        """By the name of the model."""
+        """Set the gates to read, by the name of the model."""
         self._gates = gates
 
     def collect(self) -> Iterator[Metric]:
@@ -28,12 +28,12 @@ class GateMetrics(Collector):
         )
         places = GaugeMetricFamily(
             "twinfang_places",
-            "Choices that may be in flight, by what servers have room for.",
+            "Choices that may be in flight, as far as servers have room.",
             labels=["model"],
         )
         held = GaugeMetricFamily(
             "twinfang_requests_held",
-            "Of those, requests that wait for a server to come back, since none serves their model.",
+            "Queued HTTP requests that wait for a server to come back, since none serves their model.",
             labels=["model"],
         )
         held_choices = GaugeMetricFamily(

@@ -1,1 +1,1 @@
-"""Requests in, answers out: what all HTTP APIs share, and probes."""
+"""Reads requests and writes answers: what all HTTP APIs share, and probes."""

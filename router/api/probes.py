@@ -1,4 +1,4 @@
-"""For those who operate a router: ``/healthz``, ``/readyz``, ``/metrics``; what other systems ask instead:
+"""Probes for operators: ``/healthz``, ``/readyz``, ``/metrics``; and those that other systems use instead:
 ``/health``, ``/ping``, ``/version``."""
 
 from __future__ import annotations
@@ -17,53 +17,56 @@ from wire.errors import UnavailableError
 router = APIRouter()
 
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics", "/health", "/ping", "/version")
-"""They are answered to the end of a router."""
+"""The router answers these paths until its process ends."""
 OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
-"""Probes and scrapers have no keys."""
+"""Paths that need no API key: probes and scrapers have none."""
 VERSION = importlib.metadata.version("twinfang")
 
 
 @router.get("/healthz")
 async def healthz(request: Request) -> JSONResponse:
-    """The process is alive, and its event loop keeps up; nothing is said about servers.
+    """Whether the process is alive and its event loop keeps up. Servers don't matter here.
 
-    503 if the loop was more than a second late with everything for ten seconds. One that hangs is silent.
+    503 if for ten seconds the loop has been more than a second late with everything. A loop that hangs does
+    not answer at all.
     """
     lag = services_of(request).lag
     if lag.is_starved:
-        reason = f"this router is too busy: it comes up to {lag.worst_s:.1f} s late to everything"
+        reason = f"this router is too busy: its event loop runs up to {lag.worst_s:.1f} s late"
         return error_response(UnavailableError.told(reason))
     return JSONResponse({"status": "ok", "event_loop_lag_s": round(lag.worst_s, 4)})
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Whether a request, of some model, could be served now; if not, 503 with the reason."""
+    """Whether a request for some model could be served now; if not, 503 with the reason."""
     return _readiness(services_of(request), "ready")
 
 
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
-    """What clients of vLLM ask before they begin: 200 if a request could be served now, as `/readyz`."""
+    """The probe that vLLM's clients use before they begin. It says what `/readyz` says: 200 if a request
+    could be served now."""
     return _readiness(services_of(request), "ok")
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping")
 async def ping(request: Request) -> JSONResponse:
-    """SageMaker's look at a container: 200 if a request could be served now, as `/readyz`."""
+    """SageMaker's probe of a container. It says what `/readyz` says: 200 if a request could be served now."""
     return _readiness(services_of(request), "ok")
 
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """Of this package."""
+    """The version of this package."""
     return {"version": VERSION}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Of several processes on one port those of all: see :mod:`router.observe.sibling_metrics`."""
+    """Metrics in Prometheus' format. If several processes share one port, the metrics of all of them: see
+    :mod:`router.observe.sibling_metrics`."""
     services = services_of(request)
     services.metrics.server_stats.update(*services.pool.stats())
     own, place = _own_metrics(services), services.config.place
@@ -74,12 +77,13 @@ async def metrics(request: Request) -> Response:
 
 @router.get(PATH_OF_ONE, include_in_schema=False)
 async def metrics_of_one(request: Request) -> Response:
-    """What one of several processes on a port says of itself, for the others."""
+    """The metrics of this process alone. The other processes on its port read them."""
     return Response(_own_metrics(services_of(request)), media_type=CONTENT_TYPE_LATEST)
 
 
 def _readiness(services: Services, status: str) -> JSONResponse:
-    """Not raised: a probe is no failed request, and leaves a line in the log only if there is news."""
+    """Answer whether this router is ready. Errors are returned, not raised: a probe is not a failed request,
+    and the log only gets a line if something has changed."""
     if services.drain.has_begun:
         return error_response(UnavailableError.told("this router is about to stop"))
     absence = services.absence

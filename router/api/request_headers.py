@@ -1,4 +1,4 @@
-"""What a client says of its request in headers: how long it may take, and which session it belongs to."""
+"""Headers that say how long a request may take and which session it belongs to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from wire.errors import InvalidRequestError
 
 
 def session_of(request: Request, config: RouterConfig) -> str | None:
-    """The value of the configured header; None without such a header, or if it is empty.
+    """Return the value of the configured session header; None if it is missing or empty, or if none is
+    configured.
 
-    Raises :class:`InvalidRequestError` for one that is too long.
+    Raises :class:`InvalidRequestError` if the value is too long.
     """
     session = request.headers.get(config.session_header) or None if config.session_header else None
     SESSION.check(session, config.session_header)
@@ -28,7 +29,8 @@ HEADER = "X-Request-Timeout"
 
 
 def deadline_of(request: Request, config: RouterConfig) -> float:
-    """On the event loop's clock. Raises :class:`InvalidRequestError` for a header that is no time."""
+    """Return the request's deadline on the event loop's clock. Raises :class:`InvalidRequestError` if the
+    header is not a time."""
     given = request.headers.get(HEADER)
     timeout_s = config.request_timeout_s
     if given is not None:

@@ -1,4 +1,4 @@
-"""Fields that completions and chats share, and what they become: sampling parameters, a request."""
+"""The fields that completions and chats share, and their conversion to sampling parameters and a request."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None, []),
     "prompt_embeds": (None,),
 }
-"""Fields of OpenAI or vLLM that would change the answer, with the values that change nothing. Ignoring
-another value would answer a question that was not asked, so it is refused."""
+"""Fields of OpenAI or vLLM that are not supported but would change the answer, with the values that change
+nothing. Any other value is refused: ignoring it would give an answer that the client did not ask for."""
 
 
 def ranged(least: float, most: float) -> Any:
-    """A field whose range /openapi.json tells. It is checked later, in words that name the remedy."""
+    """Return a field whose range /openapi.json shows. The range is checked later, with a message that names
+    the remedy."""
     return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
 
 
@@ -57,9 +58,9 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(StructuredFields):
-    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both.
+    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both APIs.
 
-    Unknown fields are ignored, as vLLM does, with a line in the debug log.
+    Unknown fields are ignored, as in vLLM, with a line in the debug log.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -93,26 +94,27 @@ class SamplingFields(StructuredFields):
     priority: int | None = ranged(-MAX_PRIORITY, MAX_PRIORITY)
 
     def check_extra_fields(self) -> None:
-        """Raises :class:`InvalidRequestError` for a field that is known, but not supported."""
+        """Raise :class:`InvalidRequestError` for a field that is known but not supported."""
         extra = self.model_extra or {}
         for name, harmless in self.unsupported.items():
             if name in extra and extra[name] not in harmless:
                 raise InvalidRequestError(
-                    f"{name} is not supported here, got {shown(extra[name])}; leave it out", param=name
+                    f"{name} is not supported here, got {shown(extra[name])}: leave it out", param=name
                 )
         if ignored := extra.keys() - self.unsupported.keys():
-            log.debug("fields of a request that are ignored: %s", ", ".join(sorted(ignored))[:500])
+            log.debug("ignored unknown fields of a request: %s", ", ".join(sorted(ignored))[:500])
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError(
-                "stream_options is only allowed with stream: true", param="stream_options"
+                "stream_options is only allowed with stream: true: set that, or leave stream_options out",
+                param="stream_options",
             )
 
     def priority_for(self, api_key: ApiKey) -> int:
-        """When the request's turn is among those that wait: lower is earlier.
+        """Return the request's priority among waiting requests: lower is earlier.
 
-        Raises :class:`PermissionDeniedError` for a priority that is not for this key to ask for.
+        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for.
         """
         earliest = api_key.min_priority
         if self.priority is None:
@@ -124,8 +126,8 @@ class SamplingFields(StructuredFields):
             )
         if earliest is not None and self.priority < earliest:
             raise PermissionDeniedError(
-                f"priority {self.priority} is earlier than API key {api_key.name!r} may ask for, which is "
-                f"{earliest}: send that, or leave it out",
+                f"priority is {self.priority}; the lowest that API key {api_key.name!r} may ask for is "
+                f"{earliest}: send that or more, or leave priority out",
                 param="priority",
             )
         return self.priority
@@ -141,7 +143,9 @@ class SamplingFields(StructuredFields):
     def stop_strings(self) -> tuple[str, ...]:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stops:
-            raise InvalidRequestError("a stop string must have at least 1 character, got 0", param="stop")
+            raise InvalidRequestError(
+                "a stop string must have at least 1 character, got 0: leave empty strings out", param="stop"
+            )
         return stops
 
     def sampling_params(
@@ -153,9 +157,9 @@ class SamplingFields(StructuredFields):
         vocab_size: int,
         grammar: str | None = None,
     ) -> tuple[SamplingParams, ...]:
-        """One set a choice: choice j of a seeded request uses ``seed + j``.
+        """Return one set of parameters for each choice: choice j of a seeded request uses ``seed + j``.
 
-        A field that is not given takes the checkpoint's default. Raises :class:`InvalidRequestError`.
+        A field that is not given gets the checkpoint's default. Raises :class:`InvalidRequestError`.
         """
         given = {name: getattr(self, name) for name in _NUMBERS}
         numbers = {**defaults, **{name: value for name, value in given.items() if value is not None}}
@@ -192,8 +196,8 @@ class SamplingFields(StructuredFields):
         echo: bool = False,
         tool_use: ToolUse | None = None,
     ) -> TextRequest:
-        """What checked fields ask for. Begins the request's trace. Raises :class:`InvalidRequestError` for a
-        session that is too long."""
+        """Return the request that the checked fields describe, and begin its trace. Raises
+        :class:`InvalidRequestError` if the session's name is too long."""
         options = self.stream_options
         include_usage = options is not None and bool(options.include_usage)
         shows_marks = tool_use is not None and tool_use.has_special_marks
@@ -227,18 +231,18 @@ def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str)
     if num_prompts * n > max_choices:
         prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
         raise InvalidRequestError(
-            f"{prompts} with n = {n} make {num_prompts * n} choices, the limit is {max_choices}: "
+            f"{prompts} with n = {n} are {num_prompts * n} choices, the limit is {max_choices}: "
             "send fewer at a time, or raise the router's --max-choices",
             param=param,
         )
 
 
 _NUMBERS = tuple(name for name in (*RANGES, "min_tokens") if name in SamplingFields.model_fields)
-"""Fields that are sampling parameters as they stand."""
+"""Fields that become sampling parameters without conversion."""
 
 
 def _wrap(seed: int) -> int:
-    """Into the range of a signed 64-bit integer."""
+    """Wrap ``seed`` into the range of a signed 64-bit integer."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -246,6 +250,7 @@ def _token_id(key: str) -> int:
     digits = key.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
         raise InvalidRequestError(
-            f"the keys of logit_bias are token ids, got {shown(key)}", param="logit_bias"
+            f'the keys of logit_bias must be token ids as in {{"42": -100}}, got {shown(key)}',
+            param="logit_bias",
         )
     return int(key)

@@ -1,4 +1,5 @@
-"""What endpoints for text do: read a request, check it, run it, and answer in a stream or in one piece."""
+"""The steps of all endpoints for text: read a request, check it, run it, and answer in a stream or in one
+piece."""
 
 from __future__ import annotations
 
@@ -29,22 +30,23 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 
 class Writer(Protocol):
-    """Puts deltas into the JSON objects of one API, all but their ``usage``."""
+    """Builds the JSON objects of one API from deltas. The caller adds ``usage``."""
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
-        """Writes what is told of a choice's prompt: to be awaited before the choice is told."""
+        """Write what the answer repeats of a choice's prompt. To be awaited before the choice is written."""
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Takes what is long out of a part of an answer in one piece, and returns the rest."""
+        """Take the long lists out of a part of an answer that is not streamed, write them, and return the
+        rest."""
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """The answer in one object; ``deltas[i]`` is all of choice i but what :meth:`keep` took."""
+        """Return the answer as one object; ``deltas[i]`` is all of choice i except what :meth:`keep` took."""
 
     def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """One choice's news in a stream."""
+        """Return the chunks for one choice's new delta in a stream."""
 
     def last_chunk(self) -> dict[str, Any]:
-        """What ends a stream if usage was asked for: it has no choices."""
+        """Return the chunk that ends a stream if usage was asked for. It has no choices."""
 
 
 async def answer_text(
@@ -53,13 +55,14 @@ async def answer_text(
     check: Callable[[Request, Body, Services, Client, float], Awaitable[TextRequest]],
     writer_of: Callable[[TextRequest], Writer],
 ) -> Response:
-    """``check`` is also given whose request it is and its deadline."""
+    """Answer one request. ``check`` turns the body into a checked request; it also gets the client and the
+    deadline."""
     services, client = services_of(http), client_of(http)
     with services.metrics.refusals(client.api_key.name):
         deadline = deadline_of(http, services.config)
         request = await check(
             http,
-            # by no name, which would keep it as long as the answer
+            # No variable: it would keep the body in memory as long as the answer takes.
             await _read_once_known(http, kind, services, client, deadline=deadline),
             services,
             client,
@@ -75,7 +78,7 @@ async def answer_text(
 async def _read_once_known(
     http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
-    """Reads a request's body, and waits for its model's first server, which says what it is checked against.
+    """Read a request's body. If its model has had no server yet, wait for one: limits come from servers.
 
     Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
     if the client goes away.
@@ -105,9 +108,10 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 async def _events(
     request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
-    """One write a step, or a slice of it, with the events of all choices that have news.
+    """Yield one write for each step, or slice of a step, with the events of all choices that have new deltas.
 
-    Behind its first token a single choice's text takes a :class:`TextLane`; this is woken for the rest.
+    After its first token, the text of a single choice goes through a :class:`TextLane`. This generator only
+    wakes for what the lane leaves.
     """
     lane = TextLane(write_now) if request.tells_just_text else None
     async with Generation(services, request, lane) as generation:
@@ -136,9 +140,10 @@ async def _events(
                 if request.include_usage:
                     data += event(writer.last_chunk() | {"usage": usage})
                 data += DONE
-            if data:  # a call of a tool is shown when it is complete
+            if data:  # empty while a tool call is incomplete
                 yield data
-            # What could not be written now comes again, but who looks for calls takes a text just once.
+            # A text that the lane can't write comes back through step() and the writer. A writer that looks
+            # for tool calls must see each text once only, so requests with tools have no lane.
             if lane is not None and not lane.is_open:
                 lane.open(lambda text: written(0, Delta(text)))
 

@@ -1,1 +1,1 @@
-"""HTTP itself, whatever is asked for: connections, the server, events, errors, the end of a process."""
+"""HTTP itself, independent of the endpoint: connections, the server, events, errors, the end of a process."""

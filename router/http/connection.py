@@ -1,9 +1,10 @@
-"""A client's connection: uvicorn's, with limits to what may come before a request's body.
+"""A client's connection: uvicorn's, with limits for what comes before a request's body.
 
-uvicorn limits headers where h11 parses them. httptools, which takes a fifth of the time, keeps whatever
-comes: a client that never ends its headers would fill the memory, and one that never sends any would keep its
-connection. Trailers, which stand behind a body's chunks, would become headers, as many as come. And with a
-way past ASGI for the parts of a stream.
+uvicorn limits headers only with its h11 parser. The httptools parser takes a fifth of the time, but keeps
+everything: a client that never ends its headers would fill the memory, and a client that never sends any
+would keep its connection. Trailers, which follow a body's chunks, would become headers in any number.
+
+The connection also lets the parts of a stream bypass ASGI.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ UVICORN = logging.getLogger("uvicorn.of_connections")
 UVICORN.setLevel(logging.ERROR)
 
 WRITE_PART = "twinfang.write_part"
-"""In a request's scope: writes a part of its answer, :data:`WritePart`."""
+"""The key in a request's scope of the function that writes a part of its answer, :data:`WritePart`."""
 
 WritePart = Callable[[bytes], bool]
-"""For use once the answer's start is out. It never waits: False if the client is behind, and took nothing."""
+"""Writes without waiting, once the answer's start is sent. Returns False if the client reads too slowly; then
+nothing was written."""
 
 HEADER_TIMEOUT_S = 30.0
-"""From a connection, or the first byte of a request's head, to the head's end."""
+"""The most time from the start of a connection, or the first byte of a later request's head, to the head's
+end."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """The limit is uvicorn's ``h11_max_incomplete_event_size``, in bytes. Larger heads or trailers: 431."""
+    """Answers larger heads or trailers than uvicorn's ``h11_max_incomplete_event_size`` (bytes) with 431."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._lingering = LingeringTransport(transport, self._may_send)
@@ -49,11 +52,12 @@ class HttpConnection(HttpToolsProtocol):
         self._keeps_alive = True
         self._previous_cycle: RequestResponseCycle | None = None
         self._refusal: bytes | None = None
-        """The answer to what can't be taken: the connection's last one, behind those to whole requests."""
+        """The answer to input that is refused. It is the connection's last answer, after those to complete
+        requests."""
         self._is_refused = False
-        self.logger = UVICORN  # its warnings name no client, and advise to install things
+        self.logger = UVICORN  # its warnings name no client and advise installing packages
         self._is_in_head = True
-        self._num_line_bytes = 0  # read since the last of a request or of its body
+        self._num_line_bytes = 0  # read since the last end of a request or part of its body
         self._num_trailer_bytes = 0
         self._is_too_large = False
         self._head_timeout: asyncio.TimerHandle | None = None
@@ -64,11 +68,11 @@ class HttpConnection(HttpToolsProtocol):
         self._lingering.lost()
         if self._half_close is not None:
             self._half_close.stop()
-            self._half_close = None  # it has this connection
+            self._half_close = None  # breaks a reference cycle: it refers to this connection
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open: a request that has all come is answered to who waits for it."""
+        """Return True, which keeps the connection open, if a complete request still waits for its answer."""
         cycle = self.cycle
         if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
             return False
@@ -91,7 +95,7 @@ class HttpConnection(HttpToolsProtocol):
             self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """What stands behind a body, trailers, says nothing that is acted on: it is counted and dropped."""
+        """Count and drop trailers, the headers after a body: nothing in the router uses them."""
         if self._is_in_head:
             super().on_header(name, value)
             return
@@ -112,8 +116,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # which has the scope
-            # An answer before the body's end is the last one: the rest of the body could trickle in for ever.
+            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle has the scope
+            # An answer before the body's end is the last one: the rest of the body might never end.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
             if scope["http_version"] < "1.1":
                 _end_by_closing(self.cycle)
@@ -126,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_line_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for whatever can't be parsed, in OpenAI's form. Requests that came whole before
+        """Refuse input that can't be parsed, in OpenAI's form. uvicorn calls this. Complete requests before
         it are answered first."""
         if self._is_too_large:
             status, code = b"431 Request Header Fields Too Large", "headers_too_large"
@@ -136,13 +140,13 @@ class HttpConnection(HttpToolsProtocol):
             )
         else:
             status, code = b"400 Bad Request", "invalid_http"
-        self._tell(code, "sent what is no HTTP request that can be taken")
+        self._tell(code, "sent an HTTP request that is malformed or too large")
         error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
         self._refusal = b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body)
         self._stop_waiting()
-        if self.pipeline and self.cycle.more_body:  # the request that is broken still waits for its turn
+        if self.pipeline and self.cycle.more_body:  # the broken request is still queued behind others
             self.pipeline.popleft()
             self.cycle = cast(RequestResponseCycle, self._previous_cycle)
         if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
@@ -158,7 +162,7 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _unsupported_upgrade_warning(self) -> None:
-        self._tell("upgrade", "asked for another protocol, as WebSocket is, and is answered over HTTP")
+        self._tell("upgrade", "asked for another protocol, such as WebSocket, and is answered over HTTP")
 
     def _tell(self, what: str, message: str) -> None:
         host, port = self.client or ("?", 0)
@@ -178,18 +182,19 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _refuse_above(self, num_bytes: int, what: str) -> None:
-        """Ends the parsing by ValueError, which comes back as a bad request."""
+        """Raise ValueError if ``num_bytes`` is above the limit. It ends the parsing, and uvicorn then calls
+        :meth:`send_400_response`."""
         if num_bytes > self._max_bytes:
             self._is_too_large = True
             raise ValueError(f"{what} too large")
 
     def _may_send(self) -> bool:
-        """Whether a client may still send what belongs to a request that is answered."""
+        """Whether the client may still be sending a request that is answered already."""
         cycle = self.cycle
         return self._half_close is None and (self._is_refused or (cycle is not None and cycle.more_body))
 
     def _probe(self) -> bytes | None:
-        """What :class:`HalfClose` may write at this moment."""
+        """Return what :class:`HalfClose` may write now."""
         cycle = self.cycle
         if cycle.response_started:
             return COMMENT if cycle.chunked_encoding and not cycle.flow.write_paused else b""
@@ -210,8 +215,8 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _end_by_closing(cycle: RequestResponseCycle) -> None:
-    """Has an answer whose length is not known end with its connection: HTTP/1.0 knows no chunks (RFC 9112,
-    section 6.1). Such a connection is closed behind each answer."""
+    """Make an answer of unknown length end with its connection: HTTP/1.0 has no chunks (RFC 9112, section
+    6.1). Such a connection is closed after each answer."""
     send = cycle.send
     is_open_ended = False
 
@@ -229,7 +234,8 @@ def _end_by_closing(cycle: RequestResponseCycle) -> None:
 
 
 def _write_part(cycle: RequestResponseCycle, data: bytes) -> bool:
-    """As ``send`` does, which costs a message, a coroutine and an exception for every event."""
+    """Write a part of an answer as ``send`` does, but without a message, a coroutine and an exception for
+    every event."""
     if cycle.flow.write_paused or not cycle.chunked_encoding:
         return False
     if not cycle.disconnected:

@@ -1,7 +1,7 @@
-"""The two endpoints that nearly every request is for, called without what FastAPI does for any endpoint.
+"""Calls the two endpoints that serve nearly every request directly, without FastAPI's work for each call.
 
-They read their body and make their response themselves, so nothing is left for the framework to do but to
-find that out: matching routes, resolving dependencies, exit stacks and telemetry of its own.
+These endpoints read their body and make their response themselves. FastAPI would only add overhead: it
+matches routes, resolves dependencies, opens exit stacks and has telemetry of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class DirectRoutes:
-    """Pure ASGI: a POST to one of ``endpoints``, by path, goes there; all else goes on.
+    """Pure ASGI: calls the endpoint for a POST to the path of one of ``endpoints``; passes other requests on.
 
-    The application knows the same endpoints: it describes them, and refuses other methods.
+    The application has the same endpoints: it describes them, and refuses other methods.
     """
 
     def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Endpoint]) -> None:
@@ -38,5 +38,5 @@ class DirectRoutes:
         try:
             response = await endpoint(request)
             await response(scope, receive, send)
-        except TwinfangError as error:  # of a stream too, as long as it has not begun
+        except TwinfangError as error:  # streams raise too, but only before they have begun
             await answer_error(request, error)(scope, receive, send)

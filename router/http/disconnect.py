@@ -1,4 +1,4 @@
-"""Ends the work for a client that has gone away, or that takes nothing."""
+"""Ends the work for a client that has gone away, or that reads nothing any more."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled if the client goes away first.
+    """Return the result of ``work``. If the client goes away first, cancel ``work`` and raise
+    :class:`CancelledRequestError`.
 
-    Raises :class:`CancelledRequestError` then. The request's body must have been read before.
+    The request's body must have been read before.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
@@ -41,10 +42,11 @@ WRITE_TIMEOUT_S = 60.0
 
 
 class WriteLimit:
-    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``.
+    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If one does, the context
+    raises :class:`CancelledRequestError`.
 
-    A stream makes thousands of writes, nearly all of which end at once, so they only note when they began and
-    one timer looks whether it is still the same one. Raises :class:`CancelledRequestError`.
+    A stream makes thousands of writes, and nearly all end at once. So a write only notes when it began, and a
+    single timer checks whether the same write is still in progress.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class WriteLimit:
         except TimeoutError as late:
             raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
         finally:
-            del self._timeout  # it has the task, whose error's traceback has this
+            del self._timeout  # breaks a cycle: it refers to the task, whose error's traceback refers to this
 
     def _look(self) -> None:
         now = self._loop.time()

@@ -1,4 +1,4 @@
-"""The router's end: it takes no more requests, and those that it has go on."""
+"""The end of a router: it takes no new requests, and those in progress continue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wire.errors import UnavailableError
 
 
 class Drain:
-    """Whether the router is about to end, and what runs on it that it waits for."""
+    """Whether the router is about to stop, and how many requests it still has to wait for."""
 
     def __init__(self) -> None:
         self.began_s: float | None = None
-        """By the monotonic clock."""
+        """When the drain began, by the monotonic clock; None: it has not."""
         self.num_running = 0
 
     @property
@@ -23,21 +23,22 @@ class Drain:
         return self.began_s is not None
 
     def begin(self) -> None:
-        """May be called by a signal handler."""
+        """Begin the drain. A signal handler may call this."""
         if self.began_s is None:
             self.began_s = time.monotonic()
 
     def is_over(self, grace_s: float) -> bool:
-        """Whether nothing runs any more, or has run for ``grace_s`` since the drain began."""
+        """Whether the drain has begun and nothing runs any more, or ``grace_s`` have passed since it
+        began."""
         return self.began_s is not None and (
             not self.num_running or time.monotonic() - self.began_s >= grace_s
         )
 
 
 class DrainMiddleware:
-    """Pure ASGI: once the drain has begun, new requests get a 503 and connections are closed behind answers,
-    so that clients and what balances them go elsewhere. Paths that begin as one of ``still_answered`` show
-    the end to who watches it, and nothing waits for them."""
+    """Pure ASGI: once the drain has begun, new requests get a 503 and connections are closed after answers,
+    so that clients and load balancers go elsewhere. Paths that begin with one of ``still_answered`` are
+    answered as before, so that operators can watch the drain; the drain does not wait for them."""
 
     def __init__(self, app: ASGIApp, *, drain: Drain, still_answered: tuple[str, ...]) -> None:
         self._app = app
@@ -51,7 +52,7 @@ class DrainMiddleware:
         if self._drain.has_begun:
             response = error_response(
                 UnavailableError.told(
-                    "this router is about to stop: send the request again, it will reach another one"
+                    "this router is about to stop: send the request again, and another router will take it"
                 )
             )
             response.headers["Connection"] = "close"

@@ -26,11 +26,11 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what ``writes`` yields, each item in one write; the last one brings :data:`DONE`.
+    """Sends the items that ``writes`` yields, each in one write. The last item ends with :data:`DONE`.
 
-    The status goes out with the first item, so an error before it is an ordinary HTTP error; one
-    after it becomes an error event. The generator is closed as soon as the client goes away. It is given
-    :meth:`write_now`.
+    The status goes out with the first item. So an error before it is an ordinary HTTP error; a later error
+    becomes an error event. The generator gets :meth:`write_now`, and is closed as soon as the client goes
+    away.
     """
 
     media_type = "text/event-stream"
@@ -53,10 +53,10 @@ class EventStream(Response):
                 raise
 
     def write_now(self, data: bytes) -> bool:
-        """Writes without waiting; False if that can't be, and then nothing was written.
+        """Write without waiting. Return False if that is not possible; then nothing was written.
 
-        Only while the generator waits for news, or two writes would go on at one time. A write that does not
-        wait needs no task, and waking one for each token costs more than the write.
+        To be called only while the generator waits for deltas: otherwise two writes could overlap. A write
+        that does not wait needs no task, and waking a task for each token costs more than the write.
         """
         return self._has_begun and self._write_part is not None and self._write_part(data)
 

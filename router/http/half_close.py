@@ -1,7 +1,7 @@
-"""A client that has said that it sends no more: it may wait for its answer, or have gone.
+"""Clients that have closed their sending side: such a client may wait for its answer, or may have gone.
 
-TCP tells the two apart only when something is written to the client: one that has gone answers with a reset.
-So now and then something is written that means nothing to who waits.
+TCP shows the difference only if something is written to the client: a client that has gone answers with a
+reset. So the router now and then writes something that a waiting client ignores.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from collections.abc import Callable
 
 LOOK_INTERVAL_S = 0.1
 FIRST_LOOK_S = 0.001
-"""From a probe to the next look; each further pause is twice as long, up to ``LOOK_INTERVAL_S``. Most clients
-that end their side have gone, and their reset is there after one round trip."""
+"""From a probe to the next look. Each further pause is twice as long, up to ``LOOK_INTERVAL_S``. Most clients
+that close their side have gone, and their reset arrives after one round trip."""
 FIRST_PROBE_S = 1.0
-"""An answer that begins within that time is the first thing that the client sees."""
+"""If an answer begins within this time, it is the first thing that the client sees."""
 PROBE_INTERVAL_S = 5.0
 MAX_UNKNOWN_S = 30.0
-"""How long work goes on for a client that nothing may be written to: HTTP/1.0 knows no interim answers."""
+"""How long work continues for a client that can't be probed: HTTP/1.0 has no interim answers."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """An interim answer may be sent at any time before the answer; clients skip it (RFC 9110, section 15.2)."""
 COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk with a comment of server-sent events, which clients skip. Our chunked answers are all such."""
+"""A chunk with a comment of server-sent events, which clients skip. All our chunked answers are event
+streams."""
 
 
 class HalfClose:
-    """Watches a client that half-closed its connection, and aborts the connection of one that has gone.
+    """Watches a client that half-closed its connection, and aborts the connection if the client has gone.
 
-    ``probe`` says what may be written now: empty while an answer is on its way, which does the same, and None
-    where nothing may be. ``has_begun``: the client has been sent a part of its answer, and is probed at once.
+    ``probe`` returns what may be written now. It is empty while an answer is being written, which shows the
+    same; None: nothing may be written. ``has_begun``: a part of the answer was sent, so the client is probed
+    at once.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class HalfClose:
         self._probe = probe
         self._loop = asyncio.get_running_loop()
         self._poll = select.poll()
-        self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors and hang-ups alone
+        self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # report only errors and hang-ups
         self._next_probe = self._loop.time() + (0.0 if has_begun else FIRST_PROBE_S)
         self._gives_up = self._loop.time() + MAX_UNKNOWN_S
         self._pause_s = LOOK_INTERVAL_S

@@ -1,4 +1,4 @@
-"""HEAD wherever there is GET."""
+"""Answers HEAD on every path that answers GET."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadMiddleware:
-    """Pure ASGI: a HEAD is answered with the status and headers of a GET, and without its body.
+    """Pure ASGI: answers a HEAD with the status and headers of a GET, without the body.
 
-    The application sees a GET, so that a route can't forget HEAD. It is ended once the headers are out: a
-    stream of events would never end by itself.
+    The application sees a GET, so that no route can forget HEAD. Its call is cancelled once the headers are
+    sent, because a stream of events would never end by itself.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -34,7 +34,7 @@ class HeadMiddleware:
         try:
             await asyncio.wait((getting, watching), return_when=asyncio.FIRST_COMPLETED)
             if not answered.is_set():
-                await getting  # it failed
+                await getting  # raises: it failed before it answered
         finally:
             getting.cancel()
             watching.cancel()

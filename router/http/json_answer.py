@@ -1,4 +1,4 @@
-"""An answer in one piece of JSON, however long it is."""
+"""An answer that is one JSON object, however long it is."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from router.http.disconnect import WriteLimit
 from wire.errors import CancelledRequestError
 
 PART_BYTES = 256 << 10
-"""What is handed to the connection at a time: it waits for the client in between."""
+"""Bytes passed to the connection at a time. Between two parts it waits for the client."""
 
 
 class JsonAnswer(Response):
-    """A long body leaves in parts, so that the connection does not keep a second copy of all of it.
+    """Sends a long body in parts, so that the connection does not keep a second copy of all of it.
 
-    A client that takes nothing is given up.
+    If the client reads nothing for too long (:class:`WriteLimit`), the answer is given up.
     """
 
     media_type = "application/json"
@@ -32,7 +32,7 @@ class JsonAnswer(Response):
         if len(body) <= PART_BYTES:
             await super().__call__(scope, receive, send)
             return
-        with suppress(CancelledRequestError):  # the status is out: nothing can be said any more
+        with suppress(CancelledRequestError):  # the status is sent: an error can't be answered any more
             await self._send_parts(body, send)
 
     async def _send_parts(self, body: memoryview, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The end of a connection whose client may still be sending."""
+"""Closes a connection whose client may still be sending."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 MAX_DRAIN_BYTES = 64 << 20
 MAX_DRAIN_S = 10.0
-"""What a client may still send behind an answer, in bytes and in time, before the connection is closed.
+"""How much, and for how long, a client may still send after an answer, before the connection is closed.
 
-Reading and dropping costs next to nothing; a client that is cut off while it sends loses its answer."""
+Reading and dropping costs next to nothing. A client that is cut off while it sends loses its answer."""
 
 
 class LingeringTransport:
     """A connection's transport that can be closed without losing the last answer.
 
-    A socket that is closed with unread bytes in it resets the connection, and the client may lose what was
-    sent to it. A client that sends on for ever must not keep the connection either. So :meth:`close` first
-    says that no more comes, reads and drops for a bounded time, then closes. Where ``may_send`` says that
-    nothing is on its way it closes at once.
+    Closing a socket that has unread bytes resets the connection, and the client may lose what was sent to it.
+    But a client that never stops sending must not keep the connection. So :meth:`close` first ends the
+    sending side, then reads and drops for a limited time, then closes. If ``may_send`` says that the client
+    sends nothing, it closes at once.
     """
 
     def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
@@ -28,7 +28,7 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0
         self.write = transport.write
-        """The transport's own: streams call it for each token."""
+        """The transport's own method, without a detour: streams call it for each token."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -51,13 +51,13 @@ class LingeringTransport:
         self._transport.resume_reading()
 
     def drop(self, num_bytes: int) -> None:
-        """Takes note of bytes that came while it lingers."""
+        """Count bytes that came while it lingers; abort the connection if they are too many."""
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_DRAIN_BYTES:
             self._transport.abort()
 
     def lost(self) -> None:
-        """The connection has gone."""
+        """Clean up after the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._may_send  # its owner has this transport
+        del self._may_send  # breaks a reference cycle: its owner refers to this transport

@@ -26,19 +26,19 @@ IN_WORDS_OF_JSON = {
     "model_type": "Input should be an object",
     "list_type": "Input should be a valid array",
 }
-"""What pydantic says of a value that was parsed before is in Python's words."""
+"""Messages that replace pydantic's. The body is already parsed, so pydantic would speak of Python's types."""
 
 KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
-"""Stands in pydantic's path to a value for one of the types that a field may have."""
+"""Parts of pydantic's path to a value that name one of the types that a field may have."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
-"""Nobody knows how long servers will be missing. A request that comes again soon waits here, for ``hold_s``
-at most, and so finds a server that returns earlier than one whose client stays away. While a router stops,
-another one takes it."""
+"""``Retry-After`` of a 503. It is short because a request that is sent again soon waits in the router's
+queue, for ``hold_s`` at most, and gets a returning server sooner than a client that stays away. If this
+router is stopping, another router takes the request."""
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:
-    """What a client gets to see of ``error``."""
+    """Return the JSON that a client gets for ``error``."""
     return {
         "error": {
             "message": error.public,
@@ -59,7 +59,7 @@ def error_response(error: TwinfangError) -> JSONResponse:
 
 
 def from_validation(error: ValidationError) -> InvalidRequestError:
-    """The first thing that is wrong with a body, in one sentence."""
+    """Return an error that describes the first fault of a body in one sentence."""
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return InvalidRequestError(f"the body must be a JSON object, got {shown(first['input'])}")
@@ -70,7 +70,7 @@ def from_validation(error: ValidationError) -> InvalidRequestError:
 
 
 def shown(value: object) -> str:
-    """A client's value, short enough for a message."""
+    """Return the ``repr`` of a client's value, cut to a length that fits a message."""
     text = ""
     for piece in _pieces(value):
         text += piece
@@ -80,7 +80,8 @@ def shown(value: object) -> str:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Of its ``repr``, which of a megabyte would take long: whoever has enough asks for no more."""
+    """Yield the pieces of a value's ``repr``. The ``repr`` of a megabyte would take long, so the caller stops
+    when it has enough."""
     if isinstance(value, str):
         yield repr(value[: MAX_SHOWN_CHARS + 1])
     elif isinstance(value, list):
@@ -102,13 +103,14 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
-    """Tells the client of ``error``, and the log if it is not the client's."""
+    """Return the response for ``error``, and log the error if it is not the client's fault."""
     tell_log(request.scope, error)
     return error_response(error)
 
 
 def tell_log(scope: Scope, error: TwinfangError) -> None:
-    """All that is known of ``error``, unless it is a client's. Many of one kind are a line and a count."""
+    """Log all that is known of ``error``, unless it is the client's fault. Many errors of one kind become one
+    line and a count."""
     if error.http_status < 500:
         return
     state = scope.get("state", {})
@@ -122,7 +124,7 @@ def tell_log(scope: Scope, error: TwinfangError) -> None:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes ``app`` answer every error in OpenAI's form, those of routing and of the framework too."""
+    """Make ``app`` answer every error in OpenAI's form, including errors of routing and of the framework."""
 
     async def on_twinfang_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinfangError)
@@ -144,12 +146,12 @@ def install_error_handlers(app: FastAPI) -> None:
         request_id = request_id_of(request)
         log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
         response = error_response(TwinfangError.told("the router failed on this request; its log says why"))
-        # The framework calls this handler from outside all middleware, and logs the traceback after it.
+        # The framework calls this handler outside all middleware, and logs the traceback afterwards.
         response.headers["X-Request-Id"] = request_id
         return response
 
     async def on_bad_parameter(request: Request, error: Exception) -> JSONResponse:
-        """Of a path or a query: bodies are read by :func:`read_json`."""
+        """Answer a bad parameter of a path or a query. :func:`read_json` checks bodies."""
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         name = str(first["loc"][-1])
@@ -163,7 +165,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """``Allow`` of a route, which does not know that HEAD goes wherever GET does."""
+    """Return the ``Allow`` header of a route with HEAD added if it has GET. Routes don't know of HEAD."""
     allowed = [name.strip() for name in (headers or {}).get("Allow", "").split(",")]
     return {"Allow": ", ".join([*allowed, "HEAD"] if "GET" in allowed and "HEAD" not in allowed else allowed)}
 

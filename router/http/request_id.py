@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
 ACCEPTED = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-"""An id ends up in logs, headers and messages; a client's one is only taken if it can do no harm there."""
+"""Ids appear in logs, headers and messages. A client's id is only used if it can do no harm there."""
 
 
 class RequestIdMiddleware:
-    """Pure ASGI: takes the client's ``X-Request-Id``, or makes one, as ``scope["state"]["request_id"]``."""
+    """Pure ASGI: stores the client's ``X-Request-Id``, or a new id, in ``scope["state"]["request_id"]``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

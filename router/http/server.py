@@ -20,24 +20,24 @@ from wire.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-"""Longer than the pools of common clients keep an idle connection, so that the client closes it first."""
+"""Longer than common clients' pools keep an idle connection, so that the client closes it first."""
 
 BACKLOG = 2048
-"""Connections that the kernel keeps until they are accepted."""
+"""The most connections that the kernel keeps until they are accepted."""
 ACCEPTED_AT_ONCE = 16
-"""libuv accepts one connection an iteration of the event loop for each handle that listens. With one handle a
-probe behind two hundred other connections waits for two hundred iterations."""
+"""Listening handles for each socket. libuv accepts one connection for each handle in each iteration of the
+event loop. With one handle, a probe behind two hundred other connections waits for two hundred iterations."""
 
 CUT = (
-    "this router has stopped before the answer was finished: send the request again, and another one will "
+    "this router stopped before the answer was finished: send the request again, and another router will "
     "take it"
 )
 
 
 class HttpServer(uvicorn.Server):
-    """The first SIGTERM or SIGINT begins the drain: the port stays open and says 503 to new requests,
-    ``/readyz`` too, until those that run have ended or ``shutdown_grace_s`` is over. The second one ends the
-    process at once."""
+    """uvicorn's server, with a drain. The first SIGTERM or SIGINT begins the drain: the port stays open and
+    answers new requests and ``/readyz`` with 503, until the running requests have ended or
+    ``shutdown_grace_s`` is over. The second signal ends the process at once."""
 
     def __init__(self, app: FastAPI, config: RouterConfig, drain: Drain) -> None:
         super().__init__(
@@ -82,10 +82,11 @@ class HttpServer(uvicorn.Server):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second; True: stop listening, and end what is left."""
+        """Decide, ten times a second, whether to stop. True: stop listening, and end the requests that are
+        left."""
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))
-            self.config.timeout_graceful_shutdown = 1  # for event streams and connections that are idle
+            self.config.timeout_graceful_shutdown = 1  # event streams and idle connections get this long
             self.should_exit = True
         return await super().on_tick(counter)

@@ -12,9 +12,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
-    """Bound to an address that other processes of the same user may be bound to as well (SO_REUSEPORT).
+    """Return a socket bound to an address that other processes of the same user may share (SO_REUSEPORT).
 
-    The kernel deals connections out among those that listen. Raises :class:`ConfigError`.
+    The kernel distributes connections among the listening processes. Raises :class:`ConfigError`.
     """
     with ExitStack() as exits:
         bound = exits.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
@@ -31,8 +31,8 @@ def shared_socket(host: str, port: int) -> socket.socket:
 
 
 def sockets_of(config: RouterConfig) -> list[socket.socket] | None:
-    """Those of one of several processes: the port that all share, and the one that is its own. None: the HTTP
-    server binds as it always does."""
+    """Return the sockets of one of several processes: the port that all share, and the process's own port.
+    None: this is the only process, so the HTTP server binds its port itself."""
     place = config.place
     if place is None:
         return None

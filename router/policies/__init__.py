@@ -1,1 +1,1 @@
-"""Which of several servers takes a request: one small pure class a policy."""
+"""Policies decide which of several servers takes a request. Each policy is one small pure class."""

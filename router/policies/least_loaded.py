@@ -1,9 +1,9 @@
-"""The less loaded of two servers drawn at random.
+"""Chooses the less loaded of two servers drawn at random.
 
-Load figures of servers that others use too are always a little old. Were the least loaded of all chosen,
-every router would send to the same one until the next figures. With two drawn at random the fullest one
-exceeds the mean by about log log n (Mitzenmacher, "The Power of Two Choices in Randomized Load
-Balancing", 2001).
+Several routers may use the same servers, so load figures are always a little old. If each router chose the
+least loaded of all servers, all routers would send to the same server until the next figures. With two
+servers drawn at random, the fullest server exceeds the mean by about log log n (Mitzenmacher, "The Power of
+Two Choices in Randomized Load Balancing", 2001).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from router.policies.policy import Candidate, Decision, Demand, Load
 
 
 class LeastLoaded:
-    """Compares queued tokens and what of the request finds no free block; if these are equal, free blocks."""
+    """Compares the queued tokens plus the request's tokens that find no free block; if equal, the free
+    blocks."""
 
     reads_load = True
     reads_prefixes = False
@@ -30,6 +31,7 @@ class LeastLoaded:
 
 
 def weight(load: Load, num_tokens: int) -> tuple[int, float]:
-    """How bad a server is for a request of so many tokens: what it waits for, then how full the server is."""
+    """Return how bad a server is for a request of ``num_tokens``: the tokens that the request would wait for,
+    then how full the server is."""
     missing = max(0, num_tokens - load.free_tokens)
     return load.queued_tokens + missing, -load.free_tokens / max(1, load.total_tokens)

@@ -1,4 +1,4 @@
-"""What a policy knows when it chooses: the candidates, their load and what the request asks of them."""
+"""The input of a policy's choice: the candidates, their load and the request's demand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Load:
-    """One server's load, as far as a router knows it. In tokens, so that long prompts weigh more."""
+    """One server's load, as far as the router knows it. It is counted in tokens, so that long prompts weigh
+    more."""
 
     queued_tokens: int = 0
-    """Tokens of prompts to be computed, or to be read from another server, before a new request's."""
+    """Prompt tokens that the server must compute, or read from another server, before those of a new
+    request."""
     free_tokens: int = 0
-    """Room in blocks that are free or can be made free; below 0 where more was sent than there was room."""
+    """Room in blocks that are free or can be made free; below 0 if more was sent than there was room for."""
     total_tokens: int = 0
-    """Room in all blocks; 0 if it is not known."""
+    """Room in all blocks; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -26,40 +28,42 @@ class Candidate:
     address: str
     load: Load = Load()
     cached_tokens: int = 0
-    """Tokens from the prompt's start that it has both KV and a state for."""
+    """Tokens from the prompt's start for which the server has both KV and a state."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What of a request a choice may depend on."""
+    """The properties of a request that the choice of a server may depend on."""
 
     token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     session: str | None = None
-    """Requests of one session should meet at one server."""
+    """Requests of one session should go to the same server."""
     has_begun: bool = False
-    """It was taken once: for want of another, a server that drains goes on with it."""
+    """Whether a server took the request before. If no other server is left, a draining server may continue
+    it."""
     fingerprint: str | None = None
-    """Of the servers that have computed what the client has of the answer: no others go on with it."""
+    """The fingerprint of the servers that computed the part of the answer that the client has. Only servers
+    with this fingerprint may continue it. None: the client has no part yet."""
 
 
 @dataclass(frozen=True)
 class Decision:
     candidate: Candidate
     policy: str
-    """Who made it, since policies may stand behind one another."""
+    """The name of the policy that decided: one policy may leave the decision to another."""
 
 
 class Policy(Protocol):
-    """Chooses one of several servers. Pure: no clock, no I/O; what it remembers is its own."""
+    """Chooses one of several servers. Pure: no clock, no I/O, no state outside itself."""
 
     @property
     def reads_load(self) -> bool:
-        """Whether candidates need to come with their load."""
+        """Whether the policy needs the candidates' load."""
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether they need to come with what they have cached."""
+        """Whether the policy needs the number of cached tokens of each candidate."""
 
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
-        """One of ``candidates``, which may not be empty."""
+        """Return the decision for one of ``candidates``, which must not be empty."""

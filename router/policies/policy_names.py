@@ -1,4 +1,4 @@
-"""Policies by the names that flags have for them."""
+"""Policies by the names that flags use for them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ POLICIES: dict[PolicyName, Callable[[], Policy]] = {
 
 
 def make_policy(name: PolicyName, *, has_sessions: bool) -> Policy:
-    """``has_sessions``: a request may say which session it belongs to."""
+    """Create a policy. ``has_sessions``: requests may say which session they belong to."""
     policy = POLICIES[name]()
     return SessionAffinity(policy) if has_sessions else policy

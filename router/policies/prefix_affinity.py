@@ -1,4 +1,4 @@
-"""Where most of a prompt is cached, unless that server has more to do than the cache saves."""
+"""Chooses the server that has most of a prompt cached, unless its queue costs more than the cache saves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from router.policies.policy import Candidate, Decision, Demand
 
 
 class PrefixAffinity:
-    """Compares the server with the longest cached prefix with the one that least_loaded would take.
+    """Compares the server with the longest cached prefix and the server that least_loaded would choose.
 
-    The score is in tokens to be computed before the prompt is: those queued and the prompt's own, less what
-    is cached. A prefix that many ask for spreads that way: once its server has more in its queue than the
-    prefix is long, another one computes it and has it too.
+    The score is the number of tokens to compute until the prompt is done: the queued tokens and the prompt's
+    own tokens, minus the cached ones. This spreads popular prefixes: once the queue of a prefix's server is
+    longer than the prefix, another server computes the prefix and then has it, too.
     """
 
     reads_load = True

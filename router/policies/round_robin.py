@@ -1,4 +1,4 @@
-"""Servers in turn."""
+"""Chooses servers in turn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from router.policies.policy import Candidate, Decision, Demand
 
 
 class RoundRobin:
-    """Takes candidates in turn; servers that come and go only shift whose turn it is."""
+    """Takes candidates in turn. Servers that join or leave only shift whose turn it is."""
 
     reads_load = False
     reads_prefixes = False
 
     def __init__(self, first_turn: int | None = None) -> None:
-        """Starts anywhere by default: of many routers that start together not all begin with one server."""
+        """By default start at a random turn, so that routers that start together don't all begin with the
+        same server."""
         self._turn = random.randrange(1 << 16) if first_turn is None else first_turn
 
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:

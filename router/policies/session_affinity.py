@@ -1,4 +1,4 @@
-"""One server for all requests of a session."""
+"""Chooses the same server for all requests of a session."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from router.policies.policy import Candidate, Decision, Demand, Policy
 
 
 class SessionAffinity:
-    """Sends a session where its hash points; requests without a session follow another policy.
+    """Chooses a session's server by hash. For requests without a session, another policy decides.
 
-    Each server draws a number for the session, and the highest one has it (rendezvous hashing: Thaler and
-    Ravishankar, 1998). A server that leaves moves its own sessions alone, and gets them back if it returns;
-    one that joins takes its share evenly from all. Nothing is stored, so all routers agree.
+    Each server draws a number for the session; the server with the highest number gets the session
+    (rendezvous hashing: Thaler and Ravishankar, 1998). If a server leaves, only its own sessions move, and it
+    gets them back if it returns. A server that joins takes its share evenly from all others. Nothing is
+    stored, so all routers agree.
     """
 
     def __init__(self, others: Policy) -> None:

@@ -1,1 +1,1 @@
-"""One request on its way: choices, their dispatch, again where a server dies, and the answers."""
+"""Serves one request: its choices, their dispatch, repeated if a server dies, and the answers."""

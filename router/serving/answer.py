@@ -1,4 +1,4 @@
-"""The text and tokens of one choice as they come from a decode server."""
+"""Builds the text of one choice from the tokens that a decode server sends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from wire.messages.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one choice."""
+    """The new text and tokens of one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
-    """For each token with log-probabilities the characters of the answer that stand before it."""
+    """For each token with log-probabilities, the number of the answer's characters before it."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    """Stop string or token id that ended the answer; None if it was the end of sequence."""
+    """The stop string or token id that ended the answer; None if it was the end-of-sequence token."""
 
     def __iadd__(self, later: Delta) -> Delta:
         self.text += later.text
@@ -36,10 +36,10 @@ class Delta:
 
 
 class Answer:
-    """Turns one choice's outputs into deltas: decodes tokens, finds stop strings, counts.
+    """Turns one choice's outputs into deltas: decodes tokens, finds stop strings, counts tokens.
 
-    Tokens are taken one by one, so the answer does not depend on how many came in one step: it ends
-    with the token that completes a stop string, and later ones of the same step are dropped.
+    It handles tokens one by one, so the answer does not depend on how many came in one step. The answer ends
+    with the token that completes a stop string; later tokens of the same step are dropped.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Answer:
         self.stats: RequestStats | None = None
 
     def push(self, output: RequestOutput) -> Delta:
-        """The next output of a server, one without error. Not to be called after the end."""
+        """Return the delta for the next output of a server, which has no error. Not to be called after the
+        answer has ended."""
         delta = Delta("", [], [], [])
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -93,7 +94,7 @@ class Answer:
         return delta
 
     def push_text(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, of which nothing else is wanted. Not for answers with stop strings."""
+        """Return the text of tokens, for answers that need only text. Not for answers with stop strings."""
         self.num_tokens += len(token_ids)
         push = self._detokenizer.push
         text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))

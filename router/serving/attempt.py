@@ -1,4 +1,4 @@
-"""The two servers of one attempt at a choice, from when they are chosen, and whose fault a failure is."""
+"""Chooses the two servers of one attempt at a choice, and decides which of them is blamed for a failure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from wire.errors import (
 from wire.messages.generation import PrefillReply
 
 HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
-"""It can't be told from here which end failed. Both are blamed: the good one's other handoffs clear it."""
+"""Failures of a handoff. The router can't see which end failed, so both are blamed. The good server's other
+handoffs clear it."""
 SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, TwinfangError))
-"""No missed deadlines: a queue that is too long for them is no reason to make the others' longer."""
+"""Failures of a server. Missed deadlines are not among them: if a server's queue is too long, that is no
+reason to make the other servers' queues longer."""
 
 
 class Attempt:
-    """Chooses servers, and tells each when its part has begun, has done well, has failed or is over.
+    """Chooses servers, and records for each when its part has begun, made progress, failed or ended.
 
-    ``on_prefilled`` is told that a prefill server has computed a prompt: it has room for another.
+    ``on_prefilled`` is called when a prefill server has computed a prompt and so has room for another one.
     """
 
     def __init__(
@@ -61,14 +63,14 @@ class Attempt:
         return client
 
     def prefilled(self, reply: PrefillReply) -> None:
-        """The prefill server waits to be read from."""
+        """Note that the prefill server has computed the prompt. It now waits until its state is read."""
         self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
         if self._prefill is not None:
             self._prefill.unload()
             self._on_prefilled()
 
     def progressed(self) -> None:
-        """A token came: the decode server serves, and what the prefill server computed was good."""
+        """Note that a token came: the decode server works, and the prefill server's state was good."""
         self._timeline.progressed()
         if self._decode is not None:
             self._decode.progressed()
@@ -77,7 +79,7 @@ class Attempt:
             self._prefill.ended()
 
     def scored(self) -> None:
-        """The prefill server's reply was all that was wanted."""
+        """Note that the attempt has ended well with the prefill server's reply: no more was wanted."""
         if self._prefill is not None:
             self._prefill.progressed()
         self.ended()
@@ -87,14 +89,14 @@ class Attempt:
             self._prefill.failed()
 
     def decode_failed(self, error: TwinfangError) -> None:
-        """What the decode server answered with, or that it was lost."""
+        """Note an error that the decode server answered with, or that the server was lost."""
         if self._decode is not None and error.code in HANDOFF_FAULTS | SERVER_FAULTS:
             self._decode.failed()
         if self._prefill is not None and error.code in HANDOFF_FAULTS:
             self._prefill.failed()
 
     def ended(self) -> None:
-        """Nothing of the attempt is left, for whatever reason."""
+        """Note that nothing of the attempt is left, for whatever reason."""
         for assignment in (self._decode, self._prefill):
             if assignment is not None:
                 assignment.ended()

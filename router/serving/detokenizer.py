@@ -10,21 +10,22 @@ from router.models.tokenizer import REPLACEMENT, Tokenizer
 MAX_PARTIAL_CHARS = 3
 """An incomplete code point has at most three bytes, decoded to at most as many replacement characters."""
 CONTEXT_TOKENS = 16
-"""Enough to hold ``MAX_PARTIAL_CHARS`` characters whole, whatever the tokens before them are."""
+"""Enough tokens to contain ``MAX_PARTIAL_CHARS`` complete characters, whatever tokens come before."""
 MAX_WINDOW_TOKENS = 64
 
 
 class Detokenizer:
     """Incremental decoding of one answer.
 
-    A window of the latest tokens is decoded again with each new one, since what a token looks like
-    may depend on its neighbours: bytes of a code point, a space that only the first token loses.
-    Replacement characters at the end are held back, as later bytes may complete them. All pieces and
-    :meth:`flush` together are what decoding the whole answer at once gives, behind the prompt's last
-    tokens (``context``).
+    A window of the latest tokens is decoded again with each new token, because the text of a token may
+    depend on its neighbours: bytes of a code point, or a space that only the first token loses.
+    Replacement characters at the end are held back, because later bytes may complete them. All pieces and
+    :meth:`flush` together are the text that the whole answer has if it is decoded at once, after the prompt's
+    last tokens (``context``).
 
     One exception: with byte-fallback tokenizers (Llama 2), decoding at once turns a whole run of byte
-    tokens into replacement characters if any of them is invalid; characters shown by then stay.
+    tokens into replacement characters if any of them is invalid. Here, characters that were shown before
+    stay.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Detokenizer:
         if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
             self._window, self._text = [], ""
         self._num_shown = len(self._text)
-        """Characters of the window's text that were returned already, or belong to the context."""
+        """How many characters of the window's text were returned already, or belong to the context."""
         self._num_clean = len(self._window)
-        """Tokens of the window up to the last point where nothing was held back."""
+        """The number of the window's tokens up to the last point where nothing was held back."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain once ``token_id`` has come; often empty."""
+        """Return the text that is certain once ``token_id`` has come. It is often empty."""
         own_text = self._own_text(token_id)
         if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
-            # Nothing is held back, and nothing before it changes the token's text: no need to decode.
+            # Nothing is held back, and earlier tokens do not change this token's text: no need to decode.
             self._window, self._text = [token_id], own_text
             self._num_shown, self._num_clean = len(own_text), 1
             return own_text
@@ -54,7 +55,7 @@ class Detokenizer:
             return ""
         self._window.append(token_id)
         shown, self._text = self._text[: self._num_shown], self._decode()
-        if not self._text.startswith(shown):  # an invalid byte reaches back to characters that were shown
+        if not self._text.startswith(shown):  # an invalid byte changes characters that were shown already
             del self._window[: self._num_clean]
             self._text, self._num_shown, self._num_clean = self._decode(), 0, 0
         start, self._num_shown = self._num_shown, max(self._num_shown, self._num_certain())
@@ -66,21 +67,22 @@ class Detokenizer:
         return new_text
 
     def flush(self) -> str:
-        """What is still held back, when no token follows."""
+        """Return the text that is still held back. To be called when no token follows."""
         held, self._num_shown = self._text[self._num_shown :], len(self._text)
         return held
 
     def finish(self) -> str:
-        """What :meth:`flush` returns, but a code point that has begun: who ended the answer cut it.
+        """Return what :meth:`flush` returns, without a code point that has only begun: the end of the answer
+        cut it.
 
-        Bytes that begin none stay replacement characters.
+        Bytes that begin no code point stay replacement characters.
         """
         num_begun = self._num_begun()
         held = self.flush()
         return held[: max(0, len(held) - num_begun)]
 
     def _num_begun(self) -> int:
-        """Replacement characters that stand for the beginning of a code point."""
+        """How many replacement characters at the end stand for the beginning of a code point."""
         if not self._text.endswith(REPLACEMENT):
             return 0
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -88,18 +90,18 @@ class Detokenizer:
         begun, _ = decoder.getstate()
         if not begun:
             return 0
-        # Byte-level BPE shows one character for such a beginning, byte fallback one for each byte.
+        # Byte-level BPE shows one character for such a beginning, byte fallback shows one for each byte.
         return 1 if _num_replaced(before) + 1 == _num_replaced(self._text) else len(begun)
 
     def _end_cleanly(self, new_text: str) -> None:
-        if new_text:  # the tokens it came from are context enough for the next
+        if new_text:  # its tokens are enough context for the next token
             del self._window[: self._num_clean]
             self._text = self._decode()
             self._num_shown = len(self._text)
         self._num_clean = len(self._window)
 
     def _shorten_window(self) -> None:
-        """Bounds the work per token where text never becomes certain, or tokens have none."""
+        """Bound the work per token if text never becomes certain, or tokens have no text."""
         num_held = len(self._text) - self._num_shown
         del self._window[:-CONTEXT_TOKENS]
         self._text = self._decode()
@@ -113,10 +115,10 @@ class Detokenizer:
         return self._tokenizer.has_text(token_id, skip_special_tokens=self._skip_special_tokens)
 
     def _decode(self) -> str:
-        # Tokens without text were left out of the window: a special one counts as text from here on.
+        # Tokens without text are not in the window, so special tokens in it are to be shown.
         return self._tokenizer.decode(self._window, skip_special_tokens=False) if self._window else ""
 
 
 def _num_replaced(text: str) -> int:
-    """Replacement characters at the end."""
+    """How many replacement characters ``text`` ends with."""
     return len(text) - len(text.rstrip(REPLACEMENT))

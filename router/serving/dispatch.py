@@ -1,7 +1,8 @@
-"""The life of one choice on the servers: prefill, ticket, decode.
+"""Runs one choice on the servers: prefill, ticket, decode.
 
-A prompt of several chunks is submitted with its early ticket, while it is still computed. What the decode
-server says before the prefill's reply is held back: until then the attempt may fail as a whole.
+A prompt of several chunks is submitted with its early ticket while a prefill server still computes it.
+Outputs that the decode server sends before the prefill's reply are held back: until then the whole attempt
+may fail.
 """
 
 from __future__ import annotations
@@ -31,28 +32,32 @@ lines = RepeatedLines(log)
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.05
-"""Before the second attempt; doubled for each further one."""
+"""The pause before the second attempt; it doubles with each further attempt."""
 RETRIED = HANDOFF_FAULTS | {UnavailableError.code, WireError.code}
-"""Faults of servers and of the way between them: another try, elsewhere if there is an elsewhere, may do."""
+"""Faults of servers and of the network between them. Another attempt may succeed, on other servers if there
+are any."""
 
 
 class Dispatch:
-    """Sends one choice on its way, again if a server fails it, and can call it back at any stage.
+    """Sends one choice to servers, tries again if a server fails, and can cancel the choice at any stage.
 
-    Outputs, or the one error that ends them, go to ``receiver``. The prompt's log-probabilities of a
-    prefill server come as an output without tokens. A prefill that fails, a transfer that does not arrive and
-    a decode server that is lost are tried again, with other servers first: prompt and answer so far are
-    prefilled there and the answer goes on behind them, so that the client sees neither a gap nor a token
-    twice. After several failures without a token in between the error is let through; the last attempt before
-    that prefills on the decode server, where that is allowed. ``on_retry`` is told what went wrong.
+    Outputs, or the single error that ends them, go to ``receiver``. If a prefill server computes the prompt's
+    log-probabilities, they come as an output without tokens.
 
-    Where no server is left to try, it waits for one that comes back (``model.hold``); that costs no attempt.
-    What the client has begun to get goes on at servers of the same fingerprint only.
+    If a prefill fails, a transfer does not arrive or a decode server is lost, the choice is tried again, on
+    other servers first. There the prompt and the answer so far are prefilled and the answer continues after
+    them, so that the client sees neither a gap nor a repeated token. After ``MAX_ATTEMPTS`` failures without
+    a token in between, the error goes to the receiver. The last of these attempts prefills on the decode
+    server, if that is allowed. ``on_retry`` is called with the code of each error that leads to another
+    attempt.
 
-    A server that is about to stop lets its requests go (``moved``): another one reads their state.
+    If no server is left to try, the choice waits for a server that comes back (``model.hold``); that costs no
+    attempt. Once the client has got a part of the answer, only servers of the same fingerprint continue it.
 
-    A prompt that is only scored ends with the prefill's reply: no decode server takes part, and no server at
-    all if nothing is wanted that one would have to compute.
+    A server that is about to stop gives its requests away (``moved``): another server reads their state.
+
+    A prompt that is only scored ends with the prefill's reply: no decode server takes part. If nothing has to
+    be computed, no server takes part at all.
     """
 
     def __init__(
@@ -67,17 +72,18 @@ class Dispatch:
     ) -> None:
         self.prefill_reply: PrefillReply | None = None
         self.prefill_call_s = 0.0
-        """What the call took that brought it."""
+        """How long the call that returned :attr:`prefill_reply` took."""
         self.first_output_s = 0.0
-        """From the last submission, and the prefill's reply, to the first token behind it."""
+        """From the last submission, or the prefill's reply if that came later, to the first token after
+        it."""
         self.was_early = False
-        """Whether it was submitted before its prompt was prefilled."""
+        """Whether the choice was submitted before its prompt was prefilled."""
         self._submitted_s = 0.0
         self._answer_ids: list[int] = []
         self._lease: tuple[PrefillClient, str] | None = None
-        """Who leases what is to be read until the first output, and under which request id."""
+        """The prefill server that holds the lease, and the lease's request id. Set until the first output."""
         self._prefilling: asyncio.Task[None] | None = None
-        """Set while a prefill's reply is waited for."""
+        """The task that waits for a prefill's reply; None: none does."""
         self._held_back: list[RequestOutput] = []
         self._pool = model.servers
         self._hold = model.hold
@@ -93,22 +99,23 @@ class Dispatch:
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
         self._fingerprint = ""
-        """Of the servers of the last attempt."""
+        """The fingerprint of the last attempt's servers."""
         self._told_fingerprint: str | None = None
-        """Of those that computed what the client has got; None: nothing yet."""
+        """The fingerprint of the servers that computed what the client has got; None: it has got nothing."""
         self._attempt = 0
         self._failures = 0
-        """Attempts in a row that brought no token."""
+        """Failed attempts in a row without a token."""
         self._failed_addresses: list[str] = []
-        """Servers of attempts that failed, the last one last."""
+        """The servers of failed attempts, the latest last."""
 
     @property
     def _request_id(self) -> str:
-        """One an attempt: what is left of an earlier one on some server must not be taken for this one."""
+        """Each attempt has its own id: servers must not mistake the rest of an earlier attempt for this
+        one."""
         return f"{self._choice.request_id}~{self._attempt}" if self._attempt else self._choice.request_id
 
     def start(self) -> None:
-        """Submits at once where no prefill is needed, else follows the prefill in a task."""
+        """Submit at once if no prefill server is needed; otherwise run the prefill in a task."""
         if self._choice.is_scored and self._choice.prompt_logprobs is None:
             self._receiver.take(RequestOutput(self._request_id, (), finish_reason="length"))
             return
@@ -124,7 +131,7 @@ class Dispatch:
             self._fail(error)
 
     def cancel(self) -> None:
-        """Ends whatever is under way for this choice; a finished one does not mind."""
+        """End all work for this choice. It does nothing if the choice has finished."""
         if self._task is not None:
             self._task.cancel()
         if self._stream is not None:
@@ -133,7 +140,8 @@ class Dispatch:
 
     @property
     def _time_left_s(self) -> float:
-        """What servers get to hear of the deadline: clocks of two machines are not compared."""
+        """The time until the deadline. Servers get this instead of the deadline itself, because the clocks of
+        two machines can't be compared."""
         return max(0.001, self._deadline - asyncio.get_running_loop().time())
 
     @property
@@ -158,7 +166,7 @@ class Dispatch:
     # --- attempts --------------------------------------------------------------------------------
 
     def _fail(self, error: TwinfangError) -> None:
-        """Tries again, or lets the error through."""
+        """Try again, or pass the error to the receiver."""
         now = asyncio.get_running_loop().time()
         error.where = self._timeline.servers
         self._call_back()
@@ -182,7 +190,8 @@ class Dispatch:
         self._failed_addresses.append(address)
 
     def _call_back(self) -> None:
-        """Ends what is left of an attempt: a submission whose prefill failed, a prefill that nobody reads."""
+        """End what is left of an attempt: a submission whose prefill failed, or a prefill that is not
+        needed."""
         if self._stream is not None:
             self._stream.cancel(self._request_id)
         if self._prefilling is not None:
@@ -220,7 +229,7 @@ class Dispatch:
         kept = self._pool.conversations
         token_ids = self._token_ids
         resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
-        prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # those come once
+        prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # only sent once
         request = PrefillRequest(
             request_id,
             token_ids,
@@ -230,10 +239,10 @@ class Dispatch:
             traceparent=self._timeline.call("prefill", prefill.worker_id),
         )
         timeout_s = self._time_left_s
-        self._avoid(prefill.address)  # should this attempt fail, whoever's fault it is
+        self._avoid(prefill.address)  # if this attempt fails, whichever server is at fault
 
         def submit(ticket: AnyTicket) -> None:
-            # Lost while the prefill ran: another one can read as well.
+            # If the decode server was lost or drains since it was chosen, another one can read the state.
             is_lost = decode.info is None or decode.drain.is_draining
             chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
             self._submit(chosen, ticket)
@@ -242,7 +251,7 @@ class Dispatch:
         def submit_early(ticket: PartialTicket) -> None:
             if self._choice.is_scored:
                 return
-            with suppress(UnavailableError):  # there may be a decode server when the prompt is computed
+            with suppress(UnavailableError):  # a decode server may come before the prompt is computed
                 submit(ticket)
 
         called_s = time.monotonic()
@@ -256,7 +265,7 @@ class Dispatch:
             if self._prefilling is asyncio.current_task():
                 self._prefilling = None
         self._servers.prefilled(reply)
-        # No await from here on: a cancel comes before the ticket or after the submission.
+        # No await from here on, so that a cancel comes either before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
             self._told_fingerprint = fingerprint
             self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
@@ -282,7 +291,8 @@ class Dispatch:
     # --- outputs ---------------------------------------------------------------------------------
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Passes tokens on. The first ones behind a submission tell more than themselves."""
+        """Pass tokens on. The first tokens after a submission go through :meth:`take`, which notes the
+        progress."""
         if self._has_progressed:
             self._answer_ids += token_ids
             self._receiver.take_tokens(token_ids)
@@ -290,15 +300,15 @@ class Dispatch:
             self.take(RequestOutput(self._request_id, token_ids))
 
     def take(self, output: RequestOutput | TwinfangError) -> None:
-        """Passes an output on; the last one's ticket is kept for the conversation's next turn."""
+        """Pass an output on. The last output's ticket is kept for the conversation's next turn."""
         kept, choice = self._pool.conversations, self._choice
         error = output if isinstance(output, TwinfangError) else _error_of(output)
         if error is not None:
             self._servers.decode_failed(error)
             if isinstance(error, UnavailableError) and self._stream is not None:
-                self._avoid(self._stream.address)  # it is gone, about to stop, or cut off
+                self._avoid(self._stream.address)  # the server is lost, about to stop, or cut off
             if self._lease is not None and self._prefilling is None:
-                prefill, request_id = self._lease  # who was to read may be gone, or cut off from there
+                prefill, request_id = self._lease  # its reader may be lost, or cut off from it
                 prefill.abandon(request_id)
             self._fail(error)
             return
@@ -327,7 +337,8 @@ class Dispatch:
         self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
-        """The server lets the request go: another one reads its state, or prefills what there is so far."""
+        """Move the request, which its server gives away, to another server. That server reads the state with
+        ``ticket``; without a ticket, prompt and answer so far are prefilled again."""
         assert self._stream is not None
         self._avoid(self._stream.address)
         if ticket is None:

@@ -1,4 +1,4 @@
-"""All choices of one HTTP request, from dispatch to the last token."""
+"""Runs all choices of one HTTP request, from dispatch to the last token."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from wire.messages.generation import RequestOutput
 
 
 class Generation:
-    """Runs choices and yields their deltas; an asynchronous context manager that leaves nothing behind.
+    """Runs choices and returns their deltas. It is an asynchronous context manager that leaves nothing
+    behind.
 
-    One choice's error ends the others: the client gets an answer or an error, not a mixture.
+    An error of one choice ends the others: the client gets an answer or an error, not a mixture.
     """
 
     def __init__(self, services: Services, request: TextRequest, lane: TextLane | None = None) -> None:
-        """``lane``: of a single choice, once it is open, takes tokens that come while :meth:`step` is waited
-        for; what it leaves :meth:`step` brings."""
+        """``lane`` is for a single choice. Once it is open, it writes the tokens that come while the caller
+        waits in :meth:`step`. :meth:`step` returns what the lane could not write."""
         model, limits = request.model, request.model.servers.limits()
         self._services = services
         self._token_metrics = services.metrics.tokens
@@ -77,7 +78,7 @@ class Generation:
         return sum(answer.num_tokens for answer in self.answers)
 
     async def __aenter__(self) -> Generation:
-        """Waits for its turn. Raises what :meth:`Gate.enter` raises."""
+        """Wait until the gate lets the request in. Raises what :meth:`Gate.enter` raises."""
         metrics = self._services.metrics
         self._started_s = time.monotonic()
         async with AsyncExitStack() as exits:
@@ -93,7 +94,7 @@ class Generation:
                     begin=self._begin,
                 )
                 entry = self._model.gate.enter(queued, deadline=self._request.deadline)
-                self._place = await exits.enter_async_context(entry)  # a 429 is counted as well
+                self._place = await exits.enter_async_context(entry)  # in here, a 429 is counted too
             self._record.admitted()
             exits.enter_context(self._record.abortable(self._abort))
             exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
@@ -105,7 +106,7 @@ class Generation:
         return self
 
     def _begin(self) -> None:
-        """Begins with the choices that there is room for, and that have not begun."""
+        """Start the choices that have room and have not begun."""
         if self._place is not None:
             for index in range(len(self._dispatches), len(self._choices) - self._place.num_left):
                 self._start(index)
@@ -138,7 +139,7 @@ class Generation:
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_answer_tokens=self._place.num_answer_tokens,
             )
-            self._place = None  # it has this, and so have the dispatches
+            self._place = None  # breaks reference cycles: it refers to this, and so do the dispatches
         self._dispatches.clear()
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
@@ -147,17 +148,17 @@ class Generation:
         self._inbox.put((min(self._unfinished, default=0), error))
 
     def _end_unread(self) -> None:
-        """The client leaves so much untaken that the router's memory is at stake."""
+        """End the request: its client leaves so much unread that the router may run out of memory."""
         for dispatch in self._dispatches:
             dispatch.cancel()
         error = OverloadedError(
-            f"{self._inbox.weight} log-probabilities wait for this client, which takes them more slowly than "
+            f"{self._inbox.weight} log-probabilities wait for this client, which reads them more slowly than "
             "they come, and the router has no memory left for more: read faster, or ask for fewer"
         )
         self._inbox.close((min(self._unfinished, default=0), error))
 
     def cached_tokens(self, index: int) -> int:
-        """Prompt tokens of a finished choice that some prefix cache held."""
+        """Return how many prompt tokens of a finished choice came from a prefix cache."""
         reply, stats = self._dispatches[index].prefill_reply, self.answers[index].stats
         if reply is not None:
             return reply.cached_tokens
@@ -165,19 +166,21 @@ class Generation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether all choices have ended."""
         return not self._unfinished
 
     async def step(self) -> list[tuple[int, Delta]]:
-        """The next deltas, one a choice, in the order of the choices; empty once all have ended.
+        """Return the next deltas, at most one for each choice, in the order of the choices; empty once all
+        have ended.
 
-        It brings no more than a slice; the rest stands in line behind other requests' slices. Raises the
-        first error of any choice, or :class:`DeadlineError`.
+        The deltas are no more than a slice; the rest waits behind other requests' slices. Raises the first
+        error of any choice, or :class:`DeadlineError`.
         """
         deltas: dict[int, Delta] = {}
         while not (self.has_ended or deltas):
             has_waited = await self._inbox.wait()
-            # Who finds news without a wait has just handled some: with them it would keep the event loop.
+            # A request that finds outputs without waiting has just handled others. It must wait for its turn,
+            # or it would keep the event loop.
             if not has_waited or self._inbox.weight > LIGHT_WEIGHT:
                 await self._services.slices.turn()
             for index, event in self._inbox.take(SLICE_WEIGHT):
@@ -205,7 +208,7 @@ class Generation:
             self.measure(index, len(delta.token_ids))
         if answer.finish_reason is not None:
             dispatch = self._dispatches[index]
-            dispatch.cancel()  # a stop string: the server does not know yet
+            dispatch.cancel()  # if a stop string ended the answer, the server does not know that yet
             self._note_end(index)
             if self._place is not None and len(self._unfinished) > 1:
                 self._model.gate.choice_ended(self._place)
@@ -230,7 +233,7 @@ class Generation:
         )
 
     def measure(self, index: int, num_tokens: int) -> None:
-        """So many tokens of a choice have come."""
+        """Update metrics: ``num_tokens`` tokens of a choice have come."""
         now, before = time.monotonic(), self._last_token_s[index]
         self._last_token_s[index] = now
         if before:
@@ -242,7 +245,7 @@ class Generation:
 
 
 class _ChoiceReceiver:
-    """Puts what comes for one choice into the inbox, or passes it on."""
+    """Puts the outputs of one choice into the inbox, or passes tokens to the lane."""
 
     __slots__ = ("_generation", "_inbox", "_index")
 

@@ -1,4 +1,4 @@
-"""A queue of one reader, who takes what has arrived together: all of it, or a slice if it is much."""
+"""A queue with one reader. The reader takes everything that has arrived, or a slice of it if it is much."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Events of one HTTP request. What arrives together is read together, so it leaves in one write."""
+    """The events of one HTTP request. Events that arrive together are read together, and so sent in one
+    write."""
 
     def __init__(self, changed: Callable[[int], None]) -> None:
-        """``changed`` is told by how much the weight grows or shrinks."""
+        """``changed`` is called with the amount by which the weight grows or, if negative, shrinks."""
         self._changed = changed
         self._items: deque[tuple[T, int]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
         self.weight = 0
-        """Of all items that wait."""
+        """The weight of all waiting items."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its reader waits and nothing has come yet."""
+        """Whether the reader waits and nothing has come yet."""
         return self._waiter is not None and not self._items
 
     def put(self, item: T, weight: int = 1) -> None:
@@ -39,7 +40,7 @@ class Inbox(Generic[T]):
         self._changed(weight)
 
     async def wait(self) -> bool:
-        """Until there is an item; whether that took a wait."""
+        """Wait until there is an item. Return False if there was one already."""
         if self._items:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
@@ -50,7 +51,8 @@ class Inbox(Generic[T]):
         return True
 
     def take(self, max_weight: int) -> list[T]:
-        """The items that came first: at least one, if there is any, and no more than weigh ``max_weight``."""
+        """Take the oldest items: as many as weigh ``max_weight`` together, but at least one if there is
+        any."""
         items: list[T] = []
         taken = 0
         while self._items and (not items or taken + self._items[0][1] <= max_weight):
@@ -62,7 +64,7 @@ class Inbox(Generic[T]):
         return items
 
     def close(self, last: T | None = None) -> None:
-        """Drops what waits, and all that comes. ``last`` is what its reader finds instead."""
+        """Drop all waiting items and all that come later. The reader finds ``last`` instead."""
         self._items.clear()
         self._changed(-self.weight)
         self.weight = 0
@@ -74,14 +76,15 @@ class Inbox(Generic[T]):
 log = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1 << 20
-"""Some 110 MB: a log-probability that waits is three Python objects."""
+"""About 110 MB: a waiting log-probability is three Python objects."""
 
 
 class Backlog:
-    """Bounds the sum of all inboxes by ending the request that has the most in its own.
+    """Limits the weight of all inboxes together. If it is too much, the request with the heaviest inbox is
+    ended.
 
-    Log-probabilities come as fast as servers compute them, whether the client takes them or not: hundreds of
-    megabytes in the minute after which a client that takes nothing is given up.
+    Log-probabilities come as fast as servers compute them, whether the client reads them or not. A client
+    that reads nothing is given up after a minute; in that minute hundreds of megabytes may come.
     """
 
     def __init__(self, max_weight: int = MAX_WEIGHT) -> None:
@@ -91,7 +94,8 @@ class Backlog:
 
     @contextmanager
     def of(self, inbox: Inbox[Any], end: Callable[[], None]) -> Iterator[None]:
-        """The life of an inbox, which tells :meth:`changed` its weight; ``end`` closes it before its time."""
+        """Count an inbox as long as the context lasts. The inbox reports its weight to :meth:`changed`.
+        ``end`` ends its request early."""
         self._owners[inbox] = end
         try:
             yield
@@ -106,5 +110,5 @@ class Backlog:
 
     def _end_heaviest(self) -> None:
         heaviest = max(self._owners, key=lambda inbox: inbox.weight)
-        log.warning("answers that clients have not taken weigh %d: the heaviest one ends", self.weight)
+        log.warning("answers that clients have not read weigh %d: the heaviest one ends", self.weight)
         self._owners[heaviest]()

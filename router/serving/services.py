@@ -1,4 +1,4 @@
-"""What the endpoints of one router share."""
+"""The objects that all endpoints of a router share."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Services:
 
     @property
     def has_short_absence(self) -> bool:
-        """Whether requests of some model are served or wait for servers that may be back soon: they are best
-        off here."""
-        are_short = [model.hold.is_short for _, model in self.models]  # each of them looks
+        """Whether requests for some model are served now, or wait for servers that may be back soon. If so,
+        clients should stay with this router."""
+        are_short = [model.hold.is_short for _, model in self.models]  # a list: reading updates each hold
         return any(are_short)
 
     @property
     def config(self) -> RouterConfig:
-        """As it is now: what it says may change while the router runs."""
+        """The current settings. Some of them may change while the router runs."""
         return self.settings.current
 
 

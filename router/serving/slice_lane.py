@@ -1,4 +1,4 @@
-"""Takes turns among requests that have much to do on the event loop."""
+"""Lets requests with much work take turns on the event loop."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections import deque
 
 SLICE_WEIGHT = 1024
-"""Most work of one turn, a microsecond or two each: what a request's news of one step weighs is
-:data:`OUTPUT_WEIGHT` a choice and 1 a log-probability."""
+"""The most work of one turn, in units of a microsecond or two. An output of one step weighs
+:data:`OUTPUT_WEIGHT` for its choice, and 1 for each token and each log-probability."""
 OUTPUT_WEIGHT = 8
 LIGHT_WEIGHT = SLICE_WEIGHT // 4
-"""What weighs no more waits for no turn: nearly all requests' news."""
+"""Work up to this weight does not wait for a turn. That is nearly all work."""
 
 
 class SliceLane:
-    """Lets one slice run a turn of the event loop, those that wait one after the other.
+    """Lets one slice run in each iteration of the event loop. Waiting slices run one after the other.
 
-    So whatever else is due runs between any two slices: other streams' tokens, probes, new connections. A
-    request that has more to do than a slice stands in line again, behind all others.
+    So all other work that is due runs between two slices: other streams' tokens, probes, new connections. A
+    request with more work than a slice goes to the end of the line again.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SliceLane:
         self._is_moving = False
 
     async def turn(self) -> None:
-        """Waits until the caller may run one slice."""
+        """Wait until the caller may run one slice."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
@@ -37,7 +37,7 @@ class SliceLane:
     def _move(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             first = self._waiting.popleft()
-            if not first.done():  # else its request is gone
+            if not first.done():  # otherwise its request is gone
                 first.set_result(None)
                 loop.call_soon(self._move, loop)
                 return

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for the first stop string to be completed and holds back what may become one.
+    """Looks for the stop string that is completed first, and holds back text that may become a stop string.
 
-    The result depends on the text alone, not on how it was cut into pieces: of all matches the one
-    that ends first wins, and of those that end together the longest.
+    The result depends only on the text, not on how it was cut into pieces. The match that ends first wins; if
+    several end together, the longest.
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -19,13 +19,13 @@ class StopStrings:
         self._include = include_in_output
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; nothing may be pushed after it."""
+        """The stop string that was found; no text may be pushed after it."""
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """Takes the next piece and returns what may be shown.
+        """Take the next piece and return the text that may be shown.
 
-        Matches that end in an unarmed piece do not count: that is how ``min_tokens`` works. They may
-        begin there, though, and end in a later one.
+        Matches that end in an unarmed piece do not count: that is how ``min_tokens`` works. A match may begin
+        in an unarmed piece, though, and end in a later one.
         """
         if not self._stops:
             return text
@@ -39,12 +39,13 @@ class StopStrings:
         return buffer[: len(buffer) - num_held]
 
     def flush(self) -> str:
-        """The text held back, once it is certain that no more comes."""
+        """Return the text that was held back. To be called when no more text comes."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, buffer: str, num_old: int) -> tuple[int, str] | None:
-        """Start and stop string of the match that ends first, after the ``num_old`` characters known."""
+        """Return start and stop string of the match that ends first, beyond the ``num_old`` characters that
+        were searched before."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = buffer.find(stop, max(0, num_old + 1 - len(stop)))
@@ -53,7 +54,8 @@ class StopStrings:
         return None if best is None else best[1:]
 
     def _partial_match(self, buffer: str) -> int:
-        """Length of the longest end of ``buffer`` that begins a stop string without completing it."""
+        """Return the length of the longest end of ``buffer`` that begins a stop string without completing
+        it."""
         longest = 0
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""The short way of an answer's tokens from a decode server to the client."""
+"""The short path of an answer's tokens from a decode server to the client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from router.serving.answer import Answer, Delta
 
 
 class TextLane:
-    """Writes tokens as they come, with one call for each thing that must be done, and wakes no task.
+    """Writes tokens as they come, with as few calls as possible and without waking a task.
 
-    For a choice that is alone in its stream, whose events differ in their text alone, behind its first one.
-    ``write_now`` is given the event and says whether it was written.
+    It is for a stream with a single choice whose events, after the first one, differ only in their text.
+    ``write_now`` gets the event and returns whether it was written.
     """
 
     __slots__ = ("_head", "_tail", "_write_now", "is_open")
@@ -27,16 +27,17 @@ class TextLane:
         """Whether texts may be written."""
 
     def open(self, event: Callable[[str], bytes]) -> None:
-        """The stream's beginning is written. What stands before and behind the text, a JSON string, is taken
-        from an ``event``."""
+        """Open the lane, once the stream's beginning is written. ``event`` makes a sample event; the lane
+        takes from it what stands before and after the text, which is a JSON string."""
         mark = secrets.token_hex(16)
         head, *tails = event(mark).split(orjson.dumps(mark))
         if len(tails) != 1:
-            raise ValueError(f"a text stands {len(tails)} times in an event")
+            raise ValueError(f"a text stands {len(tails)} times in an event, instead of once")
         self._head, self._tail, self.is_open = head, tails[0], True
 
     def write(self, answer: Answer, token_ids: tuple[int, ...]) -> Delta | None:
-        """Of an open lane. What is left to be written by somebody who can wait."""
+        """Write the text of tokens; the lane must be open. Return None, or the delta if it can't be written
+        without waiting."""
         text = answer.push_text(token_ids)
         if self._write_now(self._head + orjson.dumps(text) + self._tail):
             return None

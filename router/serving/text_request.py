@@ -1,4 +1,4 @@
-"""A checked request for text, whichever endpoint it came to, and what a choice of it asks of servers."""
+"""A checked request for text, of any endpoint, and its choices, which are sent to servers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ class Choice:
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     client: str = ""
-    """Name of whose choice it is."""
+    """The name of the client that it belongs to."""
     session: str | None = None
     """Requests of one session go to the same servers."""
 
     @property
     def is_scored(self) -> bool:
-        """Whether no answer is wanted: the prompt's log-probabilities alone, or not even these."""
+        """Whether no answer is wanted: at most the prompt's log-probabilities."""
         return self.params.max_tokens == 0
 
     @property
     def seeded(self) -> Choice:
-        """With a seed of its own if it has none: wherever it goes on, it draws the same tokens."""
+        """This choice with a random seed if it has none. So any server that continues it draws the same
+        tokens."""
         if self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
@@ -44,14 +45,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """Choice ``i * n + j`` is the j-th answer to prompt i."""
+    """A checked request. Its choice ``i * n + j`` is the j-th answer to prompt i."""
 
     id: str
     created: int
     model: ServedModel
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
-    """One a choice of a prompt: its length is ``n``."""
+    """One set for each choice of a prompt; its length is ``n``."""
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -64,12 +65,12 @@ class TextRequest:
     cache_salt: str
     """Only requests with the same salt share cached prompts."""
     tool_use: ToolUse | None
-    """How answers may call tools; None: they are just text."""
+    """How answers may call tools; None: answers are just text."""
     client: Client
     priority: int
     """Lower is earlier."""
     deadline: float
-    """When it must have ended, on the event loop's clock."""
+    """When the request must have ended, on the event loop's clock."""
     session: str | None
     """Requests of one session go to the same servers."""
     trace: RequestTrace
@@ -80,22 +81,22 @@ class TextRequest:
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to each token are told; None: no log-probabilities at all."""
+        """How many alternatives to each token the answer has; None: no log-probabilities at all."""
         return self.params[0].logprobs
 
     @property
     def tells_just_text(self) -> bool:
-        """Whether events of its stream differ in their text alone, and the text ends nothing."""
+        """Whether the events of the stream differ only in their text, and no text can end the answer."""
         tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
         return len(self.prompts) == self.n == 1 and not (self.stop or self.tool_use or tells_more)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens count once a prompt, whatever ``n`` is."""
+        """The tokens of all prompts. A prompt counts once, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def choices(self) -> list[Choice]:
-        """In the order of the prompts."""
+        """Return all choices, in the order of the prompts."""
         return [
             self._choice(prompt, params, number)
             for number, (prompt, params) in enumerate(product(self.prompts, self.params))

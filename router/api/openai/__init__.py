@@ -1,1 +1,1 @@
-"""OpenAI's API: completions, chat completions, models; and vLLM's tokenization."""
+"""OpenAI's APIs for completions, chat completions and models; and vLLM's API for tokenization."""

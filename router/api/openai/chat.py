@@ -27,7 +27,7 @@ from wire.messages.sampling_params import MAX_LOGPROBS, RANGES
 
 
 class ChatBody(ChatFields, SamplingFields):
-    """The body as clients send it: types are checked, values not yet."""
+    """The body as clients send it. Types are checked, values are not yet."""
 
     logprobs: bool | None = None
     top_logprobs: int | None = ranged(0, MAX_LOGPROBS)
@@ -52,7 +52,7 @@ class ChatBody(ChatFields, SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives a token; None: no log-probabilities."""
+        """Alternatives to each token; None: no log-probabilities."""
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise InvalidRequestError(
                 f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {shown(self.top_logprobs)}",
@@ -61,15 +61,18 @@ class ChatBody(ChatFields, SamplingFields):
         if self.logprobs:
             return self.top_logprobs or 0
         if self.top_logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+            raise InvalidRequestError(
+                "top_logprobs needs logprobs: true: set that, or leave top_logprobs out", param="top_logprobs"
+            )
         return None
 
     def answer_length(self, room: int) -> tuple[str, int]:
-        """The field that says how long the answer may become, and its value: all of ``room`` if none does."""
+        """Return the name of the field that limits the answer's length, and the limit. If neither field is
+        given, the limit is ``room``."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise InvalidRequestError(
-                f"max_tokens is {shown(old)} and max_completion_tokens {shown(new)}: give one of them",
+                f"max_tokens is {shown(old)} and max_completion_tokens is {shown(new)}: give one of them",
                 param="max_tokens",
             )
         param = "max_tokens" if new is None and old is not None else "max_completion_tokens"
@@ -83,8 +86,8 @@ class ChatBody(ChatFields, SamplingFields):
 async def check_chat(
     http: Request, body: ChatBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
-    """Renders, tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong
-    with it, and :class:`UnavailableError` while no server is there to say what the limits are."""
+    """Render, tokenize and check a chat. Raises :class:`InvalidRequestError` that names what is wrong with
+    the body, and :class:`UnavailableError` while the limits are not known because no server is connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
@@ -93,7 +96,7 @@ async def check_chat(
     num_logprobs = body.num_logprobs
     if num_logprobs is not None:
         check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
-    body.answer_length(1)  # what is wrong there is said before any work is done
+    body.answer_length(1)  # refuses wrong lengths before any work is done
     structure = await wanted_structure(body, services.grammars)
     text = await chat_text(body, model)
     tools, tool_choice = offered_tools(body.tools, body.tool_choice)
@@ -118,7 +121,7 @@ async def check_chat(
     num_prompt_tokens = len(prompt.token_ids)
     room = limits.max_model_len - num_prompt_tokens
     keeps_logprobs = num_logprobs is not None and not body.stream
-    if keeps_logprobs:  # bounds an answer whose length is not said
+    if keeps_logprobs:  # limits answers for which no length is given
         room = min(room, longest_in_one_piece(body.num_choices, num_logprobs or 0))
     length_param, max_tokens = body.answer_length(room)
     check_context(

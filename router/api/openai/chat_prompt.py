@@ -1,4 +1,4 @@
-"""What a chat's prompt is made of, and the text that the checkpoint's template makes of it."""
+"""The fields that a chat's prompt is made from, and its text as the checkpoint's template renders it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ OF_THE_PROMPT = ("messages", "tools", "tool_choice", "add_generation_prompt")
 
 
 class ChatFields(BaseModel):
-    """The fields that templates read; messages and tools are checked by
-    :mod:`router.models.chat_messages`."""
+    """The fields that templates read. :mod:`router.models.chat_messages` checks messages and tools."""
 
     messages: Any = Field(default=None, json_schema_extra=MESSAGES_SCHEMA)
     tools: Any = Field(default=None, json_schema_extra=TOOLS_SCHEMA)
@@ -29,11 +28,11 @@ class ChatFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
-    """Null is false: templates write special tokens themselves."""
+    """Null means false: templates write special tokens themselves."""
 
 
 async def chat_text(body: ChatFields, model: ServedModel) -> str:
-    """The prompt's text. Raises :class:`InvalidRequestError`."""
+    """Return the prompt's text. Raises :class:`InvalidRequestError`."""
     template = model.chat_template
     if template is None:
         raise InvalidRequestError(
@@ -54,7 +53,7 @@ def _variables(body: ChatFields) -> dict[str, Any]:
     for name in OF_THE_PROMPT:
         if name in further:
             raise InvalidRequestError(
-                f"chat_template_kwargs may not hold {name}: it is a field of its own",
+                f"chat_template_kwargs may not contain {name}, which is a field of its own: give it there",
                 param="chat_template_kwargs",
             )
     tools, choice = offered_tools(body.tools, body.tool_choice)
@@ -64,7 +63,7 @@ def _variables(body: ChatFields) -> dict[str, Any]:
         "documents": None,
         "add_generation_prompt": body.add_generation_prompt is not False,
     }
-    # What was not given stays undefined: templates ask for that.
+    # Fields that were not given stay undefined, because templates test for that.
     if choice is not None:
         variables["tool_choice"] = choice
     if body.reasoning_effort is not None:

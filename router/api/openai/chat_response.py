@@ -1,4 +1,4 @@
-"""The answers of ``POST /v1/chat/completions``: the whole object, and the chunks of a stream."""
+"""Writes the answers of ``POST /v1/chat/completions``: the whole object, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChatWriter:
         self._tokenizer = request.model.tokenizer
         self._scanners: dict[int, CallScanner] = {}
         self._kept: dict[int, JsonList] = {}
-        """Log-probabilities of choices that are answered in one piece."""
+        """Written log-probabilities, by choice, of an answer that is not streamed."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {
             "id": request.id,
@@ -33,10 +33,10 @@ class ChatWriter:
         }
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
-        """A chat's prompt is not echoed."""
+        """Do nothing: a chat's prompt is not echoed."""
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Of an answer in one piece; log-probabilities are written at once, and the rest is returned."""
+        """Write the log-probabilities of a part of an answer that is not streamed, and return the rest."""
         if self._request.logprobs is None:
             return delta
         self._kept.setdefault(index, JsonList()).add(chat_logprobs(delta.logprobs, self._tokenizer))
@@ -55,7 +55,8 @@ class ChatWriter:
         return self._choice(index, delta, "message", message)
 
     def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """The role stands alone before a choice's first text; a call comes whole, once it is complete."""
+        """Return the chunks for one choice's new delta. A choice's first chunk has only the role. A tool call
+        comes in one chunk, once it is complete."""
         chunks = []
         if is_first:
             opening = self._choice(index, Delta(), "delta", {"role": "assistant", "content": ""})
@@ -78,7 +79,7 @@ class ChatWriter:
         return {**self._head, "choices": []}
 
     def _search(self, index: int, delta: Delta) -> Found:
-        """What is new of a choice: its text, or what beside calls of tools is text."""
+        """Return a choice's new text and tool calls. Without tools all of it is text."""
         tool_use = self._request.tool_use
         if tool_use is None:
             return Found(delta.text)
@@ -94,7 +95,7 @@ class ChatWriter:
 
     @property
     def _may_leave_out(self) -> bool:
-        """Whether a chunk without text tells nothing: that of a call's beginning."""
+        """Whether a chunk without content and calls can be left out, as while a tool call is incomplete."""
         request = self._request
         return request.tool_use is not None and request.logprobs is None and not request.return_token_ids
 

@@ -1,4 +1,4 @@
-"""The answers of ``POST /v1/completions``: the whole object, and the chunks of a stream."""
+"""Writes the answers of ``POST /v1/completions``: the whole object, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CompletionWriter:
         self._tokenizer = request.model.tokenizer
         self._prompt_texts: dict[int, str] = {}
         self._prompt_tables: dict[int, WrittenTable] = {}
-        """Of prompts that are echoed with log-probabilities, which all choices of a prompt share."""
+        """Written log-probabilities of echoed prompts. All choices of a prompt share them."""
         self._kept: dict[int, WrittenTable] = {}
-        """Log-probabilities of choices that are answered in one piece."""
+        """Written log-probabilities, by choice, of an answer that is not streamed."""
         self._head = {
             "id": request.id,
             "object": "text_completion",
@@ -31,7 +31,8 @@ class CompletionWriter:
         }
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
-        """Writes what is echoed of a choice's prompt, a slice at a time: to be awaited before it is told."""
+        """Write the log-probabilities of a choice's echoed prompt, one slice at a time. To be awaited before
+        the choice is written."""
         request, number = self._request, self._prompt_number(index)
         if not request.echo or request.logprobs is None or number in self._prompt_tables:
             return
@@ -50,23 +51,24 @@ class CompletionWriter:
         self._prompt_tables[number] = table
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Of an answer in one piece; log-probabilities are written at once, and the rest is returned."""
+        """Write the log-probabilities of a part of an answer that is not streamed, and return the rest."""
         if self._request.logprobs is None:
             return delta
         self._kept.setdefault(index, WrittenTable()).add(self._table(index, delta).columns)
         return replace(delta, logprobs=[], text_offsets=[])
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """The answer in one object; ``deltas[i]`` is all of choice i but what :meth:`keep` took."""
+        """Return the answer as one object; ``deltas[i]`` is all of choice i except what :meth:`keep` took."""
         choices = [self._choice(index, delta, is_first=True) for index, delta in enumerate(deltas)]
         return {**self._head, "choices": choices}
 
     def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """One choice's news; the first chunk of a choice also brings what is echoed of its prompt."""
+        """Return the chunk for one choice's new delta. The first chunk of a choice also has its echoed
+        prompt."""
         return [{**self._head, "choices": [self._choice(index, delta, is_first=is_first)]}]
 
     def last_chunk(self) -> dict[str, Any]:
-        """The chunk without choices that ends a stream if usage was asked for."""
+        """Return the chunk without choices that ends a stream if usage was asked for."""
         return {**self._head, "choices": []}
 
     def _choice(self, index: int, delta: Delta, *, is_first: bool) -> dict[str, Any]:

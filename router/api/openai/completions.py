@@ -25,7 +25,7 @@ from wire.errors import InvalidRequestError
 from wire.messages.sampling_params import RANGES
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 
 
 PROMPT_SCHEMA: dict[str, Any] = {
@@ -43,12 +43,12 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 
 class CompletionBody(SamplingFields):
-    """The body as clients send it: types are checked, values not yet."""
+    """The body as clients send it. Types are checked, values are not yet."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {"max_completion_tokens": (None,)}
 
     prompt: Any = Field(default=None, json_schema_extra=PROMPT_SCHEMA)
-    """Checked by :func:`split_prompt`: a union of four types would blame a bad value on each of them."""
+    """:func:`split_prompt` checks it: with a union of four types, a bad value would get an error for each."""
     max_tokens: int | None = ranged(*RANGES["max_tokens"])
     best_of: int | None = None
     echo: bool | None = None
@@ -60,8 +60,8 @@ class CompletionBody(SamplingFields):
 async def check_completion(
     http: Request, body: CompletionBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
-    """Tokenizes and checks a body. Raises :class:`InvalidRequestError` that names what is wrong with it,
-    and :class:`UnavailableError` while no server is there to say what the limits are."""
+    """Tokenize and check a completion. Raises :class:`InvalidRequestError` that names what is wrong with the
+    body, and :class:`UnavailableError` while the limits are not known because no server is connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
@@ -69,11 +69,13 @@ async def check_completion(
     n = body.num_choices
     if body.best_of is not None and body.best_of != n:
         raise InvalidRequestError(
-            f"best_of is supported only if it equals n ({n}), got {shown(body.best_of)}; leave it out",
+            f"best_of is supported only if it equals n, which is {n}; got {shown(body.best_of)}: omit it",
             param="best_of",
         )
     if body.suffix:
-        raise InvalidRequestError("suffix is not supported by this model; leave it out", param="suffix")
+        raise InvalidRequestError(
+            f"suffix is not supported here, got {shown(body.suffix)}: leave it out", param="suffix"
+        )
     texts_or_ids = split_prompt(body.prompt)
     check_num_choices(len(texts_or_ids), n, services.config.max_choices, param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -94,7 +96,7 @@ async def check_completion(
     prompts: list[Prompt] = []
     for item in texts_or_ids:
         if prompts:
-            await asyncio.sleep(0)  # hundreds of short ones are encoded here, each in a turn of its own
+            await asyncio.sleep(0)  # there may be hundreds of short prompts: one a turn of the event loop
         if isinstance(item, str):
             special = body.add_special_tokens is not False
             prompt = await encode_prompt(
@@ -136,7 +138,8 @@ def _check_logprobs(body: CompletionBody, num_top: int, prompts: list[Prompt], m
 
 
 def split_prompt(prompt: Any) -> list[str] | list[list[int]]:
-    """The prompts of any of the four forms: string, strings, token ids, lists of token ids."""
+    """Return the prompts as a list. ``prompt`` may have four forms: string, strings, token ids, lists of
+    token ids."""
     if isinstance(prompt, str) or _are_ids(prompt):
         prompt = [prompt]
     if isinstance(prompt, list) and prompt:
@@ -147,8 +150,8 @@ def split_prompt(prompt: Any) -> list[str] | list[list[int]]:
     if prompt is None or prompt in ([], [""], [[]]):
         raise InvalidRequestError("prompt is missing or empty: it needs at least one token", param="prompt")
     raise InvalidRequestError(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, none of "
-        f"them empty; got {shown(prompt)}",
+        "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids, "
+        f"none of them empty, got {shown(prompt)}",
         param="prompt",
     )
 

@@ -17,15 +17,15 @@ from wire.messages.generation import TokenLogprobs
 from wire.messages.sampling_params import MAX_LOGPROBS
 
 MAX_IN_STEP = MAX_N * (1 + MAX_LOGPROBS)
-"""Of all choices in one step: OpenAI's own maxima of ``n`` and ``top_logprobs`` together. The event loop
-writes each of them, in a microsecond or two."""
+"""The most log-probabilities of all choices in one step: as many as OpenAI's own maxima of ``n`` and
+``top_logprobs`` make together. The event loop writes each of them in a microsecond or two."""
 MAX_KEPT = 1 << 20
-"""Of answers in one piece, and of prompts that are echoed: the router keeps them until all are there, and
-each has 30 to 70 bytes."""
+"""The most log-probabilities of an answer that is not streamed, and of echoed prompts. The router keeps them
+until all have come, and each takes 30 to 70 bytes."""
 
 
 def check_in_step(num_choices: int, num_top: int, *, param: str) -> None:
-    """Raises :class:`InvalidRequestError` if a step would bring too many."""
+    """Raise :class:`InvalidRequestError` if one step would have too many log-probabilities."""
     num = num_choices * (1 + num_top)
     if num > MAX_IN_STEP:
         fewer_top = MAX_IN_STEP // num_choices - 1
@@ -37,38 +37,47 @@ def check_in_step(num_choices: int, num_top: int, *, param: str) -> None:
 
 
 def check_echoed(num_tokens: int, num_top: int, *, param: str) -> None:
-    """``num_tokens`` are the prompts', each counted once a choice. Raises as :func:`check_in_step`."""
+    """Raise :class:`InvalidRequestError` if echoed prompts would have too many log-probabilities.
+
+    ``num_tokens`` is the number of prompt tokens; each prompt counts once for each of its choices.
+    """
     num = num_tokens * (1 + num_top)
     if num > MAX_KEPT:
         raise InvalidRequestError(
             f"{num_tokens} tokens of echoed prompts, once a choice, with {num_top} alternatives each make "
-            f"{num} log-probabilities, the limit is {MAX_KEPT}: ask for fewer alternatives, or echo less",
+            f"{num} log-probabilities, the limit is {MAX_KEPT}: ask for fewer alternatives or choices, or "
+            "send shorter prompts",
             param=param,
         )
 
 
 def check_in_one_piece(num_choices: int, max_tokens: int, num_top: int, *, param: str) -> None:
-    """Of an answer that is no stream. Raises as :func:`check_in_step`; ``param`` says how long it may be."""
+    """Raise :class:`InvalidRequestError` if an answer that is not streamed could have too many
+    log-probabilities.
+
+    ``param`` is the field that limits the answer's length.
+    """
     num = num_choices * max_tokens * (1 + num_top)
     if num > MAX_KEPT:
         raise InvalidRequestError(
             f"{num_choices} choices of {max_tokens} tokens with {num_top} alternatives each make {num} "
-            f"log-probabilities in one piece, the limit is {MAX_KEPT}: set stream to true, or ask for at "
-            f"most {longest_in_one_piece(num_choices, num_top)} {param}",
+            f"log-probabilities, the limit without streaming is {MAX_KEPT}: set stream to true, or ask "
+            f"for at most {longest_in_one_piece(num_choices, num_top)} {param}",
             param=param,
         )
 
 
 def longest_in_one_piece(num_choices: int, num_top: int) -> int:
-    """Tokens that each choice may have."""
+    """Return how many tokens each choice of an answer that is not streamed may have."""
     return MAX_KEPT // (num_choices * (1 + num_top))
 
 
 class JsonList:
-    """Grows by pieces, each written as it comes, so that the whole is only copied at the end.
+    """A JSON list that grows by pieces. Each piece is written as it comes; only the end copies the whole
+    list.
 
-    An answer may have a million log-probabilities: to write them in one go would hold up the event loop, and
-    as objects they take twice the memory.
+    An answer may have a million log-probabilities. Writing all of them at once would block the event loop,
+    and as Python objects they take twice the memory.
     """
 
     __slots__ = ("_pieces",)
@@ -89,12 +98,12 @@ class JsonList:
 
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON can't say."""
+"""Stands for minus infinity, which JSON can't express."""
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 Row = tuple[str, float | None, dict[str, float] | None, int]
-"""One token: its name, its log-probability, the best alternatives and the characters before it."""
+"""One token: its name, its log-probability, the best alternatives and the number of characters before it."""
 
 
 class LogprobsTable:
@@ -113,7 +122,7 @@ class LogprobsTable:
 
 
 def _row(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> Row:
-    # The token itself stands first, the best alternatives behind it: up to one more than asked for.
+    # The token itself comes first, then the best alternatives: up to one entry more than asked for.
     best = {entry.token_id: entry.logprob} | dict(entry.top)
     return (
         tokenizer.decode_token(entry.token_id),
@@ -124,7 +133,7 @@ def _row(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> Row:
 
 
 class WrittenTable:
-    """Columns of a table that is too long to be written in one go."""
+    """The columns of a table that is too long to be written at once."""
 
     def __init__(self, columns: dict[str, JsonList] | None = None) -> None:
         self._columns = {name: JsonList() for name in COLUMNS} if columns is None else columns
@@ -148,7 +157,7 @@ class WrittenTable:
 
 
 class PromptTable:
-    """A prompt's rows, taken some at a time."""
+    """The rows of a prompt's table, computed a few at a time."""
 
     def __init__(
         self,
@@ -162,7 +171,7 @@ class PromptTable:
         self._rows = _prompt_rows(prompt, logprobs, tokenizer, detokenizer)
 
     def next(self, num_rows: int) -> dict[str, list[Any]]:
-        """The columns of the next rows; empty lists behind the last one."""
+        """Return the columns of the next rows; empty lists after the last row."""
         rows = list(islice(self._rows, num_rows))
         return {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
 
@@ -170,7 +179,7 @@ class PromptTable:
 def _prompt_rows(
     prompt: Prompt, logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer, detokenizer: Detokenizer
 ) -> Iterator[Row]:
-    """The prompt's first token has no probability, as nothing stands before it."""
+    """Yield a prompt's rows. The first token has no probability, because no token comes before it."""
     first, *rest = prompt.token_ids
     yield tokenizer.decode_token(first), None, None, 0
     num_chars = len(detokenizer.push(first))
@@ -180,7 +189,8 @@ def _prompt_rows(
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """One object a token, the form of the chat API; ``bytes`` say exactly what a token stands for."""
+    """Return one object for each token, in the form of the chat API. ``bytes`` are the exact bytes of a
+    token."""
 
     def named(token_id: int, logprob: float) -> dict[str, Any]:
         return {

@@ -27,7 +27,8 @@ async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
 
 
 def _card(name: str, model: ServedModel, created: int) -> dict[str, Any]:
-    """``root`` is the model's own name: that of an alias is another."""
+    """Return what is known of a model or alias. ``root`` is the model's own name; for an alias it differs
+    from ``id``."""
     return {
         "id": name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""What OpenAPI says of answers. These classes check nothing: writers build plain objects."""
+"""Schemas of answers for OpenAPI. These classes check nothing: writers build plain objects."""
 
 from __future__ import annotations
 
@@ -138,16 +138,16 @@ class ModelCards(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
         "model": ErrorAnswer,
-        "description": "Any error: status and `code` tell which, `message` the remedy.",
+        "description": "Any error: status and `code` say which error, `message` has the remedy.",
     }
 }
-"""Any route may answer with one: bad requests, missing keys, full queues, servers that are gone."""
+"""Every route may answer with an error: bad requests, missing keys, full queues, lost servers."""
 
 
 def answers(model: type[BaseModel], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """What a route says when all is well; ``streams``: as server-sent events, if it was asked to."""
+    """Describe a route's answer with status 200. ``streams``: it is sent as server-sent events on request."""
     described: dict[str, Any] = {"model": model, "description": "The answer."}
     if streams:
-        events = "Chunks of the answer as server-sent events, behind the last one `[DONE]`."
+        events = "Chunks of the answer as server-sent events; `[DONE]` follows the last one."
         described["content"] = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
     return {200: described}

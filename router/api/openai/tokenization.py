@@ -22,7 +22,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 
 class TokenizeBody(ChatFields):
-    """Either a text or a chat."""
+    """The body of a request to tokenize either a text or a chat."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -40,9 +40,10 @@ class DetokenizeBody(BaseModel):
 
 @router.post("/tokenize", responses=answers(Tokens), openapi_extra=body_schema(TokenizeBody))
 async def tokenize(request: Request) -> Response:
-    """A text gets the special tokens that a completion's prompt gets; a chat those of its template.
+    """Tokenize a text or a chat. A text gets the special tokens that a completion's prompt gets; a chat gets
+    those of its template.
 
-    One that is far too long for a prompt is refused, as it is by the endpoints that answer prompts.
+    A text that is far too long for a prompt is refused, as on the endpoints that answer prompts.
     """
     body = await read_json(request, TokenizeBody)
     model = services_of(request).models.find(body.model)
@@ -68,13 +69,13 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", responses=answers(DetokenizedText), openapi_extra=body_schema(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
-    """The text of tokens, special ones too; an id that is no token's has none."""
+    """Return the text of tokens, special tokens included. An id without a token has no text."""
     body = await read_json(request, DetokenizeBody)
     model = services_of(request).models.find(body.model)
     for token_id in (min(body.tokens, default=0), max(body.tokens, default=0)):
         if not 0 <= token_id <= MAX_TOKEN_ID:
             raise InvalidRequestError(
-                f"a token id must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
+                f"token ids must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
             )
     text = await model.tokenizer.decode_long(body.tokens, skip_special_tokens=False)
     return JsonAnswer({"prompt": text})

@@ -1,1 +1,1 @@
-"""Bodies of requests: how large they may be, what memory and time they get, how they are read."""
+"""Bodies of requests: how large they may be, how much memory and time they get, how they are read."""

@@ -1,4 +1,4 @@
-"""Refuses bodies that are too large before they are in memory."""
+"""Refuses bodies that are too large, before they are in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wire.errors import BodyTooLargeError
 
 
 class BodyLimitMiddleware:
-    """Pure ASGI: whoever reads a body that is too large gets the error of it, a 413.
+    """Pure ASGI: if a body is too large, reading it raises an error, which becomes a 413.
 
-    A body that came compressed counts as what it is once it is inflated. By ``Content-Length`` it is refused
-    before the first byte is read, else once the bytes are too many. What is left of a refused body is dropped
-    by :class:`router.http.connection.HttpConnection`. All bodies together get as much memory as
-    :mod:`router.http.bodies.body_room` says.
+    A compressed body counts with its inflated size. With a ``Content-Length`` above the limit, a body is
+    refused before the first byte is read, otherwise as soon as it has too many bytes.
+    :class:`router.http.connection.HttpConnection` drops the rest of a refused body.
+    :mod:`router.http.bodies.body_room` limits the memory of all bodies together.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, room: BodyRoom, client_of: ClientOf) -> None:
@@ -67,7 +67,8 @@ class BodyLimitMiddleware:
 
 
 def _inflated(message: Message, inflater: Inflater, max_bytes: int) -> Message:
-    """The part of a body as it was before it was compressed; what is too much is not even made."""
+    """Return ``message`` with its part of the body inflated, to at most ``max_bytes``. Bytes beyond that are
+    not even inflated."""
     body = inflater.push(message.get("body", b""), max_bytes)
     if not message.get("more_body", False) and len(body) < max_bytes:
         inflater.end()

@@ -1,7 +1,7 @@
-"""The memory of all bodies that are being read and checked at one time.
+"""Limits the memory of all bodies that are being read and checked at one time.
 
-One body is bounded by ``--max-body-size``, and what waits behind the checks by the queue. Between the two, a
-thousand clients with a body of the largest size each would fill the memory.
+``--max-body-size`` limits one body, and the queue limits the requests that wait after the checks. Before the
+checks there is no such limit: a thousand clients with a body of the largest size each would fill the memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from router.http.bodies.turn_lane import LARGE_BODY_PAUSE, TurnLane
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
-"""So many of the largest size have room, half of them of one client."""
+"""How many bodies of the largest size have room. One client may have half of them."""
 FREE_BYTES = 64 << 10
-"""Of each body: small requests are never refused for large ones, nor counted."""
+"""The part of each body that is not counted, so that small requests are never refused because of large
+ones."""
 RETRY_AFTER_S = 2
 TRIM_AFTER_S = 5.0
 
@@ -27,32 +28,34 @@ _IN_STATE = "body_share"
 
 
 class BodyRoom:
-    """Says no at once when it is full: one that waited for room could wait for clients that send slowly.
+    """The room for bodies. A body that finds no room is refused at once: if it waited, it might wait for
+    clients that send slowly.
 
-    A client's bodies may have as much together as is left free beside them. So the first has half, whoever
-    comes then half of the rest, and nobody all of it (dynamic thresholds: Choudhury and Hahne, 1998).
+    The bodies of one client may take as much as they leave free. So the first client may have half, the next
+    one half of the rest, and no client all of it (dynamic thresholds: Choudhury and Hahne, 1998).
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.large_bodies = TurnLane(LARGE_BODY_PAUSE)
-        """In which they are parsed."""
+        """The turns in which large bodies are parsed."""
         self.num_bytes = 0
         self._of: Counter[str] = Counter()
-        """By client."""
+        """Bytes taken by each client."""
         self._trim: asyncio.TimerHandle | None = None
 
     def limit(self, client: str) -> int:
-        """What the bodies of ``client`` may have together, beside those of all others."""
+        """Return how many bytes the bodies of ``client`` may have together, given the bodies of all
+        others."""
         return (self.max_bytes - self.num_bytes + self._of[client]) // 2
 
     def take(self, client: str, num_bytes: int) -> None:
-        """Raises :class:`OverloadedError` if there is no room for that many more."""
+        """Take room. Raises :class:`OverloadedError` if there is no room for ``num_bytes`` more."""
         if self._of[client] + num_bytes > self.limit(client):
             raise OverloadedError(
-                f"the bodies of this client's requests that are being read have {self._of[client]} bytes "
+                f"the bodies of this client that the router is reading have {self._of[client]} bytes "
                 f"together, the limit is {self.limit(client)}, half of what others leave of "
-                f"{self.max_bytes}: send the request again in {RETRY_AFTER_S} s",
+                f"{self.max_bytes}: send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._of[client] += num_bytes
@@ -65,7 +68,7 @@ class BodyRoom:
             del self._of[client]
 
     def trim_soon(self) -> None:
-        """Has the C library give back what bodies leave behind, once there were none for a while."""
+        """Have the C library return free memory to the system once no body has been read for a while."""
         if self._trim is not None:
             self._trim.cancel()
         loop = asyncio.get_running_loop()
@@ -73,7 +76,7 @@ class BodyRoom:
 
 
 class BodyShare:
-    """What one request's body takes, from its first byte until :meth:`give_back`."""
+    """The room that one request's body takes, from its first byte until :meth:`give_back`."""
 
     def __init__(self, room: BodyRoom, client: str) -> None:
         self._room = room
@@ -82,7 +85,7 @@ class BodyShare:
         self._num_taken = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises :class:`OverloadedError` if there is no room for that many more."""
+        """Take room for bytes that were read. Raises :class:`OverloadedError` if there is none left."""
         self._num_read += num_bytes
         num_new = max(self._num_read - FREE_BYTES, 0) - self._num_taken
         if num_new:
@@ -90,7 +93,7 @@ class BodyShare:
             self._num_taken += num_new
 
     def give_back(self) -> None:
-        """The body has become a checked request, or an error. May be called again."""
+        """Give the room back: the body has become a checked request, or an error. May be called again."""
         if self._num_taken:
             self._room.give_back(self._client, self._num_taken)
             if not self._room.num_bytes:
@@ -98,7 +101,7 @@ class BodyShare:
         self._num_taken = 0
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """When a large body may be parsed."""
+        """Return the context that waits for this client's turn to parse a large body."""
         return self._room.large_bodies.turn(self._client)
 
     def put_into(self, scope: Scope) -> None:
@@ -106,7 +109,7 @@ class BodyShare:
 
 
 def share_of(scope: Scope) -> BodyShare:
-    """That of a request's body. Whoever needs nothing of the body any more, though the answer takes longer,
-    gives it back."""
+    """Return the share of a request's body. An endpoint gives it back as soon as it needs the body no more,
+    since the answer may take much longer."""
     share: BodyShare = scope["state"][_IN_STATE]
     return share

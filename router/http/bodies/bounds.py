@@ -1,6 +1,6 @@
-"""How large the fields of a request may be: one table, and the one place that holds requests to it.
+"""How large the fields of a request may be: one table, and the only code that checks requests against it.
 
-Further bounds depend on what is served: a prompt's length on the model's context
+Other bounds depend on the model and the settings: a prompt's length on the model's context
 (:mod:`router.models.prompt`), the number of choices on ``--max-choices``, a body's size on
 ``--max-body-size``.
 """
@@ -19,18 +19,18 @@ CHARACTERS = "characters"
 
 @dataclass(frozen=True)
 class Bound:
-    """The limit of one field. What is of another type than it counts is left to who checks types."""
+    """The limit of one field. It ignores values of types that it can't count: types are checked later."""
 
     field: str
-    """A path: ``messages[].content`` is the content of each message."""
+    """The path of the field: ``messages[].content`` is the content of each message."""
     limit: int
     unit: str
-    """:data:`CHARACTERS` counts those of all strings and names inside, and one for any other value. Anything
-    else is what a list or an object has as items."""
+    """What is counted. :data:`CHARACTERS`: the characters of all strings and names inside the value, and one
+    for any other value inside. Any other unit: the items of a list or an object."""
     remedy: str
 
     def check(self, value: Any, where: str) -> None:
-        """Raises :class:`InvalidRequestError` for a ``value``, found at ``where``, that is too large."""
+        """Raise :class:`InvalidRequestError` if ``value``, found at ``where``, is too large."""
         size = num_chars_of(value) if self.unit == CHARACTERS else _num_items(value)
         if size > self.limit:
             raise InvalidRequestError(
@@ -78,10 +78,10 @@ SESSION = Bound("the session's header", 1024, CHARACTERS, _NAME)
 
 
 def check_bounds(body: Mapping[str, Any]) -> None:
-    """Looks at a body as it was parsed, whatever endpoint it is for.
+    """Check the bounds of a parsed body of any endpoint. Raises :class:`InvalidRequestError`.
 
-    Before types are checked: of a list of a million wrong values each would be told. Raises
-    :class:`InvalidRequestError`.
+    To be called before types are checked: the type check reports every wrong value, also in a list of a
+    million.
     """
     FIELDS.check(body, "the body")
     for field in body.keys() & _BY_FIELD.keys():
@@ -102,11 +102,11 @@ _BY_FIELD = _by_field()
 
 
 def _found(value: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """What is at ``path`` from ``value`` on, as far as there is something."""
+    """Yield all values at ``path`` inside ``value``, with the place of each. There may be none."""
     if not path:
         yield where, value
     elif path[0] == "[]":
-        if isinstance(value, str):  # where a list may be, a string stands for a list of it
+        if isinstance(value, str):  # a single string may stand for a list of one string
             yield from _found(value, where, path[1:])
         for i, item in enumerate(value if isinstance(value, list) else ()):
             yield from _found(item, f"{where}[{i}]", path[1:])
@@ -119,7 +119,7 @@ def _num_items(value: Any) -> int:
 
 
 def num_chars_of(value: Any) -> int:
-    """The characters of all strings and names in it, and one for any other value."""
+    """Count the characters of all strings and names inside ``value``, and one for any other value."""
     if isinstance(value, str):
         return len(value)
     num_chars, left = 0, [value]
@@ -139,7 +139,7 @@ KEYWORDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties
 
 
 def add_bounds(schema: dict[str, Any]) -> None:
-    """``schema`` is a body's, without references."""
+    """Add the bounds to ``schema``, the JSON schema of a body without references."""
     for bound in (*BOUNDS, FIELDS):
         path = [] if bound is FIELDS else bound.field.replace("[]", ".[]").split(".")
         for place in _schemas_at(schema, path):
@@ -154,14 +154,14 @@ def _tell(place: dict[str, Any], bound: Bound) -> None:
 
 
 def _schemas_at(schema: dict[str, Any], path: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The schemas of what is at ``path``: of each type that it may have."""
+    """Yield the schemas of the value at ``path``, one for each type that it may have."""
     for branch in (schema, *schema.get("anyOf", ())):
         if not path:
             yield branch
         elif path[0] != "[]":
             inner = branch.get("properties", {}).get(path[0])
             yield from () if inner is None else _schemas_at(inner, path[1:])
-        elif branch.get("type") == "string":  # where a list may be, a string stands for a list of it
+        elif branch.get("type") == "string":  # a single string may stand for a list of one string
             yield from _schemas_at(branch, path[1:])
         elif "items" in branch:
             yield from _schemas_at(branch["items"], path[1:])

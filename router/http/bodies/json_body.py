@@ -23,8 +23,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_json(request: Request, model: type[Model]) -> Model:
-    """Raises :class:`InvalidRequestError` for anything but JSON that ``model`` accepts and whose fields are
-    within their bounds, and :class:`CancelledRequestError` if the client goes away while it sends."""
+    """Read and check a request's body. Raises :class:`InvalidRequestError` unless it is JSON that ``model``
+    accepts, with all fields within their bounds, and :class:`CancelledRequestError` if the client goes away
+    while it sends."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(
@@ -33,9 +34,11 @@ async def read_json(request: Request, model: type[Model]) -> Model:
         )
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = b"".join([chunk async for chunk in request.stream()])  # the request keeps none of it
+            body = b"".join([chunk async for chunk in request.stream()])  # request.body() would keep it
     except TimeoutError as error:
-        raise InvalidRequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+        raise InvalidRequestError(
+            f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it faster, or send a smaller one"
+        ) from error
     except ClientDisconnect as error:
         raise CancelledRequestError("the client went away while sending its request") from error
     if len(body) <= LARGE_BODY_BYTES:
@@ -59,7 +62,7 @@ def _parsed(body: bytes, model: type[Model]) -> Model:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of an endpoint whose body :func:`read_json` reads."""
+    """Return the OpenAPI description of a body that :func:`read_json` reads into ``model``."""
     schema = model.model_json_schema()
     schema = _inlined(schema, schema.pop("$defs", {}))
     add_bounds(schema)
@@ -68,7 +71,8 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Without references: those of a schema that stands in a document would be looked for at its root."""
+    """Return ``schema`` with references replaced by their definitions. Inside an OpenAPI document, references
+    would be resolved from the document's root."""
     if isinstance(schema, dict):
         if name := str(schema.get("$ref", "")).removeprefix("#/$defs/"):
             return _inlined(definitions[name], definitions)

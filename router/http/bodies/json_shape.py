@@ -1,7 +1,7 @@
-"""Refuses JSON whose parsing costs far more than its bytes, before it is parsed.
+"""Refuses JSON that is small but very expensive to parse, before it is parsed.
 
-Eight megabytes of ``[],`` are 2.6 million lists: a quarter of a gigabyte and seconds in which the event loop
-stands still. What counts is outside of strings; long texts, whatever is in them, pass.
+Eight megabytes of ``[],`` are 2.6 million lists: parsing them takes a quarter of a gigabyte and blocks the
+event loop for seconds. Only what is outside of strings counts; long texts pass, whatever they contain.
 """
 
 from __future__ import annotations
@@ -9,26 +9,28 @@ from __future__ import annotations
 from wire.errors import InvalidRequestError
 
 MAX_VALUES = 1_200_000
-"""Items of lists and objects. So many token ids of five digits fill the default ``--max-body-size``."""
+"""The most items of lists and objects. So many token ids of five digits fill the default
+``--max-body-size``."""
 MAX_PARTS = 1 << 18
-"""Lists, objects and names in objects: those cost most."""
+"""The most lists, objects and names in objects. These cost most."""
 MAX_DEPTH = 128
-"""Lists and objects within one another."""
+"""The most lists and objects within one another."""
 
 _IRRELEVANT = bytes(set(range(256)) - set(b'"[]{}:,'))
 
 
 def check_shape(data: bytes, *, what: str = "the body", param: str | None = None) -> None:
-    """Raises :class:`InvalidRequestError` for JSON of too many or too deeply nested values.
+    """Raise :class:`InvalidRequestError` if JSON has too many or too deeply nested values.
 
-    A megabyte takes a millisecond or less where few of the characters that count are in it, ten otherwise.
+    The check of a megabyte takes at most a millisecond if few brackets, commas, colons and quotes are in it,
+    otherwise ten.
     """
     if _num_parts(data) <= MAX_DEPTH and data.count(b",") < MAX_VALUES:
         return
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     bare = bare.translate(None, _IRRELEVANT)
     _check(bare.count(b'"') // 2, "strings", MAX_VALUES + MAX_PARTS, what, param)
-    bare = b"".join(bare.split(b'"')[::2])  # every second piece is a string's
+    bare = b"".join(bare.split(b'"')[::2])  # every second piece is inside a string
     _check(bare.count(b",") + 1, "values", MAX_VALUES, what, param)
     _check(_num_parts(bare), "lists, objects and names", MAX_PARTS, what, param)
     if (depth := _depth(bare)) > MAX_DEPTH:

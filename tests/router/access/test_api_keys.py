@@ -52,7 +52,7 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
     ("content", "part"),
     [
         (f"alice {SECRET}", "line 1: expected sha256:"),
-        (f"\n{SECRET} {DIGEST} {SECRET}", "line 2: behind the digest"),
+        (f"\n{SECRET} {DIGEST} {SECRET}", "line 2: only min_priority=<integer> is allowed after the digest"),
         (f"{SECRET}{SECRET} {DIGEST}", "line 1: a key's name"),
         ("alice", "line 1: expected sha256:"),
         (f"alice {DIGEST} min_priority=high", "min_priority=<integer>"),
