@@ -91,7 +91,7 @@ def _json(value: Any, param: str) -> Structure:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise _wrong(param, f"the schema is not valid JSON: {error}") from error
+            raise _wrong(param, f"the schema is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise _wrong(param, f"the schema must be an object, got {shown(value)}")
     return Structure(param, grammar.of_schema(value), value)
