@@ -1,8 +1,8 @@
 """What is measured for every single token, as Prometheus metrics.
 
-The client library's counters take a lock and several calls each. Ten thousands of tokens come each second,
-all on the event loop. So they are counted in plain numbers, and turned into metrics when somebody scrapes
-them.
+The client library's counters take a lock and several calls each. Tens of thousands of tokens come each
+second, all on the event loop. So they are counted in plain numbers, and turned into metrics when somebody
+scrapes them.
 """
 
 from __future__ import annotations
