@@ -13,7 +13,7 @@ def end_process(code: int) -> NoReturn:
 
     Everything that has to be closed in order is closed before this call. To free each of torch's 200,000
     objects would take two thirds of a second of a core and help nobody: the kernel takes the memory back. On
-    a busy machine it took ten seconds, so that the parent process lost patience and killed it.
+    a busy machine it took ten seconds, and programs that waited for the process killed it.
     """
     atexit._run_exitfuncs()  # flushes logs, ends children of multiprocessing
     for stream in (sys.stdout, sys.stderr):

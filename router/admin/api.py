@@ -1,4 +1,4 @@
-"""The routes of the admin API, put together."""
+"""Puts the routes of the admin API together."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ router = APIRouter()
 
 @router.get("/config")
 async def show_config(request: Request) -> ChangedConfigView:
-    """Policies and limits that can be changed while the router runs."""
+    """Shows the policies and limits that can be changed while the router runs."""
     return _view(request)
 
 

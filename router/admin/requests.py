@@ -31,7 +31,7 @@ class RequestView(BaseModel):
     priority: int
     key_name: str | None
     received_at: float
-    """When it came, in seconds since 1970."""
+    """When the request arrived, in seconds since 1970."""
     age_s: float
     """From the request's arrival to now, or to its end."""
     error: str | None
@@ -66,7 +66,7 @@ class TimelineEntry(BaseModel):
 
 class RequestDetail(RequestView):
     timeline: list[TimelineEntry]
-    """In the order of time."""
+    """Sorted by time."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestDetail:

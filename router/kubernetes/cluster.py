@@ -146,7 +146,8 @@ class Cluster:
 
 
 def require_service_account() -> None:
-    """Raises :class:`ConfigError` outside of a pod, and in one without a service account's token."""
+    """Check for a service account. Raises :class:`ConfigError` outside of a pod, and in one without such a
+    token."""
     try:
         config.load_incluster_config(client_configuration=client.Configuration())
     except config.ConfigException as error:

@@ -25,7 +25,7 @@ class WatchEvent:
 
 
 class WatchLines:
-    """Takes bytes as they come."""
+    """Makes events of the bytes of an answer as they come."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -55,7 +55,8 @@ class ServerCall:
 
 
 class ChoiceTimeline:
-    """Events in the order in which they became known. What servers report later is put in its place then.
+    """Events in the order in which they became known. Figures that servers report later replace the router's
+    own.
 
     ``traceparent`` is the request's. Calls are noted only if its trace is recorded.
     """

@@ -48,8 +48,8 @@ class Assignments:
         self._max_batch_tokens = 0
 
     def appeared(self, info: ServerInfo) -> None:
-        """Note that a server answers, perhaps in another life. Stats and prefixes are not known yet; the
-        breaker of another incarnation starts anew."""
+        """Note that a server answers, perhaps another incarnation. Its stats and prefixes are not known yet.
+        The breaker of another incarnation starts anew."""
         if info.incarnation != self._incarnation:
             self.breaker.reset()
         self._incarnation = info.incarnation

@@ -81,7 +81,7 @@ class Connection:
                     if self.is_serving and not is_serving:
                         log.warning("server %s is not in use: %s", self.address, NOT_SERVING)
                     self.is_serving = is_serving
-            self.is_serving = True  # no server says otherwise; whether it can be reached shows elsewhere
+            self.is_serving = True  # without news; whether the server is away is found out elsewhere
             await asyncio.sleep(retry_interval_s)
 
     async def describe(self) -> ServerInfo | None:

@@ -87,6 +87,7 @@ class ServerDrain:
             self.heard(info.is_draining)
 
     def heard(self, is_draining: bool) -> None:
-        """Take what the server says. Another router's operator may have wanted it."""
+        """Take what the server says, unless an operator's wish is still untold. Another router's operator may
+        have wanted it."""
         if self._untold is None:
             self._is_draining = is_draining

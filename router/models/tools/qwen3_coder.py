@@ -1,4 +1,4 @@
-"""The format of Qwen3-Coder and of Nemotron 3 Nano: each parameter has a tag, its text no quotes or escapes.
+"""The format of Qwen3-Coder and of Nemotron 3 Nano: a tag for each parameter, texts without quotes.
 
 <tool_call>
 <function=look>

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 class ToolCall:
     name: str
     arguments: str
-    """JSON text of an object."""
+    """The JSON text of an object."""
 
 
 @dataclass(frozen=True)
