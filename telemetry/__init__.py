@@ -1,1 +1,1 @@
-"""What processes tell of themselves: figures in Prometheus' form, probes, traces. No torch."""
+"""What processes report about themselves: metrics, probes, traces. No torch."""

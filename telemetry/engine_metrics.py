@@ -1,4 +1,4 @@
-"""What a server counts and times while it works, beyond what it tells the router."""
+"""What a server counts and times while it works, beyond the stats that it sends to routers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Literal, get_args
 from telemetry.histogram import Tally
 
 StepKind = Literal["decode", "prefill", "mixed"]
-"""What rows a step has: decode rows alone, prefill rows alone, or both."""
+"""The rows of a step: decode rows alone, prefill rows alone, or both."""
 StepRun = Literal["graph", "eager"]
-"""Whether it was one launch of a captured graph."""
+"""Whether the step was one launch of a captured graph."""
 End = Literal["stop", "length", "cancelled", "error", "moved", "prefilled"]
-"""A finish reason, or that the prompt waits to be read by a decode server."""
+"""A finish reason, or ``prefilled``: the prompt waits to be read by a decode server."""
 Fault = Literal["state", "logits"]
-"""What showed that a request's memory was damaged: the sanitizer before a step, or logits not finite."""
+"""What showed that a request's memory was damaged: the sanitizer before a step, or logits that are not
+finite."""
 
 STEP_S = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -36,15 +37,16 @@ TRANSFER_S = (
     30.0,
 )
 POWERS = tuple(float(1 << i) for i in range(15))
-"""1 … 16,384, of rows and tokens."""
+"""1 … 16,384, for rows and tokens."""
 
 
 class Measures:
-    """Since the server's start. The engine's thread writes, anyone reads. Times in seconds."""
+    """Figures since the server's start. The engine's thread writes them, any thread may read them. Times in
+    seconds."""
 
     def __init__(self) -> None:
         self.steps: dict[tuple[StepKind, StepRun], int] = {
-            ("decode", "graph"): 0,  # the others have no graphs
+            ("decode", "graph"): 0,  # other kinds of steps have no graphs
             **{(kind, "eager"): 0 for kind in get_args(StepKind)},
         }
         self.step_seconds = {kind: Tally(STEP_S) for kind in get_args(StepKind)}
@@ -59,11 +61,12 @@ class Measures:
         self.state_faults: dict[Fault, int] = dict.fromkeys(get_args(Fault), 0)
         self.prompt_tokens_looked_up = 0
         self.prompt_tokens_found = 0
-        """Of those, the ones that the prefix cache had, as far as a request could start behind them."""
+        """The looked-up tokens that the prefix cache had, up to the last state from which a request could
+        start."""
         self._last_landed_s = 0.0
 
     def admitted(self, waited_s: float, num_tokens: int, num_cached: int) -> None:
-        """A request got room for the first time."""
+        """Note that a request got room for the first time."""
         self.queue.add(waited_s)
         self.prompt_tokens_looked_up += num_tokens
         self.prompt_tokens_found += num_cached
@@ -71,7 +74,8 @@ class Measures:
     def stepped(
         self, kind: StepKind, run: StepRun, *, num_rows: int, num_tokens: int, launched_s: float, now: float
     ) -> None:
-        """A step was read back. Of two in flight, the second one's time begins where the first ends."""
+        """Note that a step was read back. Of two steps in flight, the second one's time begins where the
+        first one ends."""
         self.steps[kind, run] += 1
         self.step_seconds[kind].add(now - max(launched_s, self._last_landed_s))
         self.batch_size.add(num_rows)

@@ -1,4 +1,4 @@
-"""Leases, reads under way and failed handoffs of servers, in Prometheus' form."""
+"""Metrics of servers' leases, of their reads under way and of failed handoffs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GAUGES = (
 def handoff_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """What servers count themselves, from their start, by the values of ``labels``.
+    """Yield metrics that servers count themselves, from their start, by the values of ``labels``.
 
-    A handoff that failed shows here even if a retry served the request.
+    A handoff that failed counts here even if a retry served the request.
     """
     for name, field, text in GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=labels)
@@ -35,7 +35,7 @@ def handoff_families(
         yield gauge
     failures = CounterMetricFamily(
         "twinfang_transfer_failures",
-        "Tickets whose state did not come, by cause, at the server that was to read it.",
+        "Tickets whose state did not come, by cause, at the server that should have read it.",
         labels=[*labels, "cause"],
     )
     leases = CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""A histogram that one thread writes, in so little time that it may sit in an engine's step."""
+"""A histogram that one thread writes, fast enough for use in an engine's step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from prometheus_client.core import HistogramMetricFamily
 
 
 class Tally:
-    """Counts of observations by bucket. About a microsecond each: no lock, no search bucket by bucket.
+    """Counts observations by bucket. Each takes about a microsecond: no lock, no search bucket by bucket.
 
-    One thread adds. Others read while it does: what they see may lack the newest observation.
+    One thread adds. Others may read meanwhile; the newest observation may be missing in what they read.
     """
 
     def __init__(self, upper_bounds: Sequence[float]) -> None:
@@ -21,7 +21,8 @@ class Tally:
         self._sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """``times`` observations of the same value. One of a bound's own value is within its bucket."""
+        """Count ``times`` observations of the same value. A value equal to a bound belongs to that bound's
+        bucket."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
@@ -31,7 +32,7 @@ class Tally:
         return self._sum
 
     def put_into(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """Adds this one's sample to a family, buckets cumulative as Prometheus wants them."""
+        """Add this histogram's sample to a family, with cumulative buckets as Prometheus wants them."""
         total, counts = self._sum, list(self._counts)
         buckets: list[tuple[str, float]] = []
         below = 0

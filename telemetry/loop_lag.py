@@ -1,4 +1,4 @@
-"""How late an event loop runs what is due: whatever it serves waits as long."""
+"""How late an event loop runs a call that is due. Everything that the loop serves waits as long."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from telemetry.histogram import Tally
 INTERVAL_S = 0.25
 RECENT_S = 10.0
 LIMIT_S = 1.0
-"""Who is this late with everything serves nobody well."""
+"""A loop that comes so late to everything serves nobody well."""
 STARVED_S = 10.0
-"""How long each look must have been beyond the limit: one long callback is over by then, and a new process
-would serve what is under way worse."""
+"""How long each look must have been beyond the limit. One long callback is over by then, and a new process
+would serve the requests under way worse."""
 HUNG_S = 30.0
-"""A loop that has not come to its look for so long does not come any more."""
+"""A loop that has not come to its look for so long will not come to it any more."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopLag(Collector):
-    """A call that the loop makes to itself four times a second, and how late each one came.
+    """A call that the loop makes to itself four times a second, and how late each of these looks came.
 
-    Made on the running loop; other threads may read.
+    Create it on the running loop; other threads may read.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tally = Tally(BOUNDS_S)
         self._recent: deque[tuple[float, float]] = deque()
-        """When a look was made, and how late."""
+        """When each look was made, and how late it was."""
         self._late_since_s: float | None = None
         self._due_s = 0.0
         self._call_later()
@@ -43,7 +43,7 @@ class LoopLag(Collector):
         self._timer.cancel()
 
     def saw(self, lag_s: float, now_s: float) -> None:
-        """A look that came ``lag_s`` late."""
+        """Note a look that came ``lag_s`` late."""
         self._tally.add(lag_s)
         self._recent.append((now_s, lag_s))
         while self._recent[0][0] < now_s - RECENT_S:
@@ -55,7 +55,7 @@ class LoopLag(Collector):
 
     @property
     def worst_s(self) -> float:
-        """Of the last ten seconds."""
+        """The greatest lag of the last ten seconds."""
         return max((lag_s for _, lag_s in list(self._recent)), default=0.0)
 
     @property
@@ -66,13 +66,14 @@ class LoopLag(Collector):
 
     @property
     def has_hung(self) -> bool:
-        """Whether the next look is long overdue. For other threads: the loop's own could not ask."""
+        """Whether the next look is long overdue. For other threads: if the loop hangs, its own thread can't
+        ask."""
         return self._loop.time() - self._due_s > HUNG_S
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
             "twinfang_event_loop_lag_seconds",
-            "How late the event loop came to a call that was due, four of which there are a second.",
+            "How late the event loop ran a call that was due; there are four such calls a second.",
         )
         self._tally.put_into(family)
         yield family

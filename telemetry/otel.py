@@ -31,7 +31,7 @@ from wire.messages.traceparent import is_sampled, with_span
 log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""What the last spans get to leave when a process stops, whatever the collector does."""
+"""The time for the last spans to be sent when a process stops, whatever the collector does."""
 TRACES_PATH = "/v1/traces"
 CLOCK_WAS_SET_NS = 1_000_000
 
@@ -39,7 +39,7 @@ _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": Span
 
 
 class OpenSpan:
-    """A span that lasts, and that others are children of."""
+    """A span that is not over yet and may have children."""
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
@@ -57,7 +57,7 @@ class OpenSpan:
 
 
 class Tracing:
-    """Makes spans and hands them to the exporter's thread. For the event loop's thread alone."""
+    """Makes spans and gives them to the exporter's thread. Use it only on the event loop's thread."""
 
     def __init__(self, service: str, instance_id: str, exporter: SpanExporter) -> None:
         version = importlib.metadata.version("twinfang")
@@ -70,7 +70,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("twinfang", version)
 
     def begin(self, name: str, parent: str, start_s: float, attributes: Attributes) -> OpenSpan:
-        """A request has arrived; the sampler (OTEL_TRACES_SAMPLER) decides whether its trace is recorded.
+        """Begin the span of a request that has arrived. The sampler (OTEL_TRACES_SAMPLER) decides whether its
+        trace is recorded.
 
         ``parent``: the client's ``traceparent``, or empty.
         """
@@ -81,7 +82,8 @@ class Tracing:
         )
 
     def record(self, span: Span) -> str:
-        """Takes down a span that is over, if its trace is recorded; its ``traceparent``, for its children."""
+        """Record a span that is over, if its trace is recorded. Return its ``traceparent``, for its
+        children."""
         if not is_sampled(span.parent):
             return span.parent
         span_id = span.span_id or secrets.token_hex(8)
@@ -99,16 +101,17 @@ class Tracing:
         return with_span(span.parent, span_id)
 
     def close(self) -> None:
-        """Sends what is left, for at most ``FLUSH_S``. Blocks."""
+        """Send the spans that are left, for at most ``FLUSH_S``. Blocks."""
         flush = threading.Thread(target=self._provider.force_flush, name="flush", daemon=True)
         flush.start()
         flush.join(FLUSH_S)
         if flush.is_alive():
-            log.warning("the last spans were not taken within %g s and are lost", FLUSH_S)
+            log.warning("the collector did not take the last spans within %g s: they are lost", FLUSH_S)
 
 
 def make_exporter(protocol: str, endpoint: str | None) -> SpanExporter:
-    """``endpoint``: a collector's base URL; None: the one that the OTEL_EXPORTER_OTLP_* variables name."""
+    """Make an exporter to ``endpoint``, a collector's base URL. None: the URL in the OTEL_EXPORTER_OTLP_*
+    variables."""
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
@@ -119,7 +122,7 @@ def make_exporter(protocol: str, endpoint: str | None) -> SpanExporter:
 
 
 class _ChosenIds(RandomIdGenerator):
-    """Gives the next span an id that was told to others before."""
+    """Gives the next span an id that was sent to others before."""
 
     def __init__(self) -> None:
         self.next_span_id = 0
@@ -130,14 +133,14 @@ class _ChosenIds(RandomIdGenerator):
 
 
 class _Epoch:
-    """When the monotonic clock was 0. It moves only if the system's clock was set: so spans that are recorded
-    one after the other have a common time."""
+    """The time at which the monotonic clock was 0. It changes only if the system's clock was set. So spans
+    that are recorded one after the other have a common time."""
 
     def __init__(self) -> None:
         self._zero_ns = 0
 
     def ns(self, at_s: float) -> int:
-        """Nanoseconds since 1970 at a time of the monotonic clock."""
+        """Return the nanoseconds since 1970 at a time of the monotonic clock."""
         now_ns = time.time_ns() - time.monotonic_ns()
         if abs(now_ns - self._zero_ns) > CLOCK_WAS_SET_NS:
             self._zero_ns = now_ns
@@ -153,7 +156,7 @@ def _context_of(traceparent: str) -> Context:
 
 
 def _resource(service: str, instance_id: str, version: str) -> Resource:
-    """What the OTEL_* variables say of the service wins over what it is called here."""
+    """Describe the service. What the OTEL_* variables say of it wins over ``service``."""
     names = {SERVICE_INSTANCE_ID: instance_id, SERVICE_VERSION: version}
     is_named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     if not is_named and not os.environ.get("OTEL_SERVICE_NAME"):

@@ -1,7 +1,7 @@
-"""A server's HTTP port for those who operate it: ``/metrics``, ``/healthz``, ``/readyz``.
+"""A server's HTTP port for operators: ``/metrics``, ``/healthz``, ``/readyz``.
 
-It has a thread of its own: it answers while the model is loaded and while the event loop is busy, so that a
-liveness probe does not end a server that only takes long.
+The port has a thread of its own. So it answers while the model is loaded and while the event loop is busy,
+and a liveness probe does not end a server that is only slow.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from wire.http.cross_site import AllowedHosts, is_of_another_site
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
-"""A client that sends or takes nothing for so long is cut off."""
+"""A client that sends or takes nothing for so long is disconnected."""
 
 StartResponse = Callable[..., Any]
 
 
 class ProbePort:
-    """Listens from its making on. ``not_ready`` says why no requests are served; None: they are. ``hangs``
-    says whether the event loop does, of a process that has one."""
+    """Listens as soon as it is created. ``not_ready`` returns why no requests are served, None if they are.
+    ``hangs`` returns whether the event loop hangs, in a process that has one."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class ProbePort:
         return self._get(environ, start_response)
 
     def _refusal(self, environ: dict[str, Any]) -> tuple[str, str] | None:
-        """Status and text for what a page of another site has its reader's browser send."""
+        """Return status and text for requests that a page of another site makes a browser send. None for
+        other requests."""
 
         def header(name: str) -> str | None:
             return environ.get("HTTP_" + name.upper().replace("-", "_"))
@@ -86,7 +87,7 @@ class ProbePort:
         return None
 
     def _head(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """The status and headers of a GET, its body's length among them."""
+        """Answer with the status and headers of a GET, its body's length among them."""
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_get(status: str, headers: list[tuple[str, str]], *_: Any) -> None:
@@ -126,7 +127,7 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingWSGIServer):
     def server_bind(self) -> None:
-        # As WSGIServer's, without the look-up of the host's name, which may take seconds.
+        # As in WSGIServer, but without the look-up of the host's name, which may take seconds.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

@@ -1,4 +1,4 @@
-"""All figures of one prefill or decode server, in Prometheus' form."""
+"""All metrics of one prefill or decode server."""
 
 from __future__ import annotations
 
@@ -24,34 +24,39 @@ GAUGES = (
     ("requests_running", "num_running", "Requests with room that compute or decode."),
     ("requests_waiting", "num_waiting", "Requests queued for room or for their transfer."),
     ("queued_tokens", "queued_tokens", "Tokens of prompts that are not computed or read yet."),
-    ("kv_blocks", "num_blocks", "KV blocks there are."),
-    ("kv_blocks_free", "free_blocks", "KV blocks for requests to come; cached ones are among them."),
+    ("kv_blocks", "num_blocks", "KV blocks in total."),
+    ("kv_blocks_free", "free_blocks", "KV blocks that new requests can get; cached ones are among them."),
     ("kv_blocks_cached", "cached_blocks", "KV blocks that the prefix cache holds."),
-    ("state_slots", "num_slots", "Slots of Mamba states there are."),
-    ("state_slots_free", "free_slots", "State slots for requests to come; cached ones are among them."),
+    ("state_slots", "num_slots", "Slots of Mamba states in total."),
+    ("state_slots_free", "free_slots", "State slots that new requests can get; cached ones are among them."),
     ("states_cached", "cached_states", "Mamba states that the prefix cache holds."),
 )
 COUNTERS = (
-    ("preemptions", "preemptions", "Requests moved to host memory for want of blocks."),
-    ("given_rows", "given_rows", "Requests moved to host memory so that another client's got a row."),
+    ("preemptions", "preemptions", "Requests moved to host memory because blocks were short."),
+    ("given_rows", "given_rows", "Requests moved to host memory so that another client's request got a row."),
     ("prefill_tokens", "prefill_tokens", "Prompt tokens computed."),
     ("generation_tokens", "decode_tokens", "Tokens sampled."),
     ("transfer_bytes", "transfer_bytes", "Bytes read from other servers."),
-    ("transfer_early_bytes", "early_bytes", "Of those, the ones that came before their prompt was computed."),
+    (
+        "transfer_early_bytes",
+        "early_bytes",
+        "Bytes read from other servers before their prompt was computed.",
+    ),
     ("transfer_parts", "transfer_parts", "Parts of prompts that have landed."),
 )
 
 
 @dataclass(frozen=True)
 class StatsThen:
-    """A server's stats, which may be those of some time ago."""
+    """A server's stats, which may be some time old."""
 
     stats: ServerStats
     age_s: float
 
 
 class ServerFigures(Collector):
-    """``stats`` is called at each scrape, on the scrape's own thread; ``measures`` are read as they are."""
+    """All of a server's metrics. ``stats`` is called at each scrape, on the scrape's own thread; ``measures``
+    are read as they are."""
 
     def __init__(
         self,
@@ -68,7 +73,8 @@ class ServerFigures(Collector):
         self._start_up = start_up
 
     def describe(self) -> list[Metric]:
-        """Nothing: else a registry would collect to learn the names, before there is anything to ask."""
+        """Return nothing. Otherwise a registry would collect to learn the names, before there is a server to
+        ask."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -81,7 +87,7 @@ class ServerFigures(Collector):
         if then is not None:
             yield GaugeMetricFamily(
                 "twinfang_figures_age_seconds",
-                "Age of the figures that only the engine knows; above 0 where it does not answer at once.",
+                "Age of the figures that only the engine knows; above 0 if it does not answer at once.",
                 then.age_s,
             )
             yield from _of_stats(then.stats)
@@ -100,14 +106,16 @@ class ServerFigures(Collector):
 def _of_start_up(start_up: StartUp) -> Iterator[Metric]:
     seconds = GaugeMetricFamily(
         "twinfang_start_up_seconds",
-        "What the start of this process took, by phase; together from its start until it was ready.",
+        "Time that this process took to start, by phase; the sum is from its start until it was ready.",
         labels=["phase"],
     )
     for phase, spent_s in start_up.seconds.items():
         seconds.add_metric([phase], spent_s)
     yield seconds
     yield GaugeMetricFamily(
-        "twinfang_loaded_weight_bytes", "Weights, as they are stored.", start_up.weight_bytes
+        "twinfang_loaded_weight_bytes",
+        "Bytes of the loaded weights, as they are stored.",
+        start_up.weight_bytes,
     )
 
 
@@ -136,7 +144,7 @@ def _of_measures(measures: Measures) -> Iterator[Metric]:
         ),
         (
             "inter_token_latency_seconds",
-            "Time between two tokens of a request; tokens of one step share it.",
+            "Time between two tokens of a request; tokens of one step share the time.",
             measures.inter_token_latency,
         ),
     ):
@@ -156,7 +164,7 @@ def _of_steps(measures: Measures) -> Iterator[Metric]:
     yield steps
     seconds = HistogramMetricFamily(
         "twinfang_step_seconds",
-        "Time of a step, from its launch or the end of the one before.",
+        "Time of a step, from its launch or, if that is later, the end of the step before.",
         labels=["kind"],
     )
     for kind, tally in measures.step_seconds.items():
@@ -167,7 +175,7 @@ def _of_steps(measures: Measures) -> Iterator[Metric]:
 def _of_requests(measures: Measures) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         "twinfang_requests_ended",
-        "Requests that are over here, by reason: stop, length, cancelled, error, moved (goes on at another "
+        "Requests that have ended here, by reason: stop, length, cancelled, error, moved (goes on at another "
         "server), prefilled (waits to be read).",
         labels=["reason"],
     )
@@ -176,7 +184,7 @@ def _of_requests(measures: Measures) -> Iterator[Metric]:
     yield ended
     faults = CounterMetricFamily(
         "twinfang_state_faults",
-        "Requests ended since their blocks or state were damaged, by what showed it: state (the sanitizer, "
+        "Requests ended because their blocks or state were damaged, by what showed it: state (the sanitizer, "
         "before a step), logits (not finite).",
         labels=["found"],
     )
@@ -189,5 +197,5 @@ def _of_requests(measures: Measures) -> Iterator[Metric]:
         measures.prompt_tokens_looked_up,
     )
     yield CounterMetricFamily(
-        "twinfang_prefix_cache_hits", "Prompt tokens that it had.", measures.prompt_tokens_found
+        "twinfang_prefix_cache_hits", "Prompt tokens that the prefix cache had.", measures.prompt_tokens_found
     )

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerConfig(Protocol):
-    """What a process must know of the server that it is."""
+    """What a process must know of its server."""
 
     @property
     def host(self) -> str: ...
@@ -36,7 +36,8 @@ class ServerConfig(Protocol):
 
 
 class Service(Protocol):
-    """What a server does. Made before it is started; it adds its calls to the gRPC server by itself."""
+    """The work of a server. It is created before it is started, and adds its calls to the gRPC server by
+    itself."""
 
     @property
     def measures(self) -> Measures: ...
@@ -44,13 +45,13 @@ class Service(Protocol):
     def describe(self) -> ServerInfo: ...
     async def stats(self) -> ServerStats: ...
     async def drain(self) -> None:
-        """Hands on what is under way; awaited when the process is told to stop."""
+        """Hand requests under way to other servers. Awaited when the process is told to stop."""
 
     async def close(self) -> None: ...
 
 
 class MakeService(Protocol):
-    """Makes the service that answers ``server``'s calls."""
+    """Makes the service that answers the calls to ``server``."""
 
     def __call__(
         self, server: GrpcServer, *, incarnation: str, tracing: Tracing | None, start_up: StartUp
@@ -58,14 +59,14 @@ class MakeService(Protocol):
 
 
 def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
-    """Serves until SIGTERM or SIGINT. Raises what made it unable to start or to go on."""
+    """Serve until SIGTERM or SIGINT. Raises the error that kept the server from starting or from going on."""
     signal.signal(signal.SIGINT, _interrupt)
     asyncio.run(_serve(config, role, make_service))
 
 
 def _interrupt(_signum: int, _frame: object) -> None:
-    """Ctrl-C while the server starts. Asyncio's own handler would let the start go on to its next await,
-    which may be half an hour off where other hosts are waited for."""
+    """Handle Ctrl-C while the server starts. Asyncio's own handler would let the start go on to its next
+    await. That may be half an hour away if the server waits for other hosts."""
     raise KeyboardInterrupt
 
 

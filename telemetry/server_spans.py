@@ -1,4 +1,4 @@
-"""Spans of a request on prefill and decode servers, from the times that they measure anyway."""
+"""Spans of a request on prefill and decode servers, made from times that the servers measure anyway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODE_SPAN = f"{DECODE_SERVICE}/Stream"
 
 
 class PrefillSpans:
-    """Of one call of a prefill server."""
+    """The spans of one call to a prefill server."""
 
     def __init__(self, tracing: Tracing | None, request: PrefillRequest) -> None:
         self._tracing = tracing if is_sampled(request.traceparent) else None
@@ -26,7 +26,7 @@ class PrefillSpans:
         self._received_s = time.monotonic()
 
     def ended(self, reply: PrefillReply | None, error: str = "") -> None:
-        """``reply`` None: there was an error, or the router called it back."""
+        """Record the spans. ``reply`` is None if there was an error, or if the router cancelled the call."""
         if self._tracing is None:
             return
         now = time.monotonic()
@@ -48,7 +48,7 @@ class PrefillSpans:
 
 
 class DecodeSpans:
-    """Of all requests of a decode server that are traced; the others cost a look at their flag."""
+    """The spans of all traced requests of a decode server. Other requests cost only a look at their flag."""
 
     def __init__(self, tracing: Tracing | None) -> None:
         self._tracing = tracing
@@ -59,7 +59,7 @@ class DecodeSpans:
             self._received[request.request_id] = request.traceparent, time.monotonic()
 
     def ended(self, output: RequestOutput) -> None:
-        """Takes a request's last output."""
+        """Record the spans of a request with its last output."""
         if self._received:
             self._end(output.request_id, output.stats, output.finish_reason or "", output)
 
@@ -91,8 +91,9 @@ class DecodeSpans:
 
 
 def _parts(stats: RequestStats, parent: str, received_s: float, end_s: float) -> list[Span]:
-    """The queue from the front; the others from the back, since a transfer may begin long after the queue
-    has ended: with an early ticket the prompt is still computed then."""
+    """Return the parts of a request. The queue is placed from the request's start. The other parts are placed
+    from its end, since a transfer may begin long after the queue has ended: with an early ticket, the prompt
+    is still being computed then."""
     first_token_s = end_s - stats.decode_s
     landed_s = first_token_s - stats.first_token_s
     size: Attributes = {"twinfang.bytes": stats.transfer_bytes, "twinfang.early_bytes": stats.early_bytes}

@@ -1,4 +1,4 @@
-"""What one server process shows to those who operate it."""
+"""What one server process shows to its operators."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from wire.server import GrpcServer
 log = logging.getLogger(__name__)
 
 METRICS_PORT_OFFSET = 10_000
-"""From a server's own port to the one of its metrics, if nothing else is said."""
+"""From a server's own port to its port for metrics, unless a flag says otherwise."""
 ANSWER_TIMEOUT_S = 1.0
-"""An engine answers between two steps. A scrape does not wait for a longer one, or for one that hangs."""
+"""An engine answers between two steps. A scrape does not wait for a longer step, or for an engine that
+hangs."""
 
 
 class ServerTelemetry:
     """The port for metrics and probes, from before the model is loaded until after the last call.
 
-    ``metrics_port``: 0 for none; None derives it from the server's own port.
+    ``metrics_port``: 0 for no port; None derives the port from the server's own.
     """
 
     def __init__(self, server: GrpcServer, *, host: str, port: int, metrics_port: int | None) -> None:
@@ -45,7 +46,7 @@ class ServerTelemetry:
         self._server = server
         self._port: ProbePort | None = None
         self._lag: LoopLag | None = None
-        """None while the event loop does not run yet: the model is loaded on it."""
+        """None until :meth:`show`. Before that, the model is loaded, which blocks the event loop."""
         if metrics_port != 0:
             wanted = metrics_port or _derived(port)
             self._port = ProbePort(host, wanted, self._registry, self._not_ready, hangs=self._hangs)
@@ -58,7 +59,7 @@ class ServerTelemetry:
         measures: Measures,
         start_up: StartUp,
     ) -> None:
-        """Figures are shown from now on. ``stats`` is awaited on the running event loop."""
+        """Show the server's figures from now on. ``stats`` is awaited on the running event loop."""
         self._lag = LoopLag()
         self._registry.register(self._lag)
         reader = StatsReader(stats, asyncio.get_running_loop())
@@ -81,7 +82,7 @@ class ServerTelemetry:
 
 
 class _State(Collector):
-    """What the server says of itself, shown from before its model is loaded."""
+    """The server's own state, shown from before its model is loaded."""
 
     def __init__(self, server: GrpcServer) -> None:
         self._server = server
@@ -99,7 +100,7 @@ class _State(Collector):
 
 
 def _derived(port: int) -> int:
-    """0, any free port, for a server that itself took any free one."""
+    """Return the port for metrics. For a server that takes any free port, it is any free port, too (0)."""
     derived = port + METRICS_PORT_OFFSET if port else 0
     if derived > 65535:
         raise ConfigError(
@@ -110,7 +111,7 @@ def _derived(port: int) -> int:
 
 
 class StatsReader:
-    """Asks on the event loop, from any other thread; keeps the last answer."""
+    """Asks for stats on the event loop, from any other thread, and keeps the last answer."""
 
     def __init__(
         self, ask: Callable[[], Coroutine[Any, Any, ServerStats]], loop: asyncio.AbstractEventLoop
@@ -120,7 +121,7 @@ class StatsReader:
         self._last: tuple[ServerStats, float] | None = None
 
     def __call__(self) -> StatsThen | None:
-        """The figures now, else those of the last time; None if there never were any."""
+        """Return the stats now or, if there is no answer, the last ones. None if there never were any."""
         question = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
             self._last = question.result(ANSWER_TIMEOUT_S), time.monotonic()

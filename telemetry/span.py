@@ -1,4 +1,4 @@
-"""One span of a trace: something that took its time and is over."""
+"""One span of a trace: something that has taken its time and is over."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Attributes = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class Span:
-    """Times are seconds of the monotonic clock."""
+    """A span. Times are seconds of the monotonic clock."""
 
     name: str
     kind: Kind
     parent: str
-    """Its ``traceparent``."""
+    """The parent's ``traceparent``."""
     start_s: float
     end_s: float
     attributes: Attributes
     error: str = ""
-    """What went wrong; empty: nothing."""
+    """What went wrong. Empty if nothing did."""
     span_id: str = ""
-    """16 hex digits, if others were told before it was over; empty: any."""
+    """16 hex digits, if the id was sent to others before the span was over. Empty for any id."""

@@ -1,4 +1,4 @@
-"""How well decode servers' drafts do, in Prometheus' form."""
+"""Metrics of speculative decoding: how many drafts decode servers try and accept."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "twinfang_spec_decode"
 def speculation_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """What servers count themselves, by the values of ``labels``.
+    """Yield metrics that servers count themselves, by the values of ``labels``.
 
-    They count from their own start, so a restarted server starts at 0 again, as Prometheus expects it.
+    They count from their own start. So a restarted server begins at 0 again, as Prometheus expects.
     """
     drafted = CounterMetricFamily(f"{PREFIX}_num_draft_tokens", "Drafts tried.", labels=labels)
     accepted = CounterMetricFamily(
@@ -45,6 +45,6 @@ def speculation_families(
         for family, counts in ((drafted_at, tried), (accepted_at, right)):
             for position, count in enumerate(counts):
                 family.add_metric([*values, str(position)], count)
-        if tried and tried[0]:  # each row with drafts tries a first one
+        if tried and tried[0]:  # each row with drafts tries a first draft
             mean_length.add_metric(values, 1 + sum(right) / tried[0])
     yield from (drafted, accepted, drafted_at, accepted_at, mean_length)

@@ -1,15 +1,15 @@
-"""Where the time goes from the start of a process until it is ready: phases, each from where the last ended.
+"""The time from the start of a process until it is ready, in phases. Each begins where the last one ended.
 
 | phase | is |
 |---|---|
 | imports | interpreter, modules, flags |
-| ranks | the other tensor-parallel ranks start and meet; only where there are any |
+| ranks | the other tensor-parallel ranks start and connect; only if there are any |
 | config | the model's configuration; ports |
-| weights | loading them, in the form in which they are used |
+| weights | loading the weights, in the form in which they are used |
 | pools | cache memory, fingerprint, tables |
-| warm_up | short requests, which compile what kernels are not compiled yet |
+| warm_up | short requests, which compile the kernels that are not compiled yet |
 | graphs | capturing decode steps |
-| transfer | NIXL, registering the pools; only where state is handed over |
+| transfer | NIXL, registering the pools; only if state is handed over |
 | server | opening the port |
 """
 
@@ -24,28 +24,29 @@ Phase = Literal["imports", "ranks", "config", "weights", "pools", "warm_up", "gr
 
 
 class StartUp:
-    """One process's phases. One thread at a time writes it; complete once the process is ready."""
+    """The phases of one process. One thread at a time writes; the phases are complete once the process is
+    ready."""
 
     def __init__(self, began_s: float | None = None) -> None:
-        """``began_s`` of ``time.monotonic``; None: now."""
+        """``began_s`` is a time of ``time.monotonic``; None means now."""
         self.seconds: dict[Phase, float] = {}
         self.weight_bytes = 0
-        """As they are stored."""
+        """Of the weights as they are stored."""
         self._marked_s = time.monotonic() if began_s is None else began_s
 
     @classmethod
     def of_process(cls) -> StartUp:
-        """From when this process was started, where that can be told."""
+        """Begin at the start of this process, if the system tells it."""
         return cls(time.monotonic() - _age_s())
 
     def ended(self, phase: Phase) -> None:
-        """What has passed since the last phase ended was this one."""
+        """End a phase. Its time is what has passed since the last phase ended."""
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._marked_s
         self._marked_s = now
 
     def figures(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return {"seconds": dict(self.seconds), "weight_bytes": self.weight_bytes}
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ class StartUp:
 
 
 def _age_s() -> float:
-    """Of this process, to a hundredth of a second; 0 where the system does not say."""
+    """Return the age of this process, to a hundredth of a second. 0 if the system does not tell it."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), since boot

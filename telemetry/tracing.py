@@ -1,6 +1,6 @@
-"""Whether this process exports traces, by OTLP and the standard OTEL_* variables, or by a flag.
+"""Whether this process exports traces, as a flag or the standard OTEL_* variables say, by OTLP.
 
-The SDK (``pip install 'twinfang[otel]'``) is imported only if it does.
+The SDK (``pip install 'twinfang[otel]'``) is imported only if the process exports traces.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ INSTALL = "the OpenTelemetry SDK is not installed: pip install 'twinfang[otel]'"
 def start_tracing(
     service: str, instance_id: str, *, endpoint: str, environment: Mapping[str, str]
 ) -> Tracing | None:
-    """None if nothing asks for traces.
+    """Start to export traces. None if neither flag nor variables ask for it.
 
-    Raises :class:`ConfigError` for what can't work; a missing SDK that only the environment asks for is
-    logged, since such variables are often set for all processes of a cluster.
+    Raises :class:`ConfigError` for settings that can't work. If only the environment asks for traces and the
+    SDK is missing, that is logged, since such variables are often set for all processes of a cluster.
     """
     if not endpoint and not _is_asked_for(environment):
         return None

@@ -1,4 +1,4 @@
-"""The token without which the admin API says nothing, and the check of every request for it."""
+"""The token that the admin API needs, and the check of every request for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class AdminToken:
-    """Keeps the token's SHA-256 alone, and compares digests in constant time."""
+    """Keeps only the token's SHA-256, and compares digests in constant time."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest
 
     @classmethod
     def from_file(cls, path: Path) -> AdminToken:
-        """The first line of ``path``: the token, or ``sha256:`` and the hexadecimal digest of it.
+        """Read the first line of ``path``: the token, or ``sha256:`` and its hexadecimal digest.
 
-        Raises :class:`ConfigError` if there is none, or one that could be guessed.
+        Raises :class:`ConfigError` if there is no token, or one that could be guessed.
         """
         try:
             text = path.read_text().strip()
@@ -47,9 +47,9 @@ class AdminToken:
 
 
 class AdminTokenMiddleware:
-    """Pure ASGI: lets nothing under :data:`PREFIX` be reached without ``Authorization: Bearer <token>``.
+    """Pure ASGI: refuses everything under :data:`PREFIX` without ``Authorization: Bearer <token>``.
 
-    It stands before the routes, so that one that is added later can't forget to ask.
+    It comes before the routes, so that a route that is added later can't forget the check.
     """
 
     def __init__(self, app: ASGIApp, token: AdminToken) -> None:

@@ -1,4 +1,4 @@
-"""The routes of the admin API, put together."""
+"""Puts the routes of the admin API together."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class ErrorView(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorView, "description": "A value can't work; nothing was changed."},
     401: {"model": ErrorView, "description": "The admin token is missing or wrong."},
-    404: {"model": ErrorView, "description": "There is no worker or request of that id."},
-    409: {"model": ErrorView, "description": "What should be added is there."},
-    503: {"model": ErrorView, "description": "A worker that should be told something does not answer."},
+    404: {"model": ErrorView, "description": "There is no worker or request with this id."},
+    409: {"model": ErrorView, "description": "What should be added is there already."},
+    503: {"model": ErrorView, "description": "A worker that should be told of the change does not answer."},
     "default": {"model": ErrorView, "description": "Any other error has the same form."},
 }
 
 
 def add_admin_api(app: FastAPI, token: AdminToken) -> None:
-    """Adds the routes, and before them what asks for the token."""
+    """Add the routes, and before them the check for the token."""
     documented = HTTPBearer(auto_error=False, description="The token in --admin-token-file")
     api = APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Security(documented)], responses=ERRORS)
     for module in (workers, requests, config, stats, events):

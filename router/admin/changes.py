@@ -1,4 +1,4 @@
-"""What an operator may change: done first, then saved, if there is a file for it."""
+"""Operators' changes: first they are made, then they are saved, if there is a file for it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Changes:
 
     @property
     def warning(self) -> str:
-        """Why changes would not survive a restart of the router; empty if they would, or nothing is to."""
+        """Why changes would not survive a restart of the router. Empty if they would, or if there is no file
+        for them."""
         return "" if self._state_file is None else self._state_file.warning
 
     def restore(self, saved: SavedChanges) -> None:
-        """Brings the pool to where operators had left it; settings are the configuration's already."""
+        """Bring the pool to where operators left it. The saved settings are already in the configuration."""
         for worker in saved.workers:
             self._restore(worker)
 
@@ -52,7 +53,7 @@ class Changes:
         worker = next((one for one in self._pool.workers() if (one.pool_role, one.address) == place), None)
         if saved.state == "removed":
             if worker is not None:
-                log.info("%s server %s was removed through the admin API and stays so", *place)
+                log.info("%s server %s was removed through the admin API and stays removed", *place)
                 self._pool.remove(worker)
             return
         if worker is None:
@@ -61,11 +62,11 @@ class Changes:
             log.info("%s server %s was added through the admin API", *place)
             worker = self._pool.add(*place, added_by="api")
         if saved.state == "draining":
-            log.info("%s server %s drains as it did", *place)
+            log.info("%s server %s drains as before", *place)
             worker.drain.wish(True)
 
     async def add_worker(self, role: PoolRole, address: str) -> Worker:
-        """Raises :class:`ConflictError` if it is there."""
+        """Add a server. Raises :class:`ConflictError` if it is there already."""
         worker = self._membership.add(role, address, added_by="api", why=BY_OPERATOR)
         await self._save(worker, "serving")
         return worker
@@ -75,8 +76,11 @@ class Changes:
         await self._save(worker, "removed")
 
     async def set_draining(self, worker: Worker, is_draining: bool) -> None:
-        """One that is out of reach is told once it appears. Raises :class:`UnavailableError` for one that is
-        not, and can't be told, and :class:`ConflictError` for one that drains for good."""
+        """Drain a server, or use it again. A server that is out of reach is told once it appears.
+
+        Raises :class:`UnavailableError` if the server is connected but does not answer, and
+        :class:`ConflictError` if it drains for good.
+        """
         was_told = await self._membership.set_draining(worker, is_draining, why=BY_OPERATOR)
         await self._save(worker, "draining" if is_draining else "serving")
         if not was_told:
@@ -87,14 +91,16 @@ class Changes:
             )
 
     async def change_settings(self, values: Mapping[str, Any]) -> None:
-        """Raises :class:`InvalidRequestError` for values that can't work; then none is changed."""
+        """Change settings. Raises :class:`InvalidRequestError` for values that can't work, and then changes
+        none."""
         self._settings.change(values)
         log.info("settings were changed: %s", ", ".join(f"{name} = {values[name]}" for name in values))
         if self._state_file is not None:
             await self._state_file.save_settings(values)
 
     async def _save(self, worker: Worker, state: SavedState) -> None:
-        """Not of a pod: when the router starts again, another one may have its address."""
+        """Save a server's state, unless the server is a pod: when the router starts again, another pod may
+        have its address."""
         if self._state_file is not None and worker.added_by != "discovery":
             saved = SavedWorker(worker.pool_role, worker.address, state, worker.added_by)
             await self._state_file.save_worker(saved)

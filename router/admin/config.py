@@ -20,7 +20,7 @@ class ConfigView(BaseModel):
     prefill_policy: PolicyName
     decode_policy: PolicyName
     session_header: str
-    """Requests with equal values of this header go to the same servers; empty: none do."""
+    """Requests with equal values of this header go to the same servers. Empty: no requests do."""
     max_requests_in_flight: int
     max_queue: int
     hold_s: float
@@ -33,7 +33,7 @@ class ConfigView(BaseModel):
 
 
 class ConfigChange(BaseModel):
-    """What to change; what is not named stays as it is."""
+    """What to change. Fields that are missing stay as they are."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,13 +48,13 @@ class ConfigChange(BaseModel):
 
     @property
     def values(self) -> dict[str, Any]:
-        """By name, without those that are not given."""
+        """The given values by name."""
         return self.model_dump(exclude_none=True)
 
 
 class ChangedConfigView(ConfigView):
     warning: str
-    """Why changes hold, but would be lost if the router started again now; empty if they would not."""
+    """Why changes hold, but would be lost if the router restarted now. Empty if they would not be lost."""
 
     @classmethod
     def with_warning(cls, view: ConfigView, warning: str) -> ChangedConfigView:
@@ -66,14 +66,15 @@ router = APIRouter()
 
 @router.get("/config")
 async def show_config(request: Request) -> ChangedConfigView:
-    """Policies and limits that can be changed while the router runs."""
+    """Shows the policies and limits that can be changed while the router runs."""
     return _view(request)
 
 
 @router.patch("/config", openapi_extra=body_schema(ConfigChange))
 async def change_config(request: Request) -> ChangedConfigView:
-    """Changes what is named: all of it, or nothing if a value can't work. Requests that run keep what they
-    began with. A change that can't be saved (`--state-file`) holds as well, and `warning` says so."""
+    """Changes the named settings: all of them, or none if a value can't work. Requests under way keep the
+    settings they began with. A change that can't be saved (`--state-file`) holds as well, and `warning` says
+    so."""
     body = await read_json(request, ConfigChange)
     await changes_of(request).change_settings(body.values)
     return _view(request)

@@ -22,11 +22,12 @@ from router.serving.services import Services
 TICK_S = 0.25
 TICKS_A_SECOND = 4
 MAX_WAITING = 2048
-"""Events that a subscriber may be behind; beyond that it is let go, and connects again."""
+"""Events that a subscriber may be behind. A subscriber that is further behind is let go, and connects
+again."""
 MAX_REQUESTS_A_TICK = 256
-"""Of more that changed, the newest are told."""
+"""If more requests have changed, the newest of them are sent."""
 MAX_DECODING_A_SECOND = 100
-"""Requests that decode are told once a second, the newest of them, so that their tokens can be watched."""
+"""Requests that decode are sent once a second, the newest of them, so that their tokens can be watched."""
 
 
 class RemovedWorker(BaseModel):
@@ -34,7 +35,7 @@ class RemovedWorker(BaseModel):
 
 
 class EventFeed:
-    """One task looks for changes; each subscriber has a queue."""
+    """Sends changes to subscribers. One task looks for changes; each subscriber has a queue."""
 
     def __init__(self, services: Services, changes: Changes) -> None:
         self._services = services
@@ -47,7 +48,7 @@ class EventFeed:
         self._config: ChangedConfigView | None = None
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Look for changes until the task is cancelled."""
         num_ticks = 0
         while True:
             await self._has_subscribers.wait()
@@ -56,7 +57,7 @@ class EventFeed:
             await asyncio.sleep(TICK_S)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: what there is now, then what changes. Ends with the feed."""
+        """Yield server-sent events: first everything as it is, then what changes. Ends with the feed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
         if not self._subscribers:
             self._begin()
@@ -71,12 +72,12 @@ class EventFeed:
             self._leave(queue)
 
     def close(self) -> None:
-        """Ends all subscriptions."""
+        """End all subscriptions."""
         for queue in list(self._subscribers):
             self._end(queue)
 
     def _begin(self) -> None:
-        """From here on changes count."""
+        """Remember the present state. Changes count from here on."""
         self._workers = {view.id: view for view in worker_views(self._services)}
         self._states = {record: record.state for record in self._services.requests.in_flight()}
         self._num_ended = self._services.requests.num_ended
@@ -128,7 +129,7 @@ class EventFeed:
         return [*changed, *reversed(ended)][-MAX_REQUESTS_A_TICK:]
 
     def _decoding_besides(self, changed: list[RequestRecord]) -> list[RequestRecord]:
-        """Requests whose tokens become more, the newest of them: those in ``changed`` are told anyway."""
+        """Return the newest requests that decode, without those in ``changed``, which are sent anyway."""
         decoding = [record for record, state in self._states.items() if state == "decode"]
         told = set(changed)
         return [record for record in decoding[-MAX_DECODING_A_SECOND:] if record not in told]
@@ -164,8 +165,8 @@ router = APIRouter()
 
 DESCRIPTION = (
     "Server-sent events `worker`, `request`, `config` and `stats`, with the objects that the addresses of "
-    "those names show: all there is at first, then what changes; `stats`, and requests that decode, once a "
-    "second. An event `worker_removed` names a worker that there is no longer."
+    "those names show: first everything as it is, then what changes; `stats`, and requests that decode, once "
+    "a second. An event `worker_removed` names a worker that was removed."
 )
 
 

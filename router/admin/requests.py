@@ -17,7 +17,7 @@ from wire.errors import AbortedRequestError, UnknownIdError
 
 
 class RequestView(BaseModel):
-    """One HTTP request for text. Of several choices the workers are those of the first one."""
+    """One HTTP request for text. With several choices, the workers are those of the first choice."""
 
     id: str
     model: str
@@ -31,13 +31,13 @@ class RequestView(BaseModel):
     priority: int
     key_name: str | None
     received_at: float
-    """When it came, in seconds since 1970."""
+    """When the request arrived, in seconds since 1970."""
     age_s: float
-    """From its arrival to now, or to its end."""
+    """From the request's arrival to now, or to its end."""
     error: str | None
-    """Code of the error that ended it."""
+    """Code of the error that ended the request."""
     error_message: str | None
-    """All that is known of that error; its client was told less."""
+    """Everything that is known of that error. The client was told less."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestView:
@@ -49,24 +49,24 @@ class RequestsView(BaseModel):
 
 
 class TimelineEntry(BaseModel):
-    """A part of a request's life; times in seconds from its arrival."""
+    """A part of a request's life. Times are seconds from the request's arrival."""
 
     name: EventName
     at_s: float
     duration_s: float | None
     """Null while it is under way, 0 for a moment."""
     worker: str
-    """Id of the server; empty for what happens in the router."""
+    """Id of the server. Empty for parts in the router."""
     attempt: int
-    """0 for the first one, counted by retries and moves."""
+    """0 for the first attempt. Each retry or move adds 1."""
     choice: int
     detail: str
-    """Of a retry: what the last attempt failed with."""
+    """For a retry: the error of the last attempt."""
 
 
 class RequestDetail(RequestView):
     timeline: list[TimelineEntry]
-    """In the order of time."""
+    """Sorted by time."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestDetail:
@@ -126,7 +126,7 @@ router = APIRouter()
 async def list_requests(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 100
 ) -> RequestsView:
-    """Those in flight, then the last that have ended; of each the newest first."""
+    """Lists requests in flight, then the last that have ended, the newest of each first."""
     services = services_of(request)
     now_s = services.recent.now_s
     return RequestsView(requests=[RequestView.of(one, now_s) for one in services.requests.newest(limit)])
@@ -134,14 +134,15 @@ async def list_requests(
 
 @router.get("/requests/{request_id}")
 async def show_request(request: Request, request_id: str) -> RequestDetail:
-    """One request with its timeline."""
+    """Shows one request with its timeline."""
     services = services_of(request)
     return RequestDetail.of(_find(services, request_id), services.recent.now_s)
 
 
 @router.post("/requests/{request_id}/abort")
 async def abort_request(request: Request, request_id: str) -> RequestView:
-    """Ends a request: its client gets an error with the code ``aborted``. An ended one stays as it is."""
+    """Ends a request: its client gets an error with the code ``aborted``. A request that has ended stays as
+    it is."""
     services = services_of(request)
     record = _find(services, request_id)
     record.abort(AbortedRequestError.by_operator())

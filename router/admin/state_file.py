@@ -1,4 +1,4 @@
-"""What operators have changed, in an SQLite file, so that a router that starts again goes on from there.
+"""Operators' changes in an SQLite file, so that a router that starts again goes on with them.
 
 Calls block for as long as a disk does, so while the router runs they have a thread of their own.
 """
@@ -35,7 +35,7 @@ SCHEMA = f"""
 """
 BUSY_TIMEOUT_S = 5.0
 RETRY_S = 10.0
-"""Between two tries to save what could not be saved."""
+"""Between two attempts to save what could not be saved."""
 
 SavedState = Literal["serving", "draining", "removed"]
 T = TypeVar("T")
@@ -46,13 +46,13 @@ Rows = dict[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class SavedWorker:
-    """A server that was added, drained or removed; those of which nothing is saved are as flags say."""
+    """A server that was added, drained or removed. Servers that are not saved are as flags say."""
 
     role: PoolRole
     address: str
     state: SavedState
     added_by: AddedBy
-    """One that a flag named, and no longer does, is not brought back."""
+    """If a flag had named the server, and no longer does, it is not brought back."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class SavedChanges:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def applied_to(self, config: RouterConfig) -> RouterConfig:
-        """What was changed beats flags. Raises :class:`ConfigError` for what does not go with them."""
+        """Return ``config`` with the changes, which override flags. Raises :class:`ConfigError` for a change
+        that does not fit the flags."""
         for name, value in self.settings.items():
             if getattr(config, name, value) != value:
                 log.info("%s is %s, as it was set through the admin API", name, value)
@@ -72,21 +73,22 @@ class SavedChanges:
 
 
 class StateFile:
-    """One router's own: two of them would overwrite what the other saved."""
+    """One router's own file: two routers would overwrite each other's changes."""
 
     def __init__(self, path: Path) -> None:
         self.warning = ""
-        """Why changes would be lost if the router started again now; empty: they would not."""
+        """Why changes would be lost if the router restarted now. Empty if they would not."""
         self._rows: Rows = {}
-        """All that the file is to hold, should somebody delete it."""
+        """Everything that the file should hold, in case somebody deletes it."""
         self._unsaved: Rows = {}
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-file")
 
     def load(self) -> SavedChanges:
-        """What is saved; nothing if there is no file yet. Before the event loop runs: it blocks.
+        """Return the saved changes; none if there is no file yet. Blocks, so call it before the event loop
+        runs.
 
-        Raises :class:`ConfigError` for a file that is none of ours, or can't be written.
+        Raises :class:`ConfigError` for a file that is not a router's state file, or can't be written.
         """
         try:
             saved = self._with_connection(_load)
@@ -107,7 +109,7 @@ class StateFile:
         await self._save(_rows_of_settings(settings))
 
     async def keep_trying(self) -> None:
-        """Saves what could not be saved as soon as that can be, and all of it if the file has gone."""
+        """Save what could not be saved as soon as that is possible, and everything if the file is gone."""
         while True:
             await asyncio.sleep(RETRY_S)
             is_there = await asyncio.get_running_loop().run_in_executor(self._thread, self._path.exists)
@@ -118,7 +120,8 @@ class StateFile:
         self._thread.shutdown()
 
     async def _save(self, changed: Rows) -> None:
-        """All that is not saved yet, in one transaction. A change holds whether it can be saved or not."""
+        """Save all that is not saved yet, in one transaction. A change holds whether it can be saved or
+        not."""
         self._rows |= changed
         self._unsaved |= changed
         rows, all_rows = dict(self._unsaved), dict(self._rows)
@@ -151,7 +154,8 @@ class StateFile:
             log.info("all changes are saved in %s again", self._path)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """On the thread, with a connection: they are cheap, changes rare, and none is left open."""
+        """Run ``work`` on the thread, with a connection. Connections are cheap and changes rare, so none is
+        left open."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_connection, work)
 
     def _with_connection(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -174,7 +178,7 @@ def _load(connection: sqlite3.Connection) -> SavedChanges:
         "SELECT role, address, state, added_by FROM workers ORDER BY rowid"
     ).fetchall()
     settings = connection.execute("SELECT name, value FROM settings ORDER BY rowid").fetchall()
-    with connection:  # a file that can't be written shows now, not at the first change
+    with connection:  # so a file that can't be written is found now, not at the first change
         connection.execute(f"PRAGMA user_version = {VERSION}")
     return SavedChanges(
         workers=tuple(SavedWorker(*row) for row in workers),

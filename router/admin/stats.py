@@ -19,13 +19,13 @@ class Throughput(BaseModel):
 
 
 class Latency(BaseModel):
-    """In milliseconds; percentiles are null while there is nothing to tell."""
+    """In milliseconds. Percentiles are null while there are no times."""
 
     p50: float | None
     p90: float | None
     p99: float | None
     histogram: list[tuple[float, int]]
-    """``[upper bound in ms, count]`` of buckets, ten a decade."""
+    """``[upper bound in ms, count]`` of buckets, ten for each decade."""
 
     @classmethod
     def of(cls, times: WindowHistogram, now_s: float) -> Latency:
@@ -42,18 +42,18 @@ class Transfer(BaseModel):
 
 class StatsView(BaseModel):
     at: float
-    """When, in seconds since 1970."""
+    """The time of these figures, in seconds since 1970."""
     window_s: int
     throughput: Throughput
     ttft_ms: Latency
     tpot_ms: Latency
     transfer: Transfer
     cache_hit_rate: float | None
-    """Of the prompt tokens of choices that ended, those that a prefix cache held."""
+    """The part of the prompt tokens of choices that ended which a prefix cache held."""
     accepted_draft_length: float | None
-    """Tokens gained in a step with drafts, the bonus token included; null without speculation."""
+    """Tokens gained in a step with drafts, the bonus token included. Null without speculation."""
     in_flight: int
-    """Requests under way, without those that are queued."""
+    """Requests under way. Queued requests are not counted."""
     queued: int
 
     @classmethod
@@ -98,5 +98,5 @@ router = APIRouter()
 
 @router.get("/stats")
 async def stats(request: Request) -> StatsView:
-    """Throughput, latencies and transfers of the last minute, as this router process saw them."""
+    """Shows throughput, latencies and transfers of the last minute, as this router process saw them."""
     return StatsView.of(services_of(request))

@@ -25,24 +25,24 @@ WorkerState = Literal["serving", "draining", "drained", "unreachable"]
 
 
 class WorkerView(BaseModel):
-    """One server as this router knows it. Figures are at most two seconds old, less while it has work."""
+    """One server as this router knows it. Figures are at most two seconds old, or newer while it has work."""
 
     id: str
     address: str
     role: Role
     model: str | None
-    """What the server says that it serves; null until it has been reached."""
+    """The model that the server reports. Null until the server has been reached."""
     state: WorkerState
     draining: bool
-    """Whether it was asked to take no new requests, reachable or not."""
+    """Whether the server was asked to take no new requests. It may be reachable or not."""
     breaker: BreakerState
     requests: int
-    """Of this router, under way there."""
+    """Requests of this router that are under way there."""
     queued_tokens: int
     """Tokens of prompts that a new request would wait for."""
     incarnation: str | None
     problem: str
-    """Why it is not in use; empty if it is."""
+    """Why the server is not in use. Empty if it is."""
     stats: ServerStats | None
     added_by: AddedBy
 
@@ -78,7 +78,7 @@ def _state(worker: Worker) -> WorkerState:
 
 class ChangedWorkerView(WorkerView):
     warning: str
-    """Why changes hold, but would be lost if the router started again now; empty if they would not."""
+    """Why changes hold, but would be lost if the router restarted now. Empty if they would not be lost."""
 
     @classmethod
     def with_warning(cls, view: WorkerView, warning: str) -> ChangedWorkerView:
@@ -97,7 +97,7 @@ class PoolView(BaseModel):
     size: int
     serving: int
     draining: int
-    """Those that have drained too."""
+    """Workers that drain, and workers that have drained."""
     unreachable: int
     requests: int
     queued_tokens: int
@@ -160,9 +160,9 @@ class NewWorker(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     address: str
-    """``host:port`` of its gRPC."""
+    """``host:port`` of the server's gRPC port."""
     role: Role
-    """What it is to do here; a server that does both takes requests like a decode server."""
+    """What the server does here. A server that does both takes requests like a decode server."""
 
 
 def worker_views(services: Services) -> list[WorkerView]:
@@ -171,21 +171,21 @@ def worker_views(services: Services) -> list[WorkerView]:
 
 @router.get("/workers")
 async def list_workers(request: Request) -> WorkersView:
-    """All servers that this router knows."""
+    """Lists all servers that this router knows."""
     return WorkersView(workers=worker_views(services_of(request)))
 
 
 @router.get("/pools")
 async def list_pools(request: Request) -> PoolsView:
-    """Sizes and totals for each role and model, and why no request can be served, if none can."""
+    """Shows sizes and totals for each role and model. If no request can be served, says why."""
     services = services_of(request)
     return PoolsView.of(worker_views(services), services.absence)
 
 
 @router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))
 async def add_worker(request: Request) -> ChangedWorkerView:
-    """Adds a server. One that is not up yet is used as soon as it answers; until then its `problem` says why
-    it is not. One that is up must be of that role, and serve a model of this router."""
+    """Adds a server. A server that is not up yet is used as soon as it answers; until then its `problem` says
+    why it is not used. A server that is up must have that role, and serve a model of this router."""
     body = await read_json(request, NewWorker)
     try:
         check_address(body.address)
@@ -202,7 +202,8 @@ async def add_worker(request: Request) -> ChangedWorkerView:
 
 @router.delete("/workers/{worker_id}")
 async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
-    """Removes a server. What is under way there ends there; the server itself is not told, and runs on."""
+    """Removes a server. Its requests under way end there. The server itself is not told, and keeps
+    running."""
     worker = _find(services_of(request), worker_id)
     await changes_of(request).remove_worker(worker)
     return _changed(request, worker)
@@ -210,11 +211,12 @@ async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
 
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
-    """Sends no new requests there, from any router. What a decode server generates goes on at another one,
-    without a gap or a repeated token; where there is no other, and on a prefill server, it ends where it is.
+    """Stops new requests to a server, from all routers. What a decode server generates goes on at another
+    decode server, without a gap or a repeated token. If there is no other one, and on a prefill server,
+    requests end where they are.
 
-    Draining lasts until it is taken back, over restarts of the server too. Asked again, a decode server lets
-    go what has come to it meanwhile.
+    Draining lasts until it is undone, even over restarts of the server. If a decode server is drained again,
+    it lets go of requests that have come meanwhile.
     """
     worker = _find(services_of(request), worker_id)
     await changes_of(request).set_draining(worker, True)
@@ -223,7 +225,7 @@ async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
 
 @router.post("/workers/{worker_id}/undrain")
 async def undrain(request: Request, worker_id: str) -> ChangedWorkerView:
-    """Requests may be sent there again."""
+    """Lets requests be sent to a server again."""
     worker = _find(services_of(request), worker_id)
     await changes_of(request).set_draining(worker, False)
     return _changed(request, worker)
@@ -237,6 +239,6 @@ def _find(services: Services, worker_id: str) -> Worker:
     found = next((one for one in services.pool.workers() if one.worker_id == worker_id), None)
     if found is None:
         raise UnknownIdError(
-            f"there is no worker {shown(worker_id)}: GET /admin/v1/workers lists those that there are"
+            f"there is no worker {shown(worker_id)}: GET /admin/v1/workers lists all workers"
         )
     return found

@@ -1,6 +1,6 @@
-"""``GET /admin/ui``: the dashboard's files, out of memory and under a strict Content-Security-Policy.
+"""``GET /admin/ui``: the dashboard's files, served from memory with a strict Content-Security-Policy.
 
-The files say nothing of this router: the page asks for the admin token, and the admin API has all data.
+The files hold no data of this router: the page asks for the admin token and gets all data from the admin API.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MEDIA_TYPES = {
     "svg": "image/svg+xml",
     "LICENSE": "text/plain; charset=utf-8",
 }
-"""By a file's ending. The table of the operating system is not asked: scripts of a wrong type don't run."""
+"""By a file's ending. The operating system's table is not used: browsers do not run scripts of a wrong
+type."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -36,7 +37,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # Text can't become markup, whoever chose a request's id or a model's name: innerHTML throws.
+        # innerHTML throws. So text, for example in a request's id or a model's name, can't become markup.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
@@ -63,7 +64,7 @@ class Asset:
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
-    """All files below ``folder`` by their path in it."""
+    """Return all files below ``folder`` by their path in it."""
     assets: dict[str, Asset] = {}
     for entry in folder.iterdir():
         name = prefix + entry.name
@@ -87,8 +88,8 @@ async def page(request: Request) -> Response:
 
 @router.get("/admin/ui/{name:path}")
 async def asset(name: str, request: Request) -> Response:
-    """A name is looked up among those read at the start; it never becomes a path."""
-    if not name:  # "/admin/ui/": from there the page's relative addresses would miss
+    """Return a file. Its name is looked up among the files read at the start, and never becomes a path."""
+    if not name:  # "/admin/ui/": the page's relative addresses would be wrong there
         return RedirectResponse("../ui")
     found = ASSETS.get(name)
     if found is None:

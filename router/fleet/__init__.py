@@ -1,1 +1,1 @@
-"""The servers: which there are, which of them serve a model, what is known of all."""
+"""All servers of a router: which there are, which of them serve a model, what the router knows of them."""

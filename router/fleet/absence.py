@@ -11,15 +11,15 @@ log = logging.getLogger(__name__)
 
 
 class NobodyServesError(UnavailableError):
-    """No server can take the request, so none was asked; one that comes back may."""
+    """No server can take the request, so it was sent to none. A server that comes back may take it."""
 
 
 @dataclass(frozen=True)
 class Absence:
-    """What a router would need."""
+    """The servers that a router lacks."""
 
     missing: str
-    """For clients: which servers, and nothing of where they are or what they said."""
+    """For clients: which servers are missing. Their addresses and answers are not shown."""
     detail: str
     """For the log and the admin API: each server's problem, and the remedy."""
 
@@ -28,7 +28,7 @@ class Absence:
 
 
 class AbsenceLog:
-    """Writes down why a router is not ready: once, and again when that changes."""
+    """Logs why a router is not ready: once, and again when the reason changes."""
 
     def __init__(self) -> None:
         self._last: str | None = None

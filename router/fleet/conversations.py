@@ -1,7 +1,8 @@
-"""Where the state of earlier answers is kept, found by the tokens that it covers.
+"""Tickets for the kept state of earlier answers, found by the tokens that the state covers.
 
-The next turn of a conversation begins with the last one's prompt and answer. If its decode server has kept
-their state, a prefill server can read it back and compute the new tokens alone. A ticket serves once.
+The next turn of a conversation begins with the last turn's prompt and answer. If the decode server has kept
+the state after them, a prefill server can read this state back and compute only the new tokens. A ticket can
+be used once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class _Kept:
 
 
 class Conversations:
-    """Tickets by the tokens they cover and by cache salt; the oldest make room for new ones."""
+    """Tickets by the tokens they cover and by cache salt. The oldest tickets make room for new ones."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +36,7 @@ class Conversations:
         return len(self._kept)
 
     def remember(self, token_ids: Sequence[int], salt: str, ticket: Ticket) -> None:
-        """``ticket`` is for the state after its first ``num_tokens`` of ``token_ids``."""
+        """Keep the ticket for the state after the first ``ticket.num_tokens`` of ``token_ids``."""
         key = (salt, _digest(token_ids[: ticket.num_tokens]).digest())
         self._forget(key)
         self._kept[key] = _Kept(ticket, self._clock() + ticket.ttl_s)
@@ -44,7 +45,8 @@ class Conversations:
             self._forget(next(iter(self._kept)))
 
     def take(self, token_ids: Sequence[int], salt: str) -> Ticket | None:
-        """The ticket that covers most of a prompt, but not all of it; it is forgotten here."""
+        """Remove the ticket that covers most of a prompt, but not all of it, and return it. None if there is
+        none or if it has expired."""
         digest = hashlib.blake2b(digest_size=16)
         done = 0
         best: tuple[str, bytes] | None = None

@@ -1,4 +1,4 @@
-"""Circuit breakers, load and decisions for each server, in Prometheus' form."""
+"""Metrics of each server: its circuit breaker, its load, the policies' decisions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class ServerMetrics(Collector):
         self._servers: Sequence[tuple[str, str, Assignments]] = ()
 
     def update(self, servers: Sequence[tuple[str, str, Assignments]]) -> None:
-        """Role, address and what is known of each; a server that is not among them is shown no longer."""
+        """Set each server's role, address and assignments. A server that is missing here is shown no
+        longer."""
         self._servers = servers
 
     def collect(self) -> Iterator[Metric]:
@@ -39,27 +40,27 @@ class ServerMetrics(Collector):
         )
         decisions = CounterMetricFamily(
             "twinfang_policy_decisions",
-            "Attempts at a choice that were given to a server, by the policy that chose it.",
+            "Attempts at a choice that were sent to a server, by the policy that chose the server.",
             labels=[*SERVER, "policy"],
         )
         assigned = GaugeMetricFamily(
             "twinfang_assigned_tokens",
-            "Tokens of the requests that this router has at a server: being computed, or held there.",
+            "Tokens of this router's requests at a server: being computed, or held there.",
             labels=SERVER,
         )
         queued = GaugeMetricFamily(
             "twinfang_queued_tokens",
-            "Tokens that a new request waits for, as policies see it.",
+            "Tokens that a new request would wait for, as policies see it.",
             labels=SERVER,
         )
         prefixes = GaugeMetricFamily(
             "twinfang_published_prefixes",
-            "Prefixes that a server can start from, as far as it has told; none unless a policy asks.",
+            "Prefixes that a server can start from, as it reported; 0 unless a policy reads them.",
             labels=SERVER,
         )
         age = GaugeMetricFamily(
             "twinfang_server_figures_age_seconds",
-            "Age of what a server has told last of its load.",
+            "Age of the load that a server last reported.",
             labels=SERVER,
         )
         for role, server, known in self._servers:
@@ -81,14 +82,14 @@ LABELS = ("server",)
 
 
 class ServerStatsMetrics(Collector):
-    """Shows figures that servers count themselves, as of the last :meth:`update`."""
+    """Shows stats that servers count themselves, as of the last :meth:`update`."""
 
     def __init__(self) -> None:
         self._prefill: Mapping[str, ServerStats] = {}
         self._decode: Mapping[str, ServerStats] = {}
 
     def update(self, prefill: Mapping[str, ServerStats], decode: Mapping[str, ServerStats]) -> None:
-        """By address; a server that is not among them is shown no longer."""
+        """Set the stats by server address. A server that is missing here is shown no longer."""
         self._prefill, self._decode = prefill, decode
 
     def collect(self) -> Iterator[Metric]:

@@ -21,15 +21,15 @@ from wire.messages.generation import ServerInfo
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
 ANY = Demand()
-"""Of a request of which nothing is known."""
+"""The demand of a request of which nothing is known."""
 
 
-UNDRAIN = "take that back for one with POST /admin/v1/workers/{id}/undrain, or add one"
+UNDRAIN = "end that for one with POST /admin/v1/workers/{id}/undrain, or add a server"
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What the connected decode servers can take, the smallest of each."""
+    """What every connected decode server can take: the smallest of each limit, and the EOS tokens of all."""
 
     vocab_size: int
     max_model_len: int
@@ -37,9 +37,10 @@ class ModelLimits:
 
 
 class ModelServers:
-    """Of all servers those that serve one model. Prefill and decode are paired only if fingerprints agree.
+    """The servers that serve one model. A prefill and a decode server are paired only if their fingerprints
+    agree.
 
-    ``prefill`` and ``decode`` are the pool's own lists: what changes there is seen here.
+    ``prefill`` and ``decode`` are the pool's own lists: changes there are seen here.
     """
 
     def __init__(
@@ -57,25 +58,26 @@ class ModelServers:
         self._prefill = prefill
         self._decode = decode
         self._limits: ModelLimits | None = None
-        """What they were when a decode server was connected last."""
-        # One's turns, and what is kept for one's conversations, are nothing to another.
+        """The limits when a decode server was last connected."""
+        # Models share neither the policies' turns nor the state that is kept for conversations.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
 
     def use_policies(self, config: RouterConfig) -> None:
-        """Those of ``config`` from now on; they know nothing of what others chose before."""
+        """Use the policies of ``config`` from now on. They know nothing of what earlier policies chose."""
         has_sessions = bool(config.session_header)
         self.prefill_policy = make_policy(config.prefill_policy, has_sessions=has_sessions)
         self.decode_policy = make_policy(config.decode_policy, has_sessions=has_sessions)
 
     @property
     def has_limits(self) -> bool:
-        """Whether any decode server has ever said what it can take."""
+        """Whether any decode server has ever reported its limits."""
         return self._limits is not None or any(self._connected(self._decode))
 
     def limits(self) -> ModelLimits:
-        """While no decode server is connected those of the last ones, which are expected back. Raises
-        :class:`NobodyServesError` if there never was one."""
+        """Return the limits of the connected decode servers. While there are none, return the last ones'
+        limits: those servers are expected back. Raises :class:`NobodyServesError` if no decode server was
+        ever connected."""
         infos = [info for _, info in self._connected(self._decode)]
         if infos:
             self._limits = ModelLimits(
@@ -90,10 +92,11 @@ class ModelServers:
     def choose_decode(
         self, fingerprint: str | None = None, *, avoid: Sequence[str] = (), demand: Demand = ANY
     ) -> DecodeStream:
-        """The server for the next request; after a prefill, one that can read from it.
+        """Choose the decode server for the next request or, after a prefill, one that can read the prefill
+        server's state.
 
-        Addresses to ``avoid`` are taken only where no other will do, the first of them first; servers whose
-        circuit breaker is open only where all are.
+        Addresses in ``avoid`` are taken only if there are no others, the first of them first. Servers whose
+        circuit breaker is open are taken only if all breakers are open.
         """
 
         candidates = self._decode_for(demand, fingerprint)
@@ -102,14 +105,15 @@ class ModelServers:
         return _chosen(self.decode_policy, candidates, avoid, demand)
 
     def can_take(self, demand: Demand) -> bool:
-        """Whether a decode server can, and a prefill server that it may need."""
+        """Return whether there is a decode server for the request and, if that needs one, a prefill
+        server."""
         return bool(self._decode_for(demand))
 
     def may_return(self) -> bool:
-        """Whether servers that are away can make up for what is missing, once they are back.
+        """Return whether servers that are away could fill the gap, once they are back.
 
-        One that is away may come back as anything, but for what its role was. One that drains by somebody's
-        wish, or was removed, is not expected.
+        A server that is away may come back changed in everything but its role. A server that drains by an
+        operator's wish, or was removed, is not expected.
         """
         decode = [stream for stream in self._decode if self._is_expected(stream)]
         prefill = [client for client in self._prefill if self._is_expected(client)]
@@ -131,7 +135,8 @@ class ModelServers:
         return is_ours and not server.drain.is_draining
 
     def _decode_for(self, demand: Demand, fingerprint: str | None = None) -> list[DecodeStream]:
-        """Those that can take it; with ``fingerprint`` those that can read what was prefilled."""
+        """Return the decode servers for a request; with ``fingerprint``, those that can read what was
+        prefilled."""
 
         def fits(info: ServerInfo) -> bool:
             if demand.fingerprint not in (None, info.fingerprint):
@@ -148,8 +153,8 @@ class ModelServers:
         return "no decode server fits the prefill server"
 
     def can_prefill(self, fingerprint: str) -> bool:
-        """Whether a prefill server serves, as far as circuit breakers tell, whose state a decode server of
-        ``fingerprint`` can read."""
+        """Return whether a decode server of ``fingerprint`` can read the state of some prefill server whose
+        circuit breaker allows requests."""
         taking = _taking(self._prefill_of(fingerprint), ANY)
         return any(client.assignments.breaker.allows() for client in taking)
 
@@ -162,9 +167,9 @@ class ModelServers:
         return _chosen(self.prefill_policy, candidates, avoid, demand)
 
     def room(self) -> Capacity | None:
-        """What the servers have for further requests; None while none could be served.
+        """Return what the servers have for further requests. None while no request could be served.
 
-        Servers whose circuit breaker is open count only where all are.
+        Decode servers whose circuit breaker is open count only if all breakers are open.
         """
         if self.not_ready_reason() is not None:
             return None
@@ -184,7 +189,7 @@ class ModelServers:
         )
 
     def not_ready_reason(self) -> Absence | None:
-        """Why no request can be served; None if one can."""
+        """Return why no request can be served. None if one can."""
         connected = list(self._connected(self._decode))
         taking = [(stream, info) for stream, info in connected if not stream.drain.is_draining]
         if any(self._is_usable(info, ANY) for _, info in taking):
@@ -213,7 +218,7 @@ class ModelServers:
         return Absence(f"no {role} server is ready for model {self.model!r}", detail)
 
     def _unavailable(self, role: PoolRole, detail: str) -> NobodyServesError:
-        """That nobody is there for one request, though others may be served."""
+        """Return the error for a request that no server can take, though other requests may be served."""
         return (self.not_ready_reason() or self._lacks(role, detail)).error()
 
     def _connected(self, servers: Sequence[Server]) -> Iterator[tuple[Server, ServerInfo]]:
@@ -226,20 +231,22 @@ class ModelServers:
         return [c for c, info in self._connected(self._prefill) if info.fingerprint == fingerprint]
 
     def _is_usable(self, info: ServerInfo, demand: Demand) -> bool:
-        """Whether a request can be sent to this decode server and, if needed, run by a prefill server."""
+        """Return whether a request can be sent to this decode server and, if needed, a prefill server can run
+        its prompt."""
         if info.role == "both" or info.local_prefill:
             return True
         return bool(_taking(self._prefill_of(info.fingerprint), demand))
 
 
 def _taking(servers: list[Server], demand: Demand) -> list[Server]:
-    """Those that do not drain; what has begun may go on at the others for want of these."""
+    """Return the servers that do not drain. If there are none, a request that has begun may use those that
+    drain."""
     taking = [server for server in servers if not server.drain.is_draining]
     return taking or (servers if demand.has_begun else [])
 
 
 def _problems(servers: Sequence[PrefillClient] | Sequence[DecodeStream]) -> str:
-    """Why servers are not in use; any of them may be the one that is missed."""
+    """Return why servers are not in use. Any of them may be the one that is missing."""
     problems = "; ".join(f"{server.address}: {server.problem}" for server in servers if server.info is None)
     return f" ({problems})" if problems else ""
 
@@ -263,10 +270,11 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
 
 
 def _preferred(candidates: Sequence[Server], avoid: Sequence[str]) -> Sequence[Server]:
-    """The candidates not to be avoided, else the one that failed the longest time ago.
+    """Return the candidates that are not in ``avoid``. If all are, return the one that failed the longest
+    time ago.
 
-    Servers whose breaker is open stay out as long as there are others. The last one is never taken away:
-    where all are open, the one whose backoff ends first is tried.
+    Servers whose breaker is open are left out as long as there are others. The last server is never left out:
+    if all breakers are open, the server whose backoff ends first is tried.
     """
     serving = [server for server in candidates if server.assignments.breaker.allows()]
     others = [server for server in serving or candidates if server.address not in avoid]

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """What the admin API and discovery do to the pool, each with a line in the log that says why."""
+    """What the admin API and discovery do to the pool. Each change is logged with its reason."""
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
@@ -24,18 +24,20 @@ class Membership:
         return worker in self._pool.workers()
 
     def add(self, role: PoolRole, address: str, *, added_by: AddedBy, why: str) -> Worker:
-        """It is used as soon as it answers. Raises :class:`ConflictError` if it is there."""
+        """Add a server, which is used as soon as it answers. Raises :class:`ConflictError` if the pool has it
+        already."""
         worker = self._pool.add(role, address, added_by=added_by)
         _log(worker, "was added", why)
         return worker
 
     def remove(self, worker: Worker, *, why: str) -> None:
-        """What is under way there ends there."""
+        """Remove a server. Its requests under way end there."""
         self._pool.remove(worker)
         _log(worker, "was removed", why)
 
     def pause(self, worker: Worker, *, why: str) -> None:
-        """Nothing new goes there until :meth:`resume`; what is under way goes on. The server is not told."""
+        """Send nothing new to the server until :meth:`resume`. Requests under way go on. The server is not
+        told."""
         worker.hold_back(why)
         _log(worker, "is paused", why)
 
@@ -44,10 +46,10 @@ class Membership:
         _log(worker, "is used again", why)
 
     async def set_draining(self, worker: Worker, is_draining: bool, *, why: str) -> bool:
-        """Nothing new goes there from now on, or does again; the server tells all routers. False: it should
-        have been told and did not answer. One that is out of reach is told once it appears.
+        """Send nothing new to the server from now on, or use it again. The server tells all routers; if it is
+        out of reach, it is told once it appears. Return False if it is connected and did not answer.
 
-        Raises :class:`ConflictError` for a server that will not take requests again.
+        Raises :class:`ConflictError` for a server that drains for good.
         """
         if worker.drain.is_retired and not is_draining:
             raise ConflictError(
@@ -58,7 +60,8 @@ class Membership:
         return not worker.is_connected or await worker.drain.tell()
 
     def retire(self, worker: Worker, *, why: str) -> asyncio.Task[bool]:
-        """Drains it at once and for good; the task tells the server, as it is now and no later life of it."""
+        """Drain the server at once and for good. The task tells the server as it is now, and no later
+        incarnation."""
         worker.drain.retire(why, lets_go=self._can_let_go(worker))
         _log(worker, "drains", why)
         return asyncio.create_task(worker.drain.tell(), name=f"drain of {worker.address}")

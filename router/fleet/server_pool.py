@@ -1,4 +1,4 @@
-"""All servers that a router knows: their connections, their figures."""
+"""All servers that a router knows: their connections, their stats."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from wire.messages.generation import ServerInfo, ServerStats
 log = logging.getLogger(__name__)
 
 EXAMINE_TIMEOUT_S = 2.0
-"""What a server gets to say who it is before it is added as one that is not up yet."""
+"""How long a server may take to say who it is before it is added as one that is not up yet."""
 COLLECT_DELAY_S = 0.1
-"""After a worker has left, when nothing of its end is under way."""
+"""After a worker has left, when nothing of its end is under way any more."""
 LEAVE_POLL_S = 0.1
 LEAVE_GRACE_S = 5.0
-"""A removed prefill server's lease may have to be given back after its request has left."""
+"""After the last request has left a removed prefill server: a lease may have to be given back yet."""
 
 
 class _LinkSettings(TypedDict):
-    """What links to servers of both roles are made with."""
+    """The settings that links to servers of both roles share."""
 
     served_models: frozenset[str] | None
     may_connect: MayConnect
@@ -43,9 +43,9 @@ class _LinkSettings(TypedDict):
 
 
 class ServerPool:
-    """Owns the connections; :attr:`models` chooses among them, by the names that servers announce.
+    """Owns the connections; :attr:`models` chooses among them, by the model names that servers announce.
 
-    Servers may come and go while it runs: what happens to the pool's lists is seen by all models.
+    Servers may come and go while the router runs. All models see each change of the pool's lists.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -76,7 +76,8 @@ class ServerPool:
     # --- members ---------------------------------------------------------------------------------
 
     def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
-        """A server to be used as soon as it answers. Raises :class:`ConflictError` if it is there already."""
+        """Add a server, which is used as soon as it answers. Raises :class:`ConflictError` if the pool has it
+        already."""
         self._require_new(role, address)
         settings: _LinkSettings = {
             "served_models": self._served,
@@ -96,10 +97,10 @@ class ServerPool:
         return worker
 
     async def examine(self, role: PoolRole, address: str) -> None:
-        """Looks at a server that is about to be added by the admin API; one that is not up yet will do.
+        """Look at a server that the admin API is about to add. A server that is not up yet is allowed.
 
-        Raises :class:`ConfigError` for an address or a server that can't be used, and
-        :class:`ConflictError` if it is there already.
+        Raises :class:`ConfigError` for an address or a server that can't be used, and :class:`ConflictError`
+        if the pool has it already.
         """
         self._require_new(role, address)
         connection = Connection(address, ROLES[role], self._served, may_connect=self._may_connect)
@@ -117,7 +118,7 @@ class ServerPool:
             raise ConflictError(f"{address} is a {role} server of this router already")
 
     def remove(self, worker: Worker) -> None:
-        """Sends it nothing more. Its connection is closed at once, or when what is under way there has
+        """Send the server nothing more. Its connection is closed at once, or when its requests under way have
         ended."""
         if isinstance(worker, PrefillClient):
             self._prefill.remove(worker)
@@ -129,8 +130,9 @@ class ServerPool:
             task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        """gRPC keeps a connection for as long as one of its streams is referred to. Those that have ended are
-        parts of cycles, and this process has few collections: this is one more."""
+        """Collect garbage. gRPC keeps a connection as long as anything refers to one of its streams. Streams
+        that have ended are parts of reference cycles, and this process collects garbage rarely, so it does so
+        here."""
         self._leaving.discard(task)
         asyncio.get_running_loop().call_later(COLLECT_DELAY_S, gc.collect)
 
@@ -148,12 +150,13 @@ class ServerPool:
         self._watches[worker] = watch
 
     def _leave_hanging(self, worker: Worker) -> None:
-        """Answers of a decode server go on at another one. Whoever runs prompts may only be slow."""
+        """Let answers of a hanging decode server go on at another one. A server that runs prompts may only be
+        slow."""
         if isinstance(worker, DecodeStream) and self.has_other_decode(worker):
             worker.give_up()
 
     def _reads_prefixes(self, worker: Worker) -> bool:
-        any_model = next(iter(self.models.values()))  # policies are the same for all
+        any_model = next(iter(self.models.values()))  # policies are the same for all models
         policy = any_model.prefill_policy if worker.pool_role == "prefill" else any_model.decode_policy
         return policy.reads_prefixes
 
@@ -167,13 +170,13 @@ class ServerPool:
 
     @property
     def is_letting_go(self) -> bool:
-        """Whether there are connections to servers that were removed."""
+        """Whether there are still connections to servers that were removed."""
         return bool(self._leaving)
 
     # --- what is known of them -------------------------------------------------------------------
 
     def not_ready_reason(self) -> Absence | None:
-        """Why no request of any model can be served; None if one can."""
+        """Return why no request of any model can be served. None if one can."""
         reasons = []
         for servers in self.models.values():
             reason = servers.not_ready_reason()
@@ -183,22 +186,22 @@ class ServerPool:
         return Absence("; ".join(one.missing for one in reasons), "; ".join(one.detail for one in reasons))
 
     def num_connected(self) -> dict[str, int]:
-        """Servers in use, by the role they were configured for."""
+        """Return how many servers are in use, by the role they were configured for."""
         return {
             "prefill": sum(client.info is not None for client in self._prefill),
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
     def num_configured(self) -> dict[str, int]:
-        """Servers that there should be, by the role they were configured for."""
+        """Return how many servers there should be, by the role they were configured for."""
         return {"prefill": len(self._prefill), "decode": len(self._decode)}
 
     def workers(self) -> list[Worker]:
-        """All servers, prefill servers first."""
+        """Return all servers, prefill servers first."""
         return [*self._prefill, *self._decode]
 
     def has_other_decode(self, stream: DecodeStream) -> bool:
-        """Whether a server can go on with what this one lets go."""
+        """Return whether another server can go on with the requests of this one."""
         info = stream.info
         return info is not None and any(
             other is not stream
@@ -211,16 +214,16 @@ class ServerPool:
         )
 
     def assignments(self) -> list[tuple[str, str, Assignments]]:
-        """Role that it is configured for, address, and what is known of it, for every server."""
+        """Return configured role, address and assignments of every server."""
         prefill = [("prefill", client.address, client.assignments) for client in self._prefill]
         return prefill + [("decode", stream.address, stream.assignments) for stream in self._decode]
 
     def stats(self) -> tuple[dict[str, ServerStats], dict[str, ServerStats]]:
-        """What prefill and decode servers that are in use have told last, by address."""
+        """Return the last stats of the prefill servers and of the decode servers in use, by address."""
         return _told(self._prefill), _told(self._decode)
 
     def _prefill_addresses(self, decode: ServerInfo) -> Iterable[str]:
-        """Of those whose state a decode server can read."""
+        """Return addresses of the prefill servers whose state the decode server can read."""
         return [c.address for c in self._prefill if c.info and c.info.fingerprint == decode.fingerprint]
 
     def _introduce_to_decode(self, client: PrefillClient) -> None:

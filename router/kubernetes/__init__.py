@@ -1,1 +1,2 @@
-"""Servers that are pods: found by watching the Kubernetes API, taken in and out as an operator would."""
+"""Servers that are pods: found by watching the Kubernetes API, added and removed as an operator would do
+it."""

@@ -1,8 +1,8 @@
-"""The Kubernetes API as far as it is used: pods, listed and watched, and the scales of Deployments.
+"""The parts of the Kubernetes API that are used: lists and watches of pods, and the scales of Deployments.
 
-Credentials, certificates and addresses are kubernetes_asyncio's business. Answers are read here, as plain
-JSON: its models cost a hundred times as much, and its watch neither tells a silent connection from a quiet
-one nor what ended it (docs/decisions/020-pod-discovery.md).
+kubernetes_asyncio takes care of credentials, certificates and addresses. Answers are read here, as plain
+JSON: the library's models cost a hundred times as much. Its watch neither tells a silent connection from a
+quiet one nor says what ended it (docs/decisions/020-pod-discovery.md).
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ USER_AGENT = "twinfang"
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Whatever takes longer has failed."""
+    """A call that takes longer has failed."""
 
     connect_s: float = 5.0
     answer_s: float = 30.0
-    """To anything but a watch."""
+    """For an answer to any call but a watch."""
     watch_s: float = 300.0
-    """The API server is asked to end a watch after this time, so that all is listed again now and then."""
+    """The API server is asked to end a watch after this time, so that all pods are listed again now and
+    then."""
     silent_s: float = 90.0
-    """A watch has bookmarks once a minute (up to 75 s): without even these the connection is dead."""
+    """A watch has bookmarks once a minute (up to 75 s). If not even these come, the connection is dead."""
 
 
 @dataclass(frozen=True)
 class PodList:
     pods: list[Mapping[str, Any]]
     resource_version: str
-    """What happens after it is what a watch from there tells."""
+    """A watch from this version tells what happens after the list."""
 
 
 class Cluster:
-    """Calls of one API server."""
+    """Calls to one API server."""
 
     def __init__(self, api: Any, deadlines: Deadlines) -> None:
         self._core = client.CoreV1Api(api)
@@ -62,7 +63,7 @@ class Cluster:
         self._deadlines = deadlines
 
     async def list_pods(self, pods: PodDiscovery) -> PodList:
-        """All of them as they are now, in pages of one version. Raises :class:`ClusterError`."""
+        """Return all pods as they are now, listed in pages of one version. Raises :class:`ClusterError`."""
         found: list[Mapping[str, Any]] = []
         token: str | None = None
         while True:
@@ -86,14 +87,14 @@ class Cluster:
         )
 
     async def read_scale(self, namespace: str, deployment: str) -> Mapping[str, Any]:
-        """Raises :class:`ClusterError`."""
+        """Return the scale of a Deployment. Raises :class:`ClusterError`."""
         read = self._apps.read_namespaced_deployment_scale
         return await self._ask(f"GET the scale of deployment {deployment!r}", read, deployment, namespace)
 
     async def patch_scale(
         self, namespace: str, deployment: str, change: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """What it is then. Raises :class:`ClusterError`."""
+        """Change the scale of a Deployment and return the new one. Raises :class:`ClusterError`."""
         return await self._ask(
             f"PATCH the scale of deployment {deployment!r}",
             self._apps.patch_namespaced_deployment_scale,
@@ -115,14 +116,16 @@ class Cluster:
     async def watch_pods(
         self, pods: PodDiscovery, resource_version: str, watch_s: float
     ) -> AsyncGenerator[list[WatchEvent], None]:
-        """What changes, as it comes; a list may be empty. Ends when the API server ends it in order.
+        """Yield changes as they come; a list may be empty. Ends when the API server ends the watch in order.
 
         Raises :class:`ClusterError`.
         """
         limits = self._deadlines
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s, sock_read=limits.silent_s)
         lines = WatchLines()
-        with _told_as_cluster_error(f"nothing came on the watch for {limits.silent_s:g} s, no bookmark even"):
+        with _told_as_cluster_error(
+            f"nothing came on the watch for {limits.silent_s:g} s, not even a bookmark"
+        ):
             response = await self._core.list_namespaced_pod(
                 pods.namespace,
                 label_selector=pods.selector,
@@ -139,11 +142,12 @@ class Cluster:
                     yield lines.feed(data)
                 lines.ended()
             finally:
-                response.close()  # not released: what is left of a watch is read by nobody
+                response.close()  # closed, not released: nobody reads the rest of a watch
 
 
 def require_service_account() -> None:
-    """Raises :class:`ConfigError` outside of a pod, and in one without a service account's token."""
+    """Check for a service account. Raises :class:`ConfigError` outside of a pod, and in one without such a
+    token."""
     try:
         config.load_incluster_config(client_configuration=client.Configuration())
     except config.ConfigException as error:
@@ -155,7 +159,8 @@ def require_service_account() -> None:
 
 @asynccontextmanager
 async def open_cluster(kubeconfig: Path | None, deadlines: Deadlines) -> AsyncIterator[Cluster]:
-    """With what files and tokens say now. Raises :class:`ClusterError` if they can't be used."""
+    """Open the API server with the present files and tokens. Raises :class:`ClusterError` if they can't be
+    used."""
     try:
         configuration = client.Configuration()
         if kubeconfig is None:
@@ -165,7 +170,7 @@ async def open_cluster(kubeconfig: Path | None, deadlines: Deadlines) -> AsyncIt
                 config_file=str(kubeconfig), client_configuration=configuration, persist_config=False
             )
         api = client.ApiClient(configuration)
-    except Exception as error:  # of files and of the plugins that they name: anything may be wrong there
+    except Exception as error:  # the files, and the plugins that they name, may raise anything
         source = "the pod's service account" if kubeconfig is None else str(kubeconfig)
         said = f"{type(error).__name__}: {error}"
         raise ClusterError("config", f"{source} gives no access to an API server: {said}") from error
@@ -176,7 +181,8 @@ async def open_cluster(kubeconfig: Path | None, deadlines: Deadlines) -> AsyncIt
 
 @contextmanager
 def _told_as_cluster_error(late: str) -> Iterator[None]:
-    """``late``: what has happened when a deadline passed."""
+    """Turn connection errors into :class:`ClusterError`. ``late`` is the message for a deadline that has
+    passed."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
@@ -195,7 +201,7 @@ async def _check_status(response: Any, what: str) -> None:
         return
     try:
         body = _json_object(await response.content.read(MAX_STATUS_BYTES))
-    except ClusterError:  # of a proxy in between, maybe
+    except ClusterError:  # the answer may be from a proxy in between
         body = {}
     raise status_error(what, response.status, body)
 

@@ -1,4 +1,4 @@
-"""What goes wrong between a process and the Kubernetes API."""
+"""Errors between a process and the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Cause = Literal["config", "unreachable", "refused", "gone", "broken", "silent", 
 """
 | cause | is |
 |---|---|
-| ``config`` | credentials or address of the API server can't be had |
-| ``unreachable`` | no connection comes about |
+| ``config`` | credentials or address of the API server are missing or can't be read |
+| ``unreachable`` | no connection can be made |
 | ``refused`` | an answer with a status other than 200 |
-| ``gone`` | 410: what changed since the given version is not known there any more |
-| ``broken`` | the connection ended in the midst of an answer |
+| ``gone`` | 410: the API server no longer knows what changed since the given version |
+| ``broken`` | the connection ended before the answer was complete |
 | ``silent`` | nothing came for too long |
-| ``garbage`` | what came is no answer of a Kubernetes API |
+| ``garbage`` | the answer is not one of a Kubernetes API |
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class ClusterError(TwinfangError):
-    """The Kubernetes API can't be asked, or does not answer as it should."""
+    """The Kubernetes API can't be called, or does not answer as it should."""
 
     http_status = 503
     code = "cluster_unavailable"

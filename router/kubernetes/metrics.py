@@ -1,4 +1,4 @@
-"""How discovery goes, in Prometheus' form."""
+"""Metrics of discovery."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ EVENTS = ("added", "modified", "deleted", "bookmark")
 
 
 class DiscoveryMetrics(Collector):
-    """Counted by those who do it."""
+    """Shows what the parts of discovery count here."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._contact_s = clock()
         self.events: Counter[str] = Counter()
-        """Of the watch, by type in lower case."""
+        """Events of the watch, by type in lower case."""
         self.relists: Counter[str] = Counter()
         """By what ended the list or watch before."""
         self.pods: Counter[PodState] = Counter()
-        """As they are now."""
+        """Pods as they are now, by state."""
 
     def contact(self) -> None:
-        """The API server has said something."""
+        """Note that the API server has said something."""
         self._contact_s = self._clock()
 
     def collect(self) -> Iterator[Metric]:
@@ -40,12 +40,12 @@ class DiscoveryMetrics(Collector):
         )
         relists = CounterMetricFamily(
             "twinfang_discovery_relists",
-            "How often pods were listed again, by what had ended the list or watch before.",
+            "How often pods were listed again, by what ended the list or watch before.",
             labels=["cause"],
         )
         age = GaugeMetricFamily(
             "twinfang_discovery_contact_age_seconds",
-            "Since the Kubernetes API has said anything, bookmarks included; until then, since the start.",
+            "Time since the Kubernetes API last said anything, bookmarks included; at first, since start.",
         )
         pods = GaugeMetricFamily("twinfang_discovery_pods", "Pods that match, by state.", labels=["state"])
         for name in EVENTS:

@@ -1,4 +1,4 @@
-"""What a pod offers to a router, read from the object that the Kubernetes API has of it."""
+"""What a pod offers to a router, read from the pod's object in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from router.kubernetes.cluster_error import ClusterError
 from wire.http.address import host_port
 
 MODEL_LABEL = "twinfang.io/model"
-"""Name of the model, as :func:`label_value` writes it. A pod without it serves whatever it serves."""
+"""Name of the model, as :func:`label_value` writes it. Without this label, the server of the pod says what it
+serves."""
 PORT_LABEL = "twinfang.io/port"
-"""The server's gRPC port; ``8200-8203`` where a pod has several servers, on each port of the range."""
+"""The server's gRPC port. If a pod has several servers, one on each port of a range: ``8200-8203``."""
 
 ENDED_PHASES = ("Failed", "Succeeded")
-"""No container of such a pod runs, or ever will; its IP may be another pod's already."""
+"""No container of such a pod runs, or ever will. Its IP may already be another pod's."""
 MAX_SERVERS = 64
-"""Of one pod: a range that is mistyped would be thousands."""
+"""Servers of one pod. A mistyped range could be thousands."""
 
 
 @dataclass(frozen=True)
 class PodServer:
-    """A server in a pod, which may have others beside it."""
+    """A server in a pod. The pod may have other servers, too."""
 
     uid: str
-    """Of this pod alone: one that is made anew under the same name or with the same IP has another."""
+    """Of this pod only: a pod that is created again under the same name or with the same IP has another
+    uid."""
     name: str
     role: PoolRole
     address: str
     """``IP:port`` of its gRPC."""
     is_ready: bool
     is_terminating: bool
-    """It is being deleted, which nothing takes back."""
+    """Whether the pod is being deleted, which nothing can undo."""
     created: str = ""
-    """In RFC 3339, so that text sorts as time does."""
+    """In RFC 3339, so that the order of texts is the order of times."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Tells it from all other servers of all pods there ever are."""
+        """Identifies the server among all servers of all pods, past and future."""
         return self.uid, self.address
 
     @property
     def place(self) -> tuple[PoolRole, str]:
-        """What no two servers of a router can share."""
+        """Two servers of a router can't share this."""
         return self.role, self.address
 
 
 @dataclass(frozen=True)
 class NoServer:
-    """A pod that a router has nothing to do with, or not yet."""
+    """A pod that a router does not use, or does not use yet."""
 
     uid: str
     name: str
@@ -65,10 +67,11 @@ PodOffer = tuple[PodServer, ...] | NoServer
 
 
 def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
-    """``served_labels``: models of the router, as values of the label :data:`MODEL_LABEL`.
+    """Return what a pod offers. ``served_labels`` are the router's models as values of the label
+    :data:`MODEL_LABEL`.
 
-    Servers of one pod are ready, and end, together: that is all that the API knows of them. Raises
-    :class:`ClusterError` for what is no pod.
+    All servers of a pod are ready, and end, together, since the API knows no more of them. Raises
+    :class:`ClusterError` for an object that is not a pod.
     """
     uid, name = pod_id(pod)
     metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
@@ -111,18 +114,18 @@ def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
 
 
 def pod_id(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Uid and name. Raises :class:`ClusterError` for what is no pod."""
+    """Return uid and name. Raises :class:`ClusterError` for an object that is not a pod."""
     metadata = _mapping(pod.get("metadata"))
     uid, name = metadata.get("uid"), metadata.get("name")
     if not (isinstance(uid, str) and uid and isinstance(name, str) and name):
-        raise ClusterError("garbage", "the API server told of a pod without a uid or a name")
+        raise ClusterError("garbage", "the API server sent a pod without a uid or a name")
     return uid, name
 
 
 def claimants(offers: Iterable[PodServer]) -> dict[tuple[str, str], PodServer]:
-    """Those whose address is theirs, by their keys.
+    """Return, by key, the servers that own their addresses.
 
-    The API may still have a pod whose containers have ended when its IP is another's already.
+    The API may still have a pod whose containers have ended when another pod has its IP already.
     """
     by_place: dict[tuple[PoolRole, str], PodServer] = {}
     for offer in offers:
@@ -144,7 +147,7 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
 
 
 def _ports(label: str | None) -> range:
-    """Of a port, or of the first and the last one; empty for anything else."""
+    """Return the range of one port, or of the first and the last port. Empty for any other text."""
     first, dash, last = (label or "").partition("-")
     if not (_is_port(first) and _is_port(last if dash else first)):
         return range(0)
@@ -161,5 +164,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def label_value(name: str) -> str:
-    """A model's name as a label can have it: 63 characters, and hyphens for what labels do not allow."""
+    """Return a model's name as a label's value: at most 63 characters, with hyphens for characters that
+    labels do not allow."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:63].strip("-_.")

@@ -1,4 +1,4 @@
-"""Discovery of a router, put together."""
+"""Puts a router's discovery together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class PodWatch:
 
     @property
     def problem(self) -> str:
-        """Why the router may not know all pods that there are; empty if it does."""
+        """Why the router may not know all present pods. Empty if it knows them."""
         return self._reflector.problem
 
     def start(self, on_fatal: OnFatal) -> None:
         self._task = start_background(self._reflector.run(), "watch of pods", on_fatal)
 
     async def close(self) -> None:
-        """Servers stay as they are."""
+        """End the watch. Servers stay as they are."""
         if self._task is not None:
             await cancel_and_wait(self._task)
         await self._workers.close()

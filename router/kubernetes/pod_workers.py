@@ -1,4 +1,4 @@
-"""Keeps the router's servers what pods offer."""
+"""Keeps the router's servers equal to what pods offer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NOT_READY = "its pod {} is not ready"
 
 
 class PodWorkers:
-    """Owns the servers that it has added and no others.
+    """Adds, removes, pauses and drains its own servers, and touches no others.
 
-    A server that an operator removes stays away as long as its pod is there; an address that a flag or an
+    A server that an operator removes stays away as long as its pod exists. An address that a flag or an
     operator has added is left to them.
     """
 
@@ -35,9 +35,9 @@ class PodWorkers:
         self._served_labels = served_labels
         self._metrics = metrics
         self._offers: dict[str, PodOffer] = {}
-        """What the API says of each pod, by uid."""
+        """What each pod offers, by uid."""
         self._known: Mapping[Key, PodServer] = {}
-        """What was applied."""
+        """The state that was applied last."""
         self._workers: dict[Key, Worker] = {}
         self._telling: set[asyncio.Task[bool]] = set()
 
@@ -109,7 +109,7 @@ def _say_if_unusable(offer: PodOffer, before: PodOffer | None) -> None:
 
 
 def _state(offer: PodOffer) -> PodState | None:
-    """Of the pod; None: it counts no more."""
+    """Return the pod's state. None if the pod no longer counts."""
     if not isinstance(offer, NoServer):
         if offer[0].is_terminating:
             return "terminating"

@@ -1,4 +1,4 @@
-"""What has to be done to servers so that they are what pods offer. Pure."""
+"""The changes that make the router's servers equal to what pods offer. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Kind = Literal["remove", "add", "resume", "drain", "pause"]
 """
 | change | its pod |
 |---|---|
-| ``remove`` | is gone, or is found elsewhere now |
+| ``remove`` | is gone, or has another address now |
 | ``add`` | is ready, and was not known |
 | ``resume`` | is ready again |
-| ``drain`` | is being deleted: nothing new, for good; what runs there moves to other servers, or ends there |
-| ``pause`` | is ready no longer: nothing new until it is again, and what runs there goes on |
+| ``drain`` | is being deleted: nothing new, for good; its requests move to other servers, or end there |
+| ``pause`` | is no longer ready: nothing new until it is ready again; its requests go on |
 """
 ORDER: tuple[Kind, ...] = get_args(Kind)
-"""An address is free before another pod has it, and there are others before a server lets its requests go."""
+"""So an address is free before another pod gets it, and other servers exist before one lets its requests
+go."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ Key = tuple[str, str]
 
 
 def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -> list[Change]:
-    """From what was applied (``known``) to what there is (``wanted``), both by their keys; in order."""
+    """Return the changes from the applied state (``known``) to the present one (``wanted``), in order. Both
+    by key."""
     changes = [Change("remove", pod) for key, pod in known.items() if not _stays(pod, wanted.get(key))]
     for key, pod in wanted.items():
         before = known.get(key)
@@ -49,7 +51,7 @@ def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -
 
 
 def after(known: Mapping[Key, PodServer], changes: Iterable[Change]) -> dict[Key, PodServer]:
-    """What is known once the changes are done."""
+    """Return what is known once the changes are made."""
     result = dict(known)
     for change in changes:
         pod = change.pod

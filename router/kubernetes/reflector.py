@@ -1,6 +1,6 @@
 """Lists pods, then watches them, and lists them again whenever the watch has ended, for whatever reason.
 
-So nothing that happens while the API server is away is missed, and a watch need not be resumed.
+So nothing is missed that happens while the API server is away, and a watch need not be resumed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from router.kubernetes.watch_lines import WatchEvent
 
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
-"""Routers serve on meanwhile with the servers that they know, so a quick return is worth little, and an API
-server that comes up again has enough to do."""
+"""Meanwhile routers serve on with the servers that they know. So a quick return is worth little, and an API
+server that has just started has enough to do."""
 JITTER = 0.25
-"""Of the pause, either way, so that many routers do not all ask at one moment."""
+"""The part of the pause that is added or left out at random, so that many routers do not all ask at one
+moment."""
 LASTED_S = 10.0
-"""What lasted so long was no failure from the start: the next pause is the first one again."""
+"""A watch that lasted so long did not fail from the start: the next pause is the first one again."""
 
 
 class Backoff:
@@ -37,7 +38,7 @@ class Backoff:
         self._num_failures = 0
 
     def pause_s(self, lasted_s: float) -> float:
-        """``lasted_s``: from when it was asked to the failure."""
+        """Return the next pause. ``lasted_s`` is the time from the list's request to the failure."""
         if lasted_s >= LASTED_S:
             self._num_failures = 0
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_failures)
@@ -48,23 +49,24 @@ class Backoff:
 log = logging.getLogger(__name__)
 
 WATCH_JITTER = 0.2
-"""Routers that started together do not list together for ever."""
+"""So routers that started together do not list together each time."""
 ORDINARY = ("gone", "ended")
-"""How watches end where nothing is wrong."""
+"""Causes of a watch's end that are not errors."""
 
 
 class PodObserver(Protocol):
-    """Who is told. Both may raise :class:`ClusterError` for objects that are no pods: all is listed again."""
+    """Gets the news of pods. Both methods may raise :class:`ClusterError` for objects that are not pods. Then
+    all pods are listed again."""
 
     def listed(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """These there are, and no others."""
+        """Take all pods that there are."""
 
     def changed(self, event: WatchEvent) -> None:
-        """One was added, modified or deleted."""
+        """Take a pod that was added, modified or deleted."""
 
 
 class Reflector:
-    """Tells an observer of pods, until it is cancelled."""
+    """Passes news of pods to an observer, until it is cancelled."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Reflector:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = "they are not listed yet"
-        """Why what is told is not up to date; empty if it is."""
+        """Why the observer's pods are not up to date. Empty if they are."""
         self._pods = pods
         self._observer = observer
         self._metrics = metrics
@@ -99,7 +101,7 @@ class Reflector:
             await asyncio.sleep(backoff.pause_s(self._clock() - began_s))
 
     async def _list_and_watch(self) -> None:
-        """Until the watch has ended in order."""
+        """List pods and watch them until the watch has ended in order."""
         async with open_cluster(self._pods.kubeconfig, self._deadlines) as cluster:
             listed = await cluster.list_pods(self._pods)
             self._metrics.contact()
@@ -123,12 +125,12 @@ class Reflector:
         self.problem = ""
 
     def _failed(self, error: ClusterError) -> None:
-        """One line where something is wrong, and not the same one with each attempt."""
+        """Log one line if something is wrong, but not the same line for each attempt."""
         if error.cause in ORDINARY:
             log.info("pods of namespace %s are listed again: %s", self._pods.namespace, error.message)
         elif error.message != self.problem:
             log.warning(
-                "pods of namespace %s can't be followed, what is known of them stays: %s",
+                "pods of namespace %s can't be followed, the known ones are kept: %s",
                 self._pods.namespace,
                 error.message,
             )

@@ -1,4 +1,4 @@
-"""Events of a watch out of the bytes of its answer: one JSON object a line. Pure."""
+"""Reads the events of a watch from the bytes of its answer: one JSON object on each line. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.kubernetes.cluster_error import Cause, ClusterError
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 EVENT_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 MAX_LINE_BYTES = 8 << 20
-"""etcd keeps no object above 1.5 MiB; what is longer is no event."""
+"""etcd keeps no object above 1.5 MiB, so a longer line is not an event."""
 GONE = 410
 
 
@@ -21,18 +21,18 @@ GONE = 410
 class WatchEvent:
     type: EventType
     object: Mapping[str, Any]
-    """Of a bookmark its kind and version alone."""
+    """For a bookmark, only its kind and version."""
 
 
 class WatchLines:
-    """Takes bytes as they come."""
+    """Makes events of the bytes of an answer as they come."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[WatchEvent]:
-        """Events whose lines are complete. Raises :class:`ClusterError` for what is none, and for one that
-        says what went wrong."""
+        """Return the events whose lines are complete. Raises :class:`ClusterError` for a line that is not an
+        event, and for an event that reports an error."""
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = bytes(self._rest) + lines[0]
@@ -43,13 +43,14 @@ class WatchLines:
         return [_event(line) for line in lines if line.strip()]
 
     def ended(self) -> None:
-        """The answer is over. Raises :class:`ClusterError` if a line is not."""
+        """Note the end of the answer. Raises :class:`ClusterError` if the last line is not complete."""
         if self._rest.strip():
             raise ClusterError("broken", "the watch ended in the midst of a line")
 
 
 def status_error(what: str, status: int, body: Mapping[str, Any]) -> ClusterError:
-    """Of an answer, or an event, that is a ``Status``: what Kubernetes says of a failure."""
+    """Return the error of an answer or an event that is a ``Status``, in which Kubernetes reports a
+    failure."""
     said = body.get("message") or body.get("reason") or "it does not say why"
     cause: Cause = "gone" if status == GONE else "refused"
     return ClusterError(cause, f"the API server answers {status} to {what}: {said}{_remedy(status)}")

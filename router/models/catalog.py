@@ -1,4 +1,4 @@
-"""The models of a router by the names that clients have for them."""
+"""A router's models, by the names that clients use for them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ServedModel:
     gate: Gate
     hold: Hold
     tool_format: ToolFormat | None = None
-    """How the model writes calls of tools; None: nobody knows."""
+    """How the model writes tool calls. None if that is not known."""
 
     @property
     def max_model_len(self) -> int | None:
-        """None until a server has said it."""
+        """None until a server has reported it."""
         try:
             return self.servers.limits().max_model_len
         except UnavailableError:
@@ -40,7 +40,7 @@ class ServedModel:
 
 
 class ModelCatalog:
-    """Finds models. An alias is another name of one: answers give the model's own."""
+    """Finds models by name. An alias is another name of a model; answers give the model's own name."""
 
     def __init__(self, models: Sequence[ServedModel], aliases: Iterable[ModelAlias]) -> None:
         self._only = models[0] if len(models) == 1 else None
@@ -48,13 +48,13 @@ class ModelCatalog:
         self._by_name |= {alias.name: self._by_name[alias.model] for alias in aliases}
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
-        """Every name, those of models first, and what it stands for."""
+        """Iterate over all names, those of models first, with the model that each stands for."""
         return iter(self._by_name.items())
 
     def find(self, asked: str | None) -> ServedModel:
-        """A request that names none gets the one there is, if there is one only.
+        """Return the model of this name. A request without a name gets the only model, if there is only one.
 
-        Raises :class:`ModelNotFoundError` for a name that is none of ours.
+        Raises :class:`ModelNotFoundError` for an unknown name.
         """
         if asked is None:
             if self._only is None:

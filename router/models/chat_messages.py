@@ -52,14 +52,15 @@ TOOLS_SCHEMA: dict[str, Any] = {
 
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages whose content is one text. Raises :class:`InvalidRequestError` that names the message."""
+    """Return the messages, each with one text as its content. Raises :class:`InvalidRequestError` that names
+    the message."""
     if not isinstance(messages, list) or not messages:
         raise _wrong(f"messages must be a list of at least one message, got {shown(messages)}")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Function tools as they came; None for none."""
+    """Return function tools as they came. None if there are none."""
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
@@ -93,7 +94,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _content(content: Any, role: str, where: str) -> str:
-    """Parts become one text, a line break between two of them."""
+    """Return the content as one text, with a line break between two parts."""
     if isinstance(content, str):
         return content
     if content is None and role == "assistant":  # it may have called tools instead
@@ -115,7 +116,8 @@ def _content(content: Any, role: str, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """``arguments`` come as JSON in a string; templates want the object."""
+    """Return the call with ``arguments`` as an object, as templates want it. Clients send JSON in a
+    string."""
     if not isinstance(call, dict) or not _is_named(call.get("function")):
         raise _wrong(f"{where}.function must be an object with a name, got {shown(call)}")
     function = call["function"]

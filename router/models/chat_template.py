@@ -1,7 +1,7 @@
 """The checkpoint's chat template, rendered as transformers does, without transformers.
 
-A template is a program that came with a checkpoint and runs on what clients send, so it runs in Jinja's
-sandbox, and whatever it raises is an error of the request.
+A template is a program that comes with a checkpoint and runs on what clients send. So it runs in Jinja's
+sandbox, and every exception that it raises is an error of the request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ChatTemplate:
     """Turns messages into the text of a prompt. A checkpoint may have another template for tools."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """``sources``: ``default`` and perhaps ``tool_use``. Raises :class:`ModelLoadError`."""
+        """``sources`` has ``default`` and perhaps ``tool_use``. Raises :class:`ModelLoadError` for invalid
+        Jinja."""
         self._special_tokens = dict(special_tokens)
         self._sources = tuple(sources.values())
         self._templates: dict[str, jinja2.Template] = {}
@@ -49,7 +50,8 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, model_dir: Path) -> ChatTemplate | None:
-        """Of chat_template.jinja or, without that file, of tokenizer_config.json; None if neither has one."""
+        """Read chat_template.jinja or, without that file, tokenizer_config.json. None if neither has a
+        template."""
         path = model_dir / "tokenizer_config.json"
         settings = read_json(path, required=False)
         try:
@@ -65,28 +67,32 @@ class ChatTemplate:
         except (TypeError, KeyError):
             sources = {}
         if "default" not in sources or not all(isinstance(source, str) for source in sources.values()):
-            raise ModelLoadError(f"{path}: chat_template is neither text nor a list with one named 'default'")
+            raise ModelLoadError(
+                f"{path}: chat_template is neither text nor a list with a template 'default'"
+            )
         template = cls(sources, _special_tokens(settings, model_dir))
         if not template.reads("tools", has_tools=True):
             logger.info("%s: its chat template does not show a request's tools to the model", model_dir)
         return template
 
     def reads(self, variable: str, *, has_tools: bool) -> bool:
-        """Whether the template looks at a variable; one that does not answers the same without it."""
+        """Return whether the template reads a variable. If it does not, it renders the same text without the
+        variable."""
         return variable in self._variables[self._name(has_tools)]
 
     def mentions(self, text: str) -> bool:
-        """Whether a template has ``text`` in it, for a model that has learnt to write that."""
+        """Return whether a template contains ``text``, so that the model must have learnt to write it."""
         return any(text in source for source in self._sources)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """``variables``: ``messages``, ``tools``, … Raises :class:`InvalidRequestError`."""
+        """Return the prompt for ``variables``: ``messages``, ``tools``, … Raises
+        :class:`InvalidRequestError`."""
         template = self._templates[self._name(bool(variables.get("tools")))]
         try:
             return template.render({**self._special_tokens, **variables})
         except jinja2.TemplateError as error:
             reason = error.message or type(error).__name__
-        except Exception as error:  # a template is a program: it may run into anything
+        except Exception as error:  # a template is a program: it may raise anything
             reason = f"{type(error).__name__}: {error}"
         raise InvalidRequestError(
             f"the model's chat template refuses these messages: {reason[:MAX_REASON_CHARS]}", param="messages"
@@ -97,7 +103,7 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}`` marks what an assistant says, for training; here it is its body and no more."""
+    """``{% generation %}`` marks an assistant's text for training. Here only the block's body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012, Jinja's own type
 
@@ -122,7 +128,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without Jinja's escapes for HTML."""
+    """Write JSON without Jinja's escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -137,7 +143,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _special_tokens(settings: Mapping[str, Any], model_dir: Path) -> dict[str, str]:
-    """``bos_token`` and the like, which are texts or objects with a ``content``."""
+    """Return ``bos_token`` and the like, which files have as texts or as objects with a ``content``."""
     tokens = {}
     for said in (read_json(model_dir / "special_tokens_map.json", required=False), settings):
         for name, token in said.items():

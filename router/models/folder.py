@@ -1,4 +1,4 @@
-"""What the router reads of a model's folder."""
+"""What the router reads from a model's folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ModelFolder:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     defaults: dict[str, float]
-    """Sampling parameters as ``generation_config.json`` says."""
+    """Sampling parameters from ``generation_config.json``."""
 
     @classmethod
     def read(cls, source: ModelSource) -> ModelFolder:
-        """Raises :class:`ModelLoadError` if tokenizer or chat template can't be used."""
+        """Read the folder. Raises :class:`ModelLoadError` if tokenizer or chat template can't be used."""
         defaults = sampling_defaults(source.directory)
         if defaults:
             log.info("sampling defaults of checkpoint %s: %s", source.name, defaults)
@@ -38,10 +38,11 @@ class ModelFolder:
 
 
 def sampling_defaults(model_dir: Path) -> dict[str, float]:
-    """What ``generation_config.json`` says of :data:`CHECKPOINT_DEFAULTS`; of others OpenAI's defaults hold.
+    """Return what ``generation_config.json`` has of :data:`CHECKPOINT_DEFAULTS`. OpenAI's defaults hold for
+    the rest.
 
-    Raises :class:`ModelLoadError` for a value that is no number. ``do_sample`` is not looked at: whoever
-    wants greedy decoding says temperature 0.
+    Raises :class:`ModelLoadError` for a value that is not a number. ``do_sample`` is ignored: a client that
+    wants greedy decoding asks for temperature 0.
     """
     path = model_dir / "generation_config.json"
     said = read_json(path, required=False)

@@ -1,6 +1,6 @@
 """Grammars in llguidance's form, which decode servers make answers follow.
 
-What a client gets wrong in one is found before anything is dispatched: :mod:`router.models.grammar_checker`.
+Errors in a client's grammar are found before anything is dispatched: :mod:`router.models.grammar_checker`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from llguidance import LLMatcher
 
 WHITESPACE = r"\x20|\n[\x20\t]{0,20}"
-"""Between a JSON text's parts: a small model would write blanks for ever where it may."""
+"""Between the parts of a JSON text. If there were no limit, a small model might write blanks without end."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def with_options(schema: dict[str, Any]) -> str:
-    """A JSON schema as text, and with it how its JSON is written. A keyword that can't be enforced is an
-    error, whatever the schema says itself."""
+    """Return a JSON schema as text, with options that say how its JSON is written. A keyword that can't be
+    enforced is an error, whatever options the schema has itself."""
     options = {"whitespace_pattern": WHITESPACE, "lenient": False}
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
@@ -36,5 +36,5 @@ def of_choice(choices: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A Lark terminal for just this text."""
+    """Return a Lark terminal for exactly this text."""
     return json.dumps(text, ensure_ascii=False)

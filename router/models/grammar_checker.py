@@ -1,4 +1,4 @@
-"""Has what clients send as grammars compiled in another process, and keeps what came of it."""
+"""Has clients' grammars compiled in another process, and remembers the results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from wire.errors import GrammarError, OverloadedError, TwinfangError
 from wire.messages.sampling_params import MAX_GRAMMAR_BYTES
 
 MAX_AT_ONCE = 8
-"""Grammars that are compiled side by side; more wait."""
+"""Grammars that are compiled side by side. More of them wait."""
 QUICK_S = 0.05
-"""Processor time in which nearly all are compiled. One that takes longer begins anew, where none of these
-waits for it."""
+"""Processor time in which nearly all grammars are compiled. One that takes longer is compiled again from the
+start, in a queue where no quick grammar waits for it."""
 MAX_CPU_S = 1.0
-"""A schema of 100 kilobytes takes a fifth of that."""
+"""Processor time for a slow grammar. A schema of 100 kilobytes takes a fifth of it."""
 MAX_SLOW_AT_ONCE = 2
 MAX_SLOW = 16
-"""Slow grammars that are compiled or wait for it; one more is refused."""
+"""Slow grammars that are compiled or wait for it. One more is refused."""
 MAX_KEPT_BYTES = 8 << 20
-"""Of grammars whose checks are remembered."""
+"""For remembered results."""
 IDLE_S = 20.0
-"""Without a question for so long the process ends; the next one starts another."""
+"""After so long without a question the process ends. The next question starts another one."""
 MODULE = "router.models.grammar_process"
 
 
@@ -37,7 +37,7 @@ class Checked(NamedTuple):
 
 
 class GrammarChecker:
-    """Starts its process with the first question. Belongs to one event loop."""
+    """Compiles grammars in a process that the first question starts. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -48,16 +48,16 @@ class GrammarChecker:
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._asked: dict[int, tuple[Process, asyncio.Future[Reply]]] = {}
-        """By their numbers, and who was asked."""
+        """Questions by their numbers, with the process that was asked."""
         self._idle: asyncio.TimerHandle | None = None
         self._kept: OrderedDict[bytes, Checked] = OrderedDict()
         self._num_kept_bytes = 0
 
     async def check(self, grammar: str, *, param: str, is_text: bool = False) -> str:
-        """The grammar in llguidance's form; ``is_text``: it is Lark or GBNF, as clients write it.
+        """Return the grammar in llguidance's form. ``is_text``: it is Lark or GBNF, as clients write it.
 
-        Raises :class:`GrammarError`, with the library's message, for one that can't be compiled, and for one
-        that is too long or too hard to compile.
+        Raises :class:`GrammarError`, with the library's message, for a grammar that can't be compiled, and
+        for one that is too long or too hard to compile.
         """
         size = len(grammar.encode(errors="surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:
@@ -121,7 +121,7 @@ class GrammarChecker:
             self._end_later(process)
 
     def _end_later(self, process: Process) -> None:
-        """Its memory comes back when there has been nothing to check for a while."""
+        """End the process when there has been nothing to check for a while: that frees its memory."""
         if self._idle is not None:
             self._idle.cancel()
         self._idle = (
@@ -155,14 +155,14 @@ class GrammarChecker:
                 asked = self._asked.get(reply.number)
                 if asked is not None and not asked[1].done():
                     asked[1].set_result(reply)
-        except asyncio.IncompleteReadError:  # it has ended; the next question starts another one
+        except asyncio.IncompleteReadError:  # the process has ended; the next question starts another one
             await process.wait()
             for owner, future in self._asked.values():
                 if owner is process and not future.done():
                     future.set_exception(TwinfangError("the grammar could not be checked: its process ended"))
 
     def _keep(self, digest: bytes, checked: Checked) -> None:
-        if digest in self._kept:  # asked twice at a time
+        if digest in self._kept:  # the same grammar was asked for twice at a time
             return
         self._kept[digest] = checked
         self._num_kept_bytes += _size(checked)

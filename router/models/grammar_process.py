@@ -1,8 +1,9 @@
-"""The process that compiles what clients send as grammars: ``python -m router.models.grammar_process``.
+"""The process that compiles clients' grammars: ``python -m router.models.grammar_process``.
 
-A few kilobytes can make the library overflow its stack, or take minutes or gigabytes. So each grammar is
-compiled by a copy of this process of its own, with limits that the kernel enforces. Requests come on the
-standard input and answers go to the standard output, in any order; each is msgpack behind its length.
+A grammar of a few kilobytes can make the library overflow its stack, or take minutes or gigabytes. So each
+grammar is compiled in its own copy of this process, with limits that the kernel enforces. Questions come on
+the standard input and replies go to the standard output, in any order. Each message is msgpack behind its
+length.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ class Question(NamedTuple):
     number: int
     grammar: str
     is_text: bool
-    """Lark, or what vLLM calls EBNF (GBNF), as clients write it; else in llguidance's form."""
+    """Whether the grammar is Lark or what vLLM calls EBNF (GBNF), as clients write it. Else it is in
+    llguidance's form."""
     max_cpu_s: float
     """Processor time that compiling may take."""
     is_quick: bool
-    """Whether it is worth other work's time; a slow one runs when nobody else wants the processor."""
+    """Whether compiling may take time from other work. A slow grammar is compiled when nobody else wants the
+    processor."""
 
 
 class Reply(NamedTuple):
     number: int
     problem: str
-    """Empty: it can be compiled."""
+    """Why the grammar can't be compiled. Empty if it can."""
     grammar: str
     """In llguidance's form."""
     is_late: bool = False
-    """It took the processor time that it was given."""
+    """Whether compiling took all the processor time that it was given."""
 
 
 def pack(message: Question | Reply) -> bytes:
@@ -59,11 +62,11 @@ def unpack(data: bytes) -> list[Any]:
 
 
 def problem_of(grammar: str) -> str:
-    """Why it can't be compiled; empty if it can."""
+    """Return why the grammar can't be compiled. Empty if it can."""
     try:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # Rust's: no Exception, and nowhere to be imported from
+        if type(error).__name__ != "PanicException":  # Rust's panic is no Exception and can't be imported
             raise
         return f"the library fails on it: {short(str(error))}"
     return short(messages[0]) if is_error else ""
@@ -85,7 +88,8 @@ def _answer(question: Question) -> Reply:
 
 
 class _Copy:
-    """A copy of this process, at work on one question. Made in the copy, it answers and ends."""
+    """A copy of this process that works on one question. In the copy, the constructor answers and ends the
+    process."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -97,7 +101,7 @@ class _Copy:
         os.close(writing)
 
     def read(self) -> bytes:
-        """What it has answered, once it has ended; empty until then."""
+        """Return the copy's answer once it has ended. Empty until then."""
         part = os.read(self.pipe, 1 << 16)
         self._answer += part
         if part:
@@ -124,7 +128,7 @@ def _answer_and_end(question: Question, writing: int) -> None:
 
 
 def _failed(question: Question, status: int) -> Reply:
-    """What a copy's end says about its grammar."""
+    """Return the reply that follows from how the copy has ended."""
     code = os.waitstatus_to_exitcode(status)
     is_late = code == -signal.SIGPROF
     why = f"it needs more than {MAX_BYTES >> 20} MB of memory to compile"
@@ -141,9 +145,9 @@ def _write(file: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Ends when the standard input does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library says there how it dies
+    """Compile grammars until the standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that started this one
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes there how it dies
     copies: dict[int, _Copy] = {}
     buffer = b""
     while True:

@@ -10,7 +10,7 @@ from wire.errors import ModelLoadError
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    """The object in ``path``; empty if the file is missing and not required.
+    """Return the object in ``path``. Empty if the file is missing and not required.
 
     Raises :class:`ModelLoadError` for a missing required file and for anything but a JSON object.
     """

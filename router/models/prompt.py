@@ -11,16 +11,17 @@ from router.models.tokenizer import Tokenizer
 from wire.errors import ContextLengthError, InvalidRequestError
 
 HEAD_CHARS_A_TOKEN = 8
-"""Of a text that is longer than so many for each token of the context, the beginning is tokenized first."""
+"""If a text has more characters than this for each token of the context, its beginning is tokenized first."""
 HEAD_MARGIN_TOKENS = 256
-"""What the beginning may have more than the whole: its last word is cut, and may be made of other tokens."""
+"""Tokens that the beginning on its own may have more than within the whole text. Its last word is cut, so it
+may be split into other tokens."""
 UNTOLD_MODEL_LEN = 1 << 17
-"""What stands for the context's length in tokens as long as no server has said it."""
+"""The context's length in tokens that is assumed until a server has reported it."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its tokens, and its text where the client sent text and it is needed again."""
+    """One prompt: its tokens and, if the client sent text that is needed again, its text."""
 
     token_ids: tuple[int, ...]
     text: str | None
@@ -29,11 +30,11 @@ class Prompt:
 async def encode_text(
     text: str, tokenizer: Tokenizer, max_model_len: int | None, *, add_special_tokens: bool, param: str
 ) -> list[int]:
-    """Token ids, of any text that is not far too long for a prompt.
+    """Return the token ids of a text that is not far too long for a prompt.
 
-    A text of 8 MB takes a gigabyte while it is tokenized, and seconds, so one that can't fit is refused
-    before that, or by its beginning. ``max_model_len`` is None as long as no server has said it. Raises
-    :class:`ContextLengthError`.
+    Tokenizing a text of 8 MB takes a gigabyte, and seconds. So a text that can't fit is refused before, by
+    its length or by the tokens of its beginning. ``max_model_len`` is None until a server has reported it.
+    Raises :class:`ContextLengthError`.
     """
     max_model_len = UNTOLD_MODEL_LEN if max_model_len is None else max_model_len
     check_chars(len(text), tokenizer, max_model_len, param=param)
@@ -50,7 +51,8 @@ async def encode_text(
 
 
 def check_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int | None, *, param: str) -> None:
-    """Refuses as many characters as no tokens of a prompt stand for. Raises :class:`ContextLengthError`."""
+    """Refuse a text with more characters than a prompt's tokens can stand for. Raises
+    :class:`ContextLengthError`."""
     longest = tokenizer.max_token_chars
     max_model_len = UNTOLD_MODEL_LEN if max_model_len is None else max_model_len
     if longest is not None and num_chars > longest * max_model_len:
@@ -78,7 +80,7 @@ async def encode_prompt(
     param: str,
     keep_text: bool = False,
 ) -> Prompt:
-    """Tokenizes what came in the field ``param``. Raises :class:`InvalidRequestError`."""
+    """Tokenize a text that came in the field ``param``. Raises :class:`InvalidRequestError`."""
     token_ids = await encode_text(
         text, tokenizer, limits.max_model_len, add_special_tokens=add_special_tokens, param=param
     )
@@ -105,7 +107,8 @@ def check_context(
     param: str = "prompt",
     length_param: str = "max_tokens",
 ) -> None:
-    """``param`` holds the prompt, ``length_param`` says how long the answer may become."""
+    """Check that prompt and answer fit into the context. The field ``param`` holds the prompt,
+    ``length_param`` says how long the answer may become. Raises :class:`ContextLengthError`."""
     total = num_prompt_tokens + max_tokens
     if total <= max_model_len:
         return

@@ -1,4 +1,4 @@
-"""``response_format`` and vLLM's fields for the same: what form an answer must have."""
+"""``response_format`` and vLLM's fields for the same purpose: the form that an answer must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wire.errors import InvalidRequestError
 
 
 class StructuredFields(BaseModel):
-    """At most one of them may ask for something."""
+    """At most one of these fields may ask for a form."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -34,13 +34,14 @@ class Structure:
     param: str
     grammar: str
     schema: dict[str, Any] | None = None
-    """The schema, if the form is that of JSON."""
+    """The schema, if the form is JSON."""
     is_text: bool = False
-    """Whether the grammar is as the client wrote it: Lark or GBNF."""
+    """Whether the grammar is Lark or GBNF, as the client wrote it."""
 
 
 async def wanted_structure(fields: StructuredFields, grammars: GrammarChecker) -> Structure | None:
-    """Checked; None where any text will do. Raises :class:`InvalidRequestError` that names the field."""
+    """Return the checked form of the answer. None if any text will do. Raises :class:`InvalidRequestError`
+    that names the field."""
     asked = [
         structure
         for name, read in _READERS.items()
@@ -70,7 +71,7 @@ def _response_format(value: dict[str, Any], param: str) -> Structure | None:
 
 
 def _structured_outputs(value: dict[str, Any], param: str) -> Structure | None:
-    """vLLM's: an object with one of these keys, and further ones that are not set."""
+    """Read vLLM's field: an object with one of these keys, and perhaps others that are not set."""
     given = {key: said for key, said in value.items() if said is not None and said is not False}
     if not given:
         return None

@@ -18,12 +18,13 @@ from router.models.json_files import read_json
 from wire.errors import ModelLoadError
 
 INLINE_CHARS = 2_000
-"""Up to here encoding takes less than a hop to another thread and back would cost others in waiting."""
+"""Encoding up to so many characters keeps other requests waiting for less time than a hop to another thread
+and back would."""
 
 INLINE_TOKENS = 1_000
-"""The same of decoding."""
+"""The same limit for decoding."""
 LARGE = 200_000
-"""Characters or tokens whose handling leaves tens of megabytes behind."""
+"""Characters or tokens. Work on so many leaves tens of megabytes behind."""
 
 REPLACEMENT = "\ufffd"
 
@@ -33,8 +34,8 @@ T = TypeVar("T")
 class Tokenizer:
     """``tokenizer.json`` of a model folder.
 
-    Its post-processor alone decides about BOS and EOS: as in transformers 5, ``add_bos_token`` of
-    tokenizer_config.json counts for nothing where there is a tokenizer.json.
+    Its post-processor alone decides about BOS and EOS. As in transformers 5, ``add_bos_token`` of
+    tokenizer_config.json has no effect if there is a tokenizer.json.
     """
 
     def __init__(self, backend: FastTokenizer) -> None:
@@ -61,26 +62,29 @@ class Tokenizer:
         return cls(backend)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; a long one is encoded in another thread (the library lets go of the GIL)."""
+        """Return the token ids of ``text``. A long text is encoded in another thread (the library releases
+        the GIL)."""
         encode = partial(self.encode_now, text, add_special_tokens=add_special_tokens)
         return encode() if len(text) <= INLINE_CHARS else await self._in_thread(encode, len(text))
 
     async def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token on its own, see :attr:`decode_token`."""
+        """Return the text of each token on its own, see :attr:`decode_token`."""
         decode: Callable[[], list[str]] = partial(list, map(self.decode_token, token_ids))
         return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
 
     async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """As :meth:`decode`, for more tokens than the event loop should stand still for."""
+        """Decode as :meth:`decode` does. Many tokens are decoded in another thread, so that the event loop
+        goes on."""
         decode = partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        """What comes while both threads work waits. ``size`` of the work's input in characters or tokens."""
+        """Run ``work`` in one of two threads, once one is free. ``size`` is its input's, in characters or
+        tokens."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, _then_give_back, work, size)
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        # The only call of the library that skips character offsets, which nobody here looks at.
+        # The only call of the library that skips character offsets, which nothing here needs.
         batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = batch[0].ids
         return ids
@@ -90,16 +94,17 @@ class Tokenizer:
         return text
 
     def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Whether a token has any text: ids beyond the tokenizer's (padded vocabularies) have none."""
+        """Return whether a token has any text. Ids beyond the tokenizer's (padded vocabularies) have none."""
         if skip_special_tokens and token_id in self._special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
 
     def _own_text(self, token_id: int) -> str | None:
-        """What a token reads whatever stands before it, as long as that does not end within a code point.
+        """Return the text that a token has after any other text, if that text does not end within a code
+        point.
 
-        None where that can't be said: for special tokens, for tokens with parts of code points or without
-        text, and with decoders other than byte-level BPE's, which joins the bytes of all tokens and does
+        None where this can't be said: for special tokens, for tokens that have parts of code points or no
+        text, and for decoders other than byte-level BPE's, which joins the bytes of all tokens and does
         nothing else.
         """
         if not self._is_byte_level or not self.has_text(token_id, skip_special_tokens=True):
@@ -108,15 +113,15 @@ class Tokenizer:
         return text if text and REPLACEMENT not in text else None
 
     def special_id(self, text: str) -> int | None:
-        """The special token that is written so."""
+        """Return the id of the special token with this text. None if there is none."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id if token_id in self._special_ids else None
 
     def _decode_token(self, token_id: int) -> str:
-        """One token on its own, as log-probabilities name it.
+        """Return the text of one token on its own, as log-probabilities name it.
 
-        A token that is no complete UTF-8 text reads ``bytes:\\xe2\\x82``, as in OpenAI's API: two such
-        tokens must not fall together under one replacement character.
+        A token that is not complete UTF-8 becomes ``bytes:\\xe2\\x82``, as in OpenAI's API. As a replacement
+        character it would look like every other such token.
         """
         text = self.decode([token_id], skip_special_tokens=False)
         if REPLACEMENT not in text:
@@ -128,7 +133,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _token_bytes(self, token_id: int) -> tuple[int, ...]:
-        """What a token stands for, half a character too."""
+        """Return the bytes that a token stands for, even if they are half a character."""
         text = self.decode([token_id], skip_special_tokens=False)
         return tuple(self._backend_bytes(token_id) if REPLACEMENT in text else text.encode())
 
@@ -143,7 +148,8 @@ class Tokenizer:
 
     @cached_property
     def max_token_chars(self) -> int | None:
-        """No token stands for more characters of a prompt; None where a normalizer may shorten it first."""
+        """The most characters of a prompt that a token stands for. None if a normalizer may shorten the
+        prompt first."""
         if self._backend.normalizer is not None:
             return None
         return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
@@ -161,7 +167,8 @@ def _then_give_back(work: Callable[[], T], size: int) -> T:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """The 256 characters by which byte-level BPE writes bytes (GPT-2's encoder.py, bytes_to_unicode)."""
+    """Return the bytes by the 256 characters that byte-level BPE writes for them (GPT-2's encoder.py,
+    bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,4 +1,5 @@
-"""What has happened to one choice and when: told by its dispatch a few times in its life, never a token."""
+"""What has happened to one choice, and when. Its dispatch reports this a few times in a choice's life, not
+for each token."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ class TimelineEvent:
     attempt: int = 0
     duration_s: float | None = 0.0
     detail: str = ""
-    """Of a retry what the last attempt failed with."""
+    """For a retry: the error of the last attempt."""
 
 
 @dataclass(slots=True)
 class ServerCall:
-    """A call of a server, for the request's trace."""
+    """A call to a server, for the request's trace."""
 
     name: Literal["prefill", "decode"]
     worker: str
@@ -54,9 +55,10 @@ class ServerCall:
 
 
 class ChoiceTimeline:
-    """Events in the order in which they were known; what servers tell afterwards takes its place then.
+    """Events in the order in which they became known. Figures that servers report later replace the router's
+    own.
 
-    ``traceparent`` is the request's; calls are noted only where its trace is recorded.
+    ``traceparent`` is the request's. Calls are noted only if its trace is recorded.
     """
 
     def __init__(self, traceparent: str = "", *, is_traced: bool = False) -> None:
@@ -73,7 +75,7 @@ class ChoiceTimeline:
         self._submitted: TimelineEvent | None = None
 
     def call(self, name: Literal["prefill", "decode"], worker: str) -> str:
-        """A server is about to be called; the ``traceparent`` to call it with."""
+        """Note that a server is about to be called. Return the ``traceparent`` for the call."""
         if not self._is_traced:
             return self._traceparent
         call = ServerCall(name, worker, self._attempt, time.monotonic(), secrets.token_hex(8))
@@ -82,7 +84,7 @@ class ChoiceTimeline:
 
     @property
     def servers(self) -> str:
-        """Ids of those that were asked last, for a line in the log."""
+        """Ids of the servers that were asked last, for a line in the log."""
         return ", ".join(filter(None, (self.prefill_worker, self.decode_worker)))
 
     def prefill_called(self, worker: str) -> None:
@@ -90,7 +92,7 @@ class ChoiceTimeline:
         self._begin("prefill", worker, time.monotonic())
 
     def prefilled(self, *, queue_s: float, prefill_s: float) -> None:
-        """The prefill server has answered; ``queue_s`` and ``prefill_s`` are its own figures."""
+        """Note that the prefill server has answered. ``queue_s`` and ``prefill_s`` are its own figures."""
         now = self._prefilled_s = time.monotonic()
         self._end_calls(now, "", "prefill")
         called = self._under_way("prefill")
@@ -107,7 +109,8 @@ class ChoiceTimeline:
             self.stage = "transfer"
 
     def submitted(self, worker: str, *, reads: bool) -> None:
-        """``reads``: the decode server has a state to read, now or once the prompt is computed."""
+        """Note that the decode server has the request. ``reads``: the server has a state to read, now or once
+        the prompt is computed."""
         self.decode_worker = worker
         is_early = self._under_way("prefill") is not None
         self._submitted = self._begin("transfer" if reads else "prefill", worker, time.monotonic())
@@ -115,7 +118,7 @@ class ChoiceTimeline:
             self.stage = "prefill"
 
     def progressed(self) -> None:
-        """A token came. To be told of each step: the first one of an attempt counts."""
+        """Note that a token came. Call it for each step: only the first step of an attempt counts."""
         if self.stage == "decode" or self.decode_worker is None:
             return
         now = time.monotonic()
@@ -129,12 +132,13 @@ class ChoiceTimeline:
         self._leave("retry", detail)
 
     def moved(self, stats: RequestStats | None) -> None:
-        """The decode server lets it go; another one goes on."""
+        """Note that the decode server lets the request go and another server goes on with it."""
         self._told(stats)
         self._leave("moved")
 
     def ended(self, stats: RequestStats | None, error: str = "") -> None:
-        """All tokens are there, or the choice was given up, because of ``error`` if there was one."""
+        """Note that all tokens are there, or that the choice was given up, because of ``error`` if there was
+        one."""
         self._told(stats)
         now = time.monotonic()
         self._end_calls(now, error)
@@ -154,7 +158,7 @@ class ChoiceTimeline:
         self.stage = "prefill"
 
     def _told(self, stats: RequestStats | None) -> None:
-        """Puts the decode server's own figures in the place of what the router could see."""
+        """Replace what the router could see by the decode server's own figures."""
         event = self._submitted
         if stats is None or event is None or event.duration_s is None:
             return

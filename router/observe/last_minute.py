@@ -1,4 +1,4 @@
-"""What the router has seen in the last minute, for those who watch it; Prometheus has its own windows."""
+"""What the router has seen in the last minute, for people who watch it. Prometheus has windows of its own."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from wire.messages.generation import RequestStats
 
 
 class LastMinute:
-    """Fed once a step and choice with a number of tokens, with all else once a choice."""
+    """Gets the number of tokens once for each step and choice, and everything else once for each choice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_s = clock()
         self.requests = WindowSum()
-        """HTTP requests that have ended, however."""
+        """HTTP requests that have ended in any way."""
         self.prompt_tokens = WindowSum()
         self.cached_tokens = WindowSum()
-        """Of the prompt tokens, those that some prefix cache held."""
+        """Prompt tokens that a prefix cache held."""
         self.transfer_bytes = WindowSum()
         self.tokens_with_drafts = WindowSum()
         self.accepted_tokens = WindowSum()
         self.ttft = WindowHistogram()
         self.tpot = WindowHistogram()
-        """A choice's time from its first token to its last, divided by the tokens behind the first."""
+        """A choice's time from its first token to its last, divided by the number of tokens after the
+        first."""
         self.transfer = WindowHistogram()
 
     @property
@@ -33,7 +34,7 @@ class LastMinute:
         return self._clock()
 
     def covered_s(self, now_s: float) -> float:
-        """How much time the sums of now are of: the slot of this second is not full yet."""
+        """Return how much time the sums cover now. The slot of the current second is not full yet."""
         return max(0.001, min(now_s - self._started_s, WINDOW_S - 1 + now_s % 1))
 
     def choice_ended(
@@ -45,7 +46,7 @@ class LastMinute:
         decode_s: float,
         stats: RequestStats | None,
     ) -> None:
-        """``decode_s``: from the first token to the last."""
+        """Count a choice that has ended. ``decode_s`` is the time from its first token to its last."""
         now_s = self._clock()
         self.prompt_tokens.add(num_prompt_tokens, now_s)
         self.cached_tokens.add(num_cached_tokens, now_s)
@@ -61,7 +62,8 @@ class LastMinute:
             self.accepted_tokens.add(stats.accepted_tokens, now_s)
 
     def accepted_length(self, now_s: float) -> float | None:
-        """Tokens that a request gains in a step with drafts, the bonus token included: each step has one."""
+        """Return the tokens that a request gains in a step with drafts. Each step has one bonus token, which
+        counts."""
         tokens = self.tokens_with_drafts.total(now_s)
         steps = tokens - self.accepted_tokens.total(now_s)
         return tokens / steps if steps > 0 else None

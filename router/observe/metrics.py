@@ -18,7 +18,8 @@ from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangErro
 
 
 class KeyMetrics:
-    """Counts nothing for requests of a router without keys, whose name is empty."""
+    """Requests and tokens of each API key. A router without keys has requests of an empty name, which are not
+    counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -29,8 +30,8 @@ class KeyMetrics:
         )
         self._tokens = Counter(
             "twinfang_key_tokens",
-            "Tokens by API key and kind: prompt, each prompt once a choice, and generation. Of requests that "
-            "were let in, however they ended.",
+            "Tokens by API key and kind: prompt (each prompt once per choice), generation. Requests that "
+            "were let in count, however they ended.",
             ["key", "kind"],
             registry=registry,
         )
@@ -49,7 +50,8 @@ Outcome = Literal["completed", "cancelled", "refused", "failed"]
 
 
 class Metrics:
-    """Each router has its own registry, so several can live in one process. Times in seconds."""
+    """Metrics of one router. Each has its own registry, so several can live in one process. Times in
+    seconds."""
 
     def __init__(self, retried_codes: Iterable[str]) -> None:
         registry = self.registry = CollectorRegistry()
@@ -69,7 +71,7 @@ class Metrics:
             ["code"],
         )
         self.in_flight = gauge("twinfang_requests_in_flight", "HTTP requests being answered, or waiting.")
-        self.prompt_tokens = counter("twinfang_prompt_tokens", "Prompt tokens, once a prompt.")
+        self.prompt_tokens = counter("twinfang_prompt_tokens", "Prompt tokens; each prompt counts once.")
         self.cached_prompt_tokens = counter(
             "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held."
         )
@@ -91,7 +93,7 @@ class Metrics:
         self.phases = PhaseMetrics(registry)
         self.retries = counter(
             "twinfang_request_retries",
-            "Further attempts at a choice that had said nothing yet, by what the last one failed with.",
+            "Further attempts at a choice without any token yet, by the error of the attempt before.",
             ["code"],
         )
         self.servers = gauge("twinfang_servers_connected", "Servers in use, by configured role.", ["role"])
@@ -99,7 +101,7 @@ class Metrics:
             "twinfang_servers_configured", "Servers that this router is to use, by configured role.", ["role"]
         )
         self.unauthorized = counter(
-            "twinfang_unauthorized_requests", "HTTP requests without an API key that holds."
+            "twinfang_unauthorized_requests", "HTTP requests without a valid API key."
         )
         self.gates = GateMetrics()
         registry.register(self.gates)
@@ -111,7 +113,7 @@ class Metrics:
         self._begin_at_zero(retried_codes)
 
     def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
-        """What can be counted is shown before it has happened: the first time is a rise that a rate sees."""
+        """Show counters before anything was counted, so that a rate sees the first count as a rise."""
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
         for code in all_codes():
@@ -121,7 +123,7 @@ class Metrics:
 
     @contextmanager
     def refusals(self, key_name: str = "") -> Iterator[None]:
-        """Counts an HTTP request that ends in the block, with an error; :meth:`request` counts the others."""
+        """Count an HTTP request that ends in the block with an error. :meth:`request` counts the others."""
         try:
             yield
         except BaseException as error:
@@ -130,7 +132,7 @@ class Metrics:
 
     @contextmanager
     def request(self, key_name: str = "") -> Iterator[None]:
-        """Counts one HTTP request from here to the end of the block, under the outcome it has."""
+        """Count one HTTP request from here to the end of the block, under its outcome."""
         started, ended_by = time.monotonic(), None
         self.in_flight.inc()
         try:
@@ -155,20 +157,20 @@ class Metrics:
         self.retries.labels(code).inc()
 
     def of_router(self) -> bytes:
-        """What this process has measured."""
+        """Return what this process has measured."""
         return generate_latest(self.registry)
 
     def of_servers(self) -> bytes:
-        """What servers count; any router would tell the same."""
+        """Return what servers count. Every router would return the same."""
         return generate_latest(self._servers_registry)
 
 
 def _outcome_of(error: BaseException) -> Outcome:
-    """How a request ended that this ended."""
+    """Return the outcome of a request that ended with ``error``."""
     if isinstance(error, AbortedRequestError):
         return "cancelled"
     if isinstance(error, TwinfangError) and not isinstance(error, CancelledRequestError):
         return "refused" if error.http_status < 500 else "failed"
     if isinstance(error, Exception) and not isinstance(error, CancelledRequestError):
         return "failed"
-    return "cancelled"  # that error, a cancelled task, or the generator of a stream was closed
+    return "cancelled"  # CancelledRequestError, a cancelled task, or a closed generator of a stream

@@ -28,7 +28,7 @@ class PhaseMetrics:
         )
         self.prefill_rpc = histogram(
             "twinfang_prefill_rpc_seconds",
-            "What a call of the prefill server took beyond queue and run.",
+            "Time that a call to the prefill server took beyond queue and run.",
             buckets=WIDE_S,
         )
         self.decode_queue = histogram(
@@ -47,25 +47,27 @@ class PhaseMetrics:
         )
         self.decode_rpc = histogram(
             "twinfang_decode_rpc_seconds",
-            "From a request's submission to its first token here, beyond what the decode server took.",
+            "From a request's submission to its first token here, less the decode server's own time.",
             buckets=WIDE_S,
         )
         self.transfer_bytes = counter("twinfang_transfer_bytes", "Bytes read from prefill servers.")
         self.transfer_descriptors = counter(
             "twinfang_transfer_descriptors",
-            "Ranges of memory that were read from prefill servers; adjacent blocks are one.",
+            "Ranges of memory that were read from prefill servers; adjacent blocks are one range.",
         )
 
     def prefilled(self, reply: PrefillReply, call_s: float) -> None:
-        """``call_s``: what the call took as the router saw it."""
+        """Measure a prefill. ``call_s`` is the time of the call as the router saw it."""
         self.prefill_rpc.observe(max(0.0, call_s - reply.queue_s - reply.prefill_s))
         self.prefill_queue.observe(reply.queue_s)
         self.prefill.observe(reply.prefill_s)
 
     def decoded(self, stats: RequestStats, first_output_s: float, *, was_early: bool) -> None:
-        """``first_output_s``: from the submission to the first token as the router saw it.
+        """Measure a decode. ``first_output_s`` is from the submission to the first token as the router saw
+        it.
 
-        Of a prompt that was submitted early it is from the prefill's reply; the queue was before that.
+        If the prompt was submitted early, ``first_output_s`` begins with the prefill's reply; the queue was
+        before it.
         """
         queue_s = 0.0 if was_early else stats.queue_s
         server_s = queue_s + stats.transfer_s + stats.first_token_s

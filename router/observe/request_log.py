@@ -11,19 +11,19 @@ from router.observe.request_record import RequestRecord
 from wire.errors import OverloadedError, TwinfangError
 
 MAX_ENDED = 512
-"""Some hundred bytes each; a few kilobytes with many choices."""
+"""Each takes some hundred bytes, or a few kilobytes with many choices."""
 MAX_CHOICES_KEPT = 4096
-"""Of all requests that have ended: one may have as many choices as the router allows."""
+"""Choices of all requests that have ended. A single request may have as many choices as the router allows."""
 
 
 class RequestLog:
-    """Knows every request from its arrival to its end, and for a while after that."""
+    """Knows every request from its arrival to its end, and for a while after it."""
 
     def __init__(self) -> None:
         self._in_flight: dict[str, RequestRecord] = {}
         self._ended: deque[RequestRecord] = deque()
         self.num_ended = 0
-        """Since the start, those that were forgotten since too."""
+        """Since the start. Requests that were forgotten count as well."""
         self._num_choices_kept = 0
 
     @property
@@ -38,7 +38,8 @@ class RequestLog:
 
     @contextmanager
     def follow(self, record: RequestRecord) -> Iterator[None]:
-        """The request lasts as long as the block. One that was not let in leaves no trace."""
+        """Keep the request in flight until the block ends. A request that was not let in is not
+        remembered."""
         first_id, n = record.id, 1
         while record.id in self._in_flight:  # clients choose ids, and may choose one twice
             n += 1
@@ -57,12 +58,12 @@ class RequestLog:
                 self._keep(record)
 
     def find(self, request_id: str) -> RequestRecord | None:
-        """The one in flight, else the last one of that id."""
+        """Return the request in flight with this id, else the last one with it that has ended."""
         found = self._in_flight.get(request_id)
         return found or next((one for one in reversed(self._ended) if one.id == request_id), None)
 
     def newest(self, limit: int) -> list[RequestRecord]:
-        """Those in flight, then those that have ended; of each the newest first."""
+        """Return requests in flight, then requests that have ended, the newest of each first."""
         in_flight = list(islice(reversed(self._in_flight.values()), limit))
         return in_flight + self.last_ended(limit - len(in_flight))
 
@@ -70,12 +71,12 @@ class RequestLog:
         return list(self._in_flight.values())
 
     def abort_all(self, error: TwinfangError) -> None:
-        """Ends all that are in flight with ``error``."""
+        """End all requests in flight with ``error``."""
         for record in self.in_flight():
             record.abort(error)
 
     def last_ended(self, limit: int) -> list[RequestRecord]:
-        """The newest first."""
+        """Return the requests that ended last, the newest first."""
         return list(islice(reversed(self._ended), limit))
 
     def _keep(self, record: RequestRecord) -> None:

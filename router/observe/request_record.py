@@ -1,4 +1,4 @@
-"""One HTTP request for text as those who operate the router see it: what it waits for, and what it had."""
+"""One HTTP request for text as operators see it: what it waits for, and what it got."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ STAGES: tuple[RequestState, ...] = ("queued", "prefill", "transfer", "decode", "
 
 
 class RequestRecord:
-    """Owned by the request while it runs. Holds numbers and names: no prompt, no answer, no key.
+    """Owned by the request while it runs. Holds numbers and names, but no prompt, no answer and no key.
 
-    ``count_tokens`` says how many tokens there are so far; it is not asked any more once the request has
-    ended.
+    ``count_tokens`` returns the number of tokens so far. It is not called after the request has ended.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class RequestRecord:
         self.admitted_s: float | None = None
         self.ended_s: float | None = None
         self.error: str | None = None
-        """Code of what ended it before its time."""
+        """Code of the error that ended the request early."""
         self.error_message: str | None = None
         """For operators."""
         self._end: RequestState | None = None
@@ -60,7 +59,7 @@ class RequestRecord:
 
     @property
     def state(self) -> RequestState:
-        """Of several choices that of the one that has come least far."""
+        """The state of the request. With several choices, that of the choice that is least far."""
         if self._end is not None:
             return self._end
         if self.admitted_s is None:
@@ -72,15 +71,15 @@ class RequestRecord:
         return self._num_tokens if self._count_tokens is None else self._count_tokens()
 
     def age_s(self, now_s: float) -> float:
-        """From its arrival to now, or to its end."""
+        """Return the seconds from the request's arrival to now, or to its end."""
         return (now_s if self.ended_s is None else self.ended_s) - self.received_s
 
     def admitted(self) -> None:
-        """It has waited long enough for its place."""
+        """Note that the request was let in and waits no longer."""
         self.admitted_s = time.monotonic()
 
     def abort(self, error: TwinfangError) -> bool:
-        """Ends it with ``error``; False if it has ended already."""
+        """End the request with ``error``. Return False if it has ended already."""
         if self._abort is None:
             return False
         self._abort(error)
@@ -88,7 +87,7 @@ class RequestRecord:
 
     @contextmanager
     def abortable(self, abort: Callable[[TwinfangError], None]) -> Iterator[None]:
-        """In the block ``abort`` is what ends the request."""
+        """Let ``abort`` end the request while the block runs."""
         before, self._abort = self._abort, abort
         try:
             yield
@@ -97,7 +96,7 @@ class RequestRecord:
 
     @contextmanager
     def abortable_task(self) -> Iterator[None]:
-        """In the block an abort ends whatever the running task waits for."""
+        """Let an abort end whatever the current task waits for while the block runs."""
         task = asyncio.current_task()
         assert task is not None
         aborted_by: TwinfangError | None = None
@@ -116,7 +115,7 @@ class RequestRecord:
                 raise
 
     def ended(self, error: BaseException | None) -> None:
-        """Told once, by :class:`RequestLog`."""
+        """Note the end of the request. Called once, by :class:`RequestLog`."""
         self.ended_s = time.monotonic()
         self._end = _end_of(error)
         if isinstance(error, TwinfangError):
@@ -149,5 +148,5 @@ def _end_of(error: BaseException | None) -> RequestState:
     if error is None:
         return "finished"
     if isinstance(error, CancelledRequestError | AbortedRequestError) or not isinstance(error, Exception):
-        return "cancelled"  # also a cancelled task, and a stream's generator that was closed
+        return "cancelled"  # also a cancelled task, and a closed generator of a stream
     return "failed"

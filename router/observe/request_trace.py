@@ -1,4 +1,5 @@
-"""The trace of one HTTP request: the client's, carried on to the servers, with the router's own spans."""
+"""The trace of one HTTP request: the client's trace, passed on to the servers, with the router's own
+spans."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CALL_SPANS = {"prefill": PREFILL_SPAN, "decode": DECODE_SPAN}
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """Where nothing is exported from here, the client's trace goes to the servers as it came."""
+    """If this router exports no traces, the client's trace goes to the servers as it came."""
 
     traceparent: str = ""
     tracing: Tracing | None = None
@@ -35,7 +36,8 @@ class RequestTrace:
     def ended(
         self, queued: tuple[float, float] | None, calls: Sequence[Sequence[ServerCall]], end: TraceEnd
     ) -> None:
-        """``queued``: from when to when it waited to be let in; ``calls`` of servers, by choice."""
+        """End the trace. ``queued`` has the start and the end of the request's wait; ``calls`` are the calls
+        to servers, by choice."""
         if self.span is None or self.tracing is None:
             return
         if self.is_recorded:
@@ -61,7 +63,7 @@ UNTRACED = RequestTrace()
 
 
 def begin_trace(http: Request, request_id: str, tracing: Tracing | None) -> RequestTrace:
-    """The trace that the client's ``traceparent`` names, or one of its own where traces are exported."""
+    """Continue the trace that the client's ``traceparent`` names, or begin one if traces are exported."""
     parent = traceparent_of(http.headers.get("traceparent", ""))
     if tracing is None:
         return RequestTrace(parent)

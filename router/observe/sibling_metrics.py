@@ -1,8 +1,8 @@
 """The metrics of several processes on one port, as one answer.
 
-A scrape reaches any of them. Each process's own figures carry its index as ``process``, as if it were an
-instance of its own, so what is summed or rated over them is right and never goes back. What servers count
-would be told by every process alike and comes once.
+A scrape reaches any of the processes. Each one's own figures carry its index as ``process``, as if it were an
+instance of its own. So sums and rates over them are right, and counters never go back. What servers count
+would be the same from every process, and is shown once.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ PATH_OF_ONE = "/metrics/process"
 
 
 async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
-    """What the other processes say of themselves, by index; those that do not answer are missing."""
+    """Return what the other processes say of themselves, by index. A process that does not answer is
+    missing."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
     texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))
     return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
 
 
 def merged(texts: Mapping[int, str]) -> bytes:
-    """One exposition of what each process says of itself, by index."""
+    """Merge what each process says of itself, by index, into one exposition."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)
@@ -46,7 +47,7 @@ class _Merged(Collector):
         self._texts = texts
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not collect."""
+        """Return nothing, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -72,7 +73,7 @@ def _ask(port: int) -> str | None:
         response = connection.getresponse()
         return response.read().decode() if response.status == 200 else None
     except (OSError, http.client.HTTPException) as error:
-        log.warning("the process at port %d gave no metrics: %s", port, error)
+        log.warning("the router process at port %d gave no metrics: %s", port, error)
         return None
     finally:
         connection.close()

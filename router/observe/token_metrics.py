@@ -1,7 +1,8 @@
-"""What is measured of every single token, in Prometheus' form.
+"""What is measured for every single token, as Prometheus metrics.
 
-The client library's counters take a lock and several calls each. Tokens come by the ten thousand a second,
-all on the event loop, so they are counted in plain numbers here and put into that form when somebody looks.
+The client library's counters take a lock and several calls each. Tens of thousands of tokens come each
+second, all on the event loop. So they are counted in plain numbers, and turned into metrics when somebody
+scrapes them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class TokenMetrics(Collector):
         """Tokens of the last minute."""
 
     def first(self, num_tokens: int, now_s: float) -> None:
-        """A choice's first tokens, which came together."""
+        """Count a choice's first tokens, which came together."""
         self._num_tokens += num_tokens
         self.recent.add(num_tokens, now_s)
 
     def later(self, num_tokens: int, now_s: float, before_s: float) -> None:
-        """Further ones, which share the time since the last."""
+        """Count further tokens. They share the time since the tokens before them."""
         self._num_tokens += num_tokens
         self._gaps.add((now_s - before_s) / num_tokens, num_tokens)
         self.recent.add(num_tokens, now_s)
@@ -44,7 +45,7 @@ class TokenMetrics(Collector):
         )
         gaps = HistogramMetricFamily(
             "twinfang_inter_token_latency_seconds",
-            "Time between two tokens of a choice; tokens that come together share it.",
+            "Time between two tokens of a choice; tokens that come together share the time.",
         )
         self._gaps.put_into(gaps)
         yield gaps

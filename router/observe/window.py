@@ -1,6 +1,6 @@
 """What has come in the last minute, in constant memory: sums and histograms in slots of one second.
 
-Times are seconds of one monotonic clock, told by the caller, who has read it already.
+Times are seconds of one monotonic clock. The caller passes them, as it has read the clock already.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Iterator
 
 WINDOW_S = 60
 BOUNDS_MS = tuple(round(10 ** (tenth / 10), 3) for tenth in range(-10, 61))
-"""Upper bounds of buckets: ten a decade, from 0.1 ms to 1,000 s."""
+"""Upper bounds of the buckets: ten for each decade, from 0.1 ms to 1,000 s."""
 
 
 class _Slots(ABC):
-    """Which slot is of which second; one that is of another is to be emptied first."""
+    """Knows which second each slot belongs to. A slot of an earlier second is emptied before it is used
+    again."""
 
     def __init__(self) -> None:
         self._seconds = [-WINDOW_S] * WINDOW_S
 
     def at(self, now_s: float) -> int:
-        """The index of this second's slot."""
+        """Return the index of this second's slot."""
         second = int(now_s)
         index = second % WINDOW_S
         if self._seconds[index] != second:
@@ -30,7 +31,7 @@ class _Slots(ABC):
         return index
 
     def recent(self, now_s: float) -> Iterator[int]:
-        """Indices of the slots that are within the window."""
+        """Return indices of the slots that are within the window."""
         oldest = int(now_s) - WINDOW_S
         return (index for index, second in enumerate(self._seconds) if second > oldest)
 
@@ -39,7 +40,7 @@ class _Slots(ABC):
 
 
 class WindowSum(_Slots):
-    """Adds up numbers. Some come once a token: in the second of the last one they cost next to nothing."""
+    """Adds up numbers. Some come once for each token: all but the first in a second cost next to nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,8 @@ class WindowSum(_Slots):
 
 
 class WindowHistogram(_Slots):
-    """Counts times by :data:`BOUNDS_MS`; what is beyond the last bound counts there."""
+    """Counts times in buckets of :data:`BOUNDS_MS`. A time beyond the last bound counts in the last
+    bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +92,8 @@ class Distribution:
         self.count = sum(counts)
 
     def percentile_ms(self, share: float) -> float | None:
-        """Interpolated within its bucket, so right to a quarter; None of nothing."""
+        """Return a percentile, interpolated within its bucket, so within a quarter of the right value. None
+        if there are no times."""
         wanted, seen = share * self.count, 0
         for bucket, count in enumerate(self._counts):
             if count and seen + count >= wanted:
@@ -101,7 +104,7 @@ class Distribution:
 
     @property
     def histogram(self) -> list[tuple[float, int]]:
-        """``(upper bound in ms, count)`` from the first bucket that has any to the last one."""
+        """``(upper bound in ms, count)`` from the first bucket that is not empty to the last one."""
         filled = [bucket for bucket, count in enumerate(self._counts) if count]
         if not filled:
             return []

@@ -43,7 +43,7 @@ export class Actions {
 
   filter = (filter) => this.#store.change((store) => (store.filter = filter));
 
-  /** Asks before it drains, undrains or aborts; `answer` follows. */
+  /** Asks a person before it drains, undrains or aborts; `answer` gets the reply. */
   ask = (kind, id) => this.#store.change((store) => (store.question = { kind, id }));
 
   answer = (isYes) => {
@@ -59,11 +59,11 @@ export class Actions {
     try {
       await api[kind](id);
       this.#say(DONE[kind](id));
-      // The event stream tells too; this way the page is right when the notice says so.
+      // The event stream sends this too, but the page should be right when the notice appears.
       const workers = kind === "abort" ? [] : await api.getWorkers();
       this.#store.change((store) => workers.forEach((worker) => store.takeWorker(worker)));
     } catch (error) {
-      if (error instanceof api.Refused) this.#feed.start(); // which finds out and says so
+      if (error instanceof api.Refused) this.#feed.start(); // the feed meets the same refusal and shows it
       else this.#say(`Could not ${kind} ${id}: ${error.message}.`, true);
     } finally {
       this.#store.change((store) => store.busy.delete(id));
@@ -97,7 +97,7 @@ export class Actions {
     } catch (error) {
       problem = error.message || "the token was refused";
     }
-    if (this.#store.opened?.id !== id) return; // closed, or another one was opened
+    if (this.#store.opened?.id !== id) return; // closed, or another request was opened
     this.#store.change((store) => (store.opened = { id, detail: detail ?? store.opened.detail, problem }));
     if (detail === null || !["finished", "failed", "cancelled"].includes(known ?? detail.state)) {
       this.#detailTimer = setTimeout(() => this.#refresh(id), DETAIL_INTERVAL_MS);

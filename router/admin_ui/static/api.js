@@ -1,14 +1,14 @@
-// Calls of the admin API.
+// Calls to the admin API.
 
 import { readToken } from "./token.js";
 
-const ROOT = new URL("v1/", document.baseURI); // of /admin/ui: /admin/v1/
+const ROOT = new URL("v1/", document.baseURI); // seen from /admin/ui, that is /admin/v1/
 const CALL_TIMEOUT_MS = 15_000;
 
-/** The router does not take this token. */
+/** The router does not accept this token. */
 export class Refused extends Error {}
 
-/** The router answered with an error, and this is its message. */
+/** The router answered with an error. Has the error's message. */
 export class Failed extends Error {
   constructor(message, status) {
     super(message);
@@ -19,7 +19,7 @@ export class Failed extends Error {
 /** No answer came. */
 export class Unreachable extends Error {}
 
-/** The open response of one call. Raises `Refused`, `Failed` or `Unreachable`. */
+/** Sends a call and returns its open response. Raises `Refused`, `Failed` or `Unreachable`. */
 async function send(method, path, { body, signal, accept = "application/json" } = {}) {
   const headers = { Authorization: `Bearer ${readToken()}`, Accept: accept };
   if (body !== undefined) headers["Content-Type"] = "application/json";

@@ -1,4 +1,4 @@
-// Asks before something is done that requests would feel.
+// Asks a person before an action that affects requests.
 
 import { plural } from "./format.js";
 import { h } from "./vendor/preact.mjs";
@@ -21,7 +21,7 @@ export function confirmation(store, actions) {
   );
 }
 
-/** As a dialog that the rest of the page waits for; the browser keeps the focus in it and gives it back. */
+/** Opens a modal dialog: the browser keeps the focus in it, and gives the focus back when it is closed. */
 export const showModal = (dialog) => dialog && !dialog.open && dialog.showModal();
 
 const QUESTIONS = {
@@ -33,7 +33,7 @@ const QUESTIONS = {
     return {
       title: `Drain ${id}?`,
       text: worker?.role === "prefill"
-        ? "It gets no new prompts, and those it computes are finished."
+        ? "It gets no new prompts. Prompts that it computes now are finished."
         : `It gets no new requests. The ${plural(worker?.requests ?? 0, "request")} that it has will move to another `
           + "server, or end here if there is none.",
       warning: others.length === 0 && "No other server of this pool is serving: new requests will be answered with 503.",

@@ -4,7 +4,7 @@ import { Unreachable } from "./api.js";
 
 const SILENCE_MS = 6_000; // the router says something every second
 
-/** Yields `{name, data}` of a response, `data` parsed. Raises `Unreachable` when it ends or falls silent. */
+/** Yields `{name, data}` of a response, with `data` parsed. Raises `Unreachable` when the response ends or falls silent. */
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -20,11 +20,11 @@ export async function* eventsOf(response) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // it may be broken already
+    reader.cancel().catch(() => {}); // the reader may be broken already
   }
 }
 
-/** The fields of one block; null for a comment. */
+/** Returns the fields of one block; null for a comment. */
 export function parseEvent(block) {
   let name = "message";
   const data = [];

@@ -1,4 +1,4 @@
-// Keeps the store at what the router says: a snapshot, then its events, and again after each break.
+// Keeps the store up to date: gets a snapshot, then the router's events, and both again after each break.
 
 import { Failed, Refused, getConfig, getRequests, getStats, getWorkers, openEvents } from "./api.js";
 import { eventsOf } from "./event_stream.js";
@@ -28,7 +28,7 @@ export class Feed {
     this.#run = null;
   }
 
-  /** Ends a wait before the next try. */
+  /** Ends the wait before the next attempt. */
   hurry() {
     this.#run?.hurry();
   }
@@ -61,7 +61,7 @@ export class Feed {
     }
   }
 
-  /** One connection. Events that come while the snapshot is fetched wait in the response. */
+  /** Follows one connection to its end. Events that come while the snapshot is fetched wait in the response. */
   async #follow(run, change, onLive) {
     const attempt = new AbortController();
     const signal = AbortSignal.any([run.stop.signal, attempt.signal]);
@@ -79,7 +79,7 @@ export class Feed {
         change((store) => store.takeEvent(event), { now: false });
       }
     } finally {
-      attempt.abort(); // gives the connection back
+      attempt.abort(); // frees the connection
     }
   }
 }

@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash, never a zero.
+// Numbers as people read them. An unknown number is a dash, never a zero.
 
 export const NOTHING = "–";
 
@@ -13,7 +13,7 @@ export function count(value) {
   return Math.abs(value) < 100_000 ? WHOLE.format(value) : COMPACT.format(value);
 }
 
-/** A quantity with about three digits that count: 0.42, 7.1, 312, 4,210. */
+/** A quantity with about three significant digits: 0.42, 7.1, 312, 4,210. */
 export function quantity(value) {
   if (!isNumber(value)) return NOTHING;
   const size = Math.abs(value);
@@ -61,7 +61,7 @@ export function percent(value) {
   return isNumber(value) ? `${(100 * value).toFixed(value > 0 && value < 0.0995 ? 1 : 0)}\u00a0%` : NOTHING;
 }
 
-/** A long id's beginning and end; short ones whole. */
+/** The beginning and end of a long id; all of a short one. */
 export function shortId(id) {
   const text = String(id);
   return text.length <= 20 ? text : `${text.slice(0, 11)}…${text.slice(-6)}`;

@@ -1,4 +1,4 @@
-// Who this router is, how the connection does, and what has just been done.
+// The router's models, the state of the connection, and the result of the last action.
 
 import { plural, seconds } from "./format.js";
 import { h } from "./vendor/preact.mjs";
@@ -22,12 +22,12 @@ function modelsOf(store) {
   return names.length > 2 ? plural(names.length, "model") : names.join(", ");
 }
 
-/** Says that what is shown is old, since when and why; nothing while it is not. */
+/** Says that the page is out of date, since when and why. Nothing while the page is up to date. */
 export function banner({ link, isLoaded }, actions) {
   if (link.state !== "reconnecting") return null;
   const now = Date.now();
   const left = Math.ceil(Math.max(0, (link.retryAt ?? now) - now) / 1000);
-  const since = link.since && isLoaded ? ` What you see is ${seconds(Math.max(1, (now - link.since) / 1000))} old.` : "";
+  const since = link.since && isLoaded ? ` The figures are ${seconds(Math.max(1, (now - link.since) / 1000))} old.` : "";
   return h("div", { class: "banner", role: "alert" },
     h("p", null, h("strong", null, "Disconnected"), link.problem ? ` (${link.problem}).` : ".", since),
     h("span", { class: "quiet", "aria-live": "off" }, left ? `Next try in ${left} s` : "Trying …"),
@@ -35,7 +35,7 @@ export function banner({ link, isLoaded }, actions) {
   );
 }
 
-/** Says that what operators have changed would not survive a restart of the router; nothing while it would. */
+/** Says that operators' changes would not survive a restart of the router. Nothing while they would. */
 export function unsaved({ config }) {
   if (!config?.warning) return null;
   return h("div", { class: "banner", role: "alert" },

@@ -1,11 +1,11 @@
-// A distribution as bars of equal width, whatever the buckets' widths, with its percentiles.
+// A distribution with its percentiles. All bars have the same width, whatever the buckets' widths.
 
 import { count, ms, plural } from "./format.js";
 import { h } from "./vendor/preact.mjs";
 
 const MIN_BARS = 14;
 const LABEL_WIDTH = 0.06; // of the plot
-const BUCKET_RATIO = 10 ** 0.1; // ten buckets a decade, as the router has them
+const BUCKET_RATIO = 10 ** 0.1; // the router has ten buckets for each decade
 const QUANTILES = ["p50", "p90", "p99"];
 
 /** `figures`: {p50, p90, p99, histogram: [[upper_ms or null, count]]}, in milliseconds. */
@@ -42,7 +42,7 @@ function bars(buckets, total) {
 
 const rangeText = (lower, upper) => (upper === null ? `above ${ms(lower)}` : `${ms(lower)} to ${ms(upper)}`);
 
-/** A line at each percentile; those that are too close for two labels share one. */
+/** A line at each percentile. Lines that are too close for two labels share a label. */
 function markers(buckets, figures) {
   const marks = [];
   for (const name of QUANTILES) {
@@ -67,7 +67,7 @@ function placeOf(buckets, value) {
   return (index + within) / buckets.length;
 }
 
-/** Seven labels at most; every second one is minor, which a narrow picture leaves out. */
+/** At most seven labels. Every second label is minor: a narrow picture leaves it out. */
 function ticks(buckets) {
   const every = Math.ceil(buckets.length / 7);
   return h("div", { class: "ticks" }, buckets.map(({ upper }, i) => {
@@ -77,7 +77,7 @@ function ticks(buckets) {
   }));
 }
 
-/** As `{lower, upper, number}`, with empty buckets at both ends: at least one, and as many as make a picture. */
+/** Buckets as `{lower, upper, number}`, with empty ones added at both ends: at least one, and enough for `MIN_BARS`. */
 function padded(histogram) {
   if (histogram.length === 0) return [];
   const [[first], last] = [histogram[0], histogram.at(-1)];

@@ -16,5 +16,5 @@ root.replaceChildren();
 if (readToken()) feed.start();
 else store.change(() => {});
 
-// Ages and the time to the next try go on while no event comes.
+// Ages, and the time to the next attempt, have to change even while no event comes.
 setInterval(() => document.hidden || store.change(() => {}, { now: false }), 1000);

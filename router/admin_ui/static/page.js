@@ -1,4 +1,4 @@
-// The whole page as a function of what is known. Nothing below this file keeps state.
+// The whole page as a function of the store. No part of the page keeps state of its own.
 
 import { confirmation } from "./confirmation.js";
 import { throughput } from "./throughput.js";
@@ -36,7 +36,7 @@ function content(store, actions) {
   );
 }
 
-/** Stands where figures will be, before the first ones have come. */
+/** Takes the place of the figures until the first ones have come. */
 function skeleton() {
   const rows = ["is-low", "is-high", "is-low"];
   return h("main", { class: "content", "aria-busy": "true", "aria-label": "Loading" },

@@ -1,4 +1,4 @@
-// What is under way and what has ended last, newest first.
+// Requests under way and the last ones that have ended, newest first.
 
 import { age, count, shortId } from "./format.js";
 import { ageOf, hasEnded } from "./store.js";
@@ -26,7 +26,7 @@ export function requestTable(store, actions) {
       filters(store, actions),
     ),
     rows.length === 0
-      ? h("p", { class: "empty" }, all.length ? "None of these." : "No requests yet.")
+      ? h("p", { class: "empty" }, all.length ? "No such requests." : "No requests yet.")
       : h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of requests" },
           table(rows.slice(0, MAX_ROWS), store, actions)),
     rows.length > MAX_ROWS && h("p", { class: "quiet small more" }, `The newest ${MAX_ROWS} of ${count(rows.length)}.`),
@@ -83,7 +83,7 @@ export const pathOf = (request) => [request.prefill_worker, request.decode_worke
 
 export function abortButton({ id }, store, actions) {
   const ask = (event) => {
-    event.stopPropagation(); // the row below opens the timeline
+    event.stopPropagation(); // a click on the row would open the timeline
     if (!store.busy.has(id)) actions.ask("abort", id);
   };
   return h("button", {

@@ -1,4 +1,4 @@
-// Asks for the admin token; also what is shown when the router does not take it.
+// Asks for the admin token, also after the router has refused one.
 
 import { h } from "./vendor/preact.mjs";
 

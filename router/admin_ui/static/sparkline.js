@@ -1,4 +1,4 @@
-// A small line over time without axes; the figure beside it says the value, so it is hidden from readers.
+// A small line over time without axes. Screen readers skip it: the figure beside it says the value.
 
 import { h } from "./vendor/preact.mjs";
 

@@ -1,6 +1,6 @@
-// All that the page knows, and the only place where it changes.
+// Everything that the page knows. It changes nowhere else.
 
-const MAX_REQUESTS = 400; // beyond that the oldest of those that have ended are forgotten
+const MAX_REQUESTS = 400; // beyond that, the oldest requests that have ended are forgotten
 const HISTORY_S = 120;
 const RENDER_INTERVAL_MS = 150; // a busy router sends hundreds of events a second
 
@@ -16,7 +16,7 @@ export class Store {
     this.#render = render;
     this.link = { state: "signed_out" }; // connecting, live, reconnecting, refused, missing
     this.filter = "all"; // in_flight, failed
-    this.question = null; // what waits for a yes: {kind, id}
+    this.question = null; // the action that waits for a yes: {kind, id}
     this.opened = null; // the request whose timeline is shown: {id, detail, problem}
     this.busy = new Set(); // ids with an action under way
     this.notice = null; // {text, isBad}
@@ -47,7 +47,7 @@ export class Store {
     }
   }
 
-  /** Everything at one moment, in place of what was known. */
+  /** Replaces everything by the state at one moment. */
   takeSnapshot({ workers, requests, config, stats }) {
     const before = this.workers;
     this.workers = new Map();
@@ -88,12 +88,12 @@ export class Store {
   }
 }
 
-/** Seconds since a request came, or that it took. */
+/** Seconds since a request arrived or, if it has ended, that it took. */
 export function ageOf(request) {
   return request.age_s + (hasEnded(request) ? 0 : (Date.now() - request.at) / 1000);
 }
 
-/** Tokens a second that a server computed since the figures before: counters of one life at two moments. */
+/** Tokens that a server computed per second since its last figures: counters of one incarnation at two moments. */
 function paceOf(worker, before) {
   const now = Date.now();
   const tokens = worker.stats ? worker.stats.prefill_tokens + worker.stats.decode_tokens : null;
@@ -102,6 +102,6 @@ function paceOf(worker, before) {
     return { tokens, at: now, perSecond: null };
   }
   const elapsed = (now - last.at) / 1000;
-  if (elapsed < 0.9) return last; // too short a time to tell
+  if (elapsed < 0.9) return last; // too short a time to measure
   return { tokens, at: now, perSecond: Math.max(0, tokens - last.tokens) / elapsed };
 }

@@ -1,4 +1,4 @@
-// What the router does a second, each with its last two minutes.
+// What the router does per second: each figure with its last two minutes.
 
 import { bytes, count, ms, percent, quantity } from "./format.js";
 import { sparkline } from "./sparkline.js";

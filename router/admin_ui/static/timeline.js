@@ -1,4 +1,4 @@
-// One request's way through the servers: a bar to the first token, a bar of the whole, and the spans as a table.
+// One request's way through the servers: a bar up to the first token, a bar of the whole request, and a table of its spans.
 
 import { age, count, seconds } from "./format.js";
 import { abortButton, pathOf, stateTag } from "./request_table.js";
@@ -30,7 +30,7 @@ export function timelineDialog(store, actions) {
   const close = (event) => event.target.closest("dialog").close();
   return h("dialog", {
     class: "dialog is-large", ref: showModal, "aria-labelledby": "opened-title", onClose: actions.close,
-    onClick: (event) => event.target === event.currentTarget && event.target.close(), // beside the box
+    onClick: (event) => event.target === event.currentTarget && event.target.close(), // a click outside of the box
   },
     h("div", { class: "dialog-body" },
       h("div", { class: "dialog-head" },
@@ -66,7 +66,7 @@ function facts(request, store, actions) {
 
 function timeline(detail) {
   const spans = spansOf(detail);
-  if (spans.length === 0) return h("p", { class: "empty" }, "Nothing is known of this request's stages.");
+  if (spans.length === 0) return h("p", { class: "empty" }, "This request has no known stages.");
   const end = Math.max(...spans.map((span) => span.end), 1e-6);
   const first = firstTokenEnd(spans);
   return [
@@ -77,7 +77,7 @@ function timeline(detail) {
   ];
 }
 
-/** With ends; a stage that goes on lasts until now. The first token's stage begins where the one before ends. */
+/** Spans with their ends. A stage under way lasts until now. The first token's stage begins where the one before it ends. */
 function spansOf(detail) {
   const ended = hasEnded(detail);
   const spans = detail.timeline.map((span) => {
@@ -97,7 +97,7 @@ function firstTokenEnd(spans) {
   return ends.length ? Math.max(...ends) : null;
 }
 
-/** Lanes of segments over 0 … `end` seconds, a lane for each choice and attempt. */
+/** Lanes of segments from 0 to `end` seconds, one lane for each choice and attempt. */
 function bar(title, spans, end) {
   const shown = spans.filter((span) => span.at_s < end);
   const lanes = new Map();

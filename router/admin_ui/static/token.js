@@ -1,4 +1,4 @@
-// The admin token, kept as long as this tab is open and nowhere else.
+// The admin token. It is kept only in this tab, as long as the tab is open.
 
 const KEY = "twinfang.admin_token";
 

@@ -1,4 +1,4 @@
-// Router, pools and what flows between them.
+// The router, its pools, and what flows between them.
 
 import { bytes, count, plural } from "./format.js";
 import { h } from "./vendor/preact.mjs";
@@ -71,7 +71,7 @@ function pool(role, workers, store, actions) {
           h("ul", { class: "workers" }, workers.map((worker) => workerCard(worker, store, actions))),
           h("p", { class: "meter-key quiet small" },
             h("span", { class: "swatch" }), "used",
-            h("span", { class: "swatch is-cached" }), "cached, free for whoever needs room"),
+            h("span", { class: "swatch is-cached" }), "cached, freed when a request needs room"),
         ],
   );
 }

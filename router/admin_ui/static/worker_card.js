@@ -1,4 +1,4 @@
-// One server: what it is, how full it is, and the button that drains it.
+// One server: its state, how full it is, and the button that drains it.
 
 import { count, quantity } from "./format.js";
 import { h } from "./vendor/preact.mjs";
@@ -36,7 +36,7 @@ export function workerCard(worker, store, actions) {
   );
 }
 
-/** Whether it has to be said which model a server has. */
+/** Whether cards have to name the servers' models, since there are several. */
 const hasModels = (store) => new Set([...store.workers.values()].map((worker) => worker.model).filter(Boolean)).size > 1;
 
 function figuresOf(worker) {
@@ -64,13 +64,13 @@ function button(worker, store, actions) {
     ? ["Undrain", () => actions.undrain(worker.id)]
     : ["Drain", () => actions.ask("drain", worker.id)];
   return h("button", {
-    // Not `disabled`: that would take the focus away from whoever has just pressed it.
+    // Not `disabled`: a disabled button would lose the focus when a person has just pressed it.
     class: "button is-small", "aria-disabled": String(isBusy), "aria-label": `${word} ${worker.id}`,
     onClick: () => isBusy || act(),
   }, isBusy ? "…" : word);
 }
 
-/** Used, cached (given up for whoever needs room) and free, as parts of all. */
+/** A bar of used, cached (freed when a request needs room) and free parts. */
 function meter(name, all, free, cached) {
   const used = all - free;
   const held = Math.min(cached ?? 0, free);

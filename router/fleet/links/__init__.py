@@ -1,1 +1,1 @@
-"""One server each: its connection and calls, whether it drains or fails, its load, its cache."""
+"""One server: its connection and calls, its drain, its failures, its load, its cache."""

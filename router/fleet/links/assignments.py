@@ -1,4 +1,4 @@
-"""What one router has under way at one server, and what that makes of the server's own figures."""
+"""The work that one router has at one server, and the server's load as corrected by it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from router.policies.policy import Load
 from wire.messages.generation import ServerInfo, ServerStats
 
 SILENT_S = 30.0
-"""Engines answer between two steps, which take seconds at most: one that says nothing for so long hangs."""
+"""Engines answer between two steps, and a step takes seconds at most. An engine that is silent for so long
+hangs."""
 HELD_OPEN_S = 10.0
-"""After each time that it was asked in vain; longer than it takes to ask again."""
+"""After each question that a hanging engine left unanswered. Longer than it takes until the next question."""
 
 
 class Assignments:
-    """Owns the server's circuit breaker and counts the tokens of requests that are there.
+    """Owns the server's circuit breaker and counts this router's requests and tokens there.
 
-    A server's figures are some hundred milliseconds old, and the requests that this router sent since are not
-    among them. But how many are its own, then and now, it knows exactly: only what others sent is ever stale.
+    The stats of a server are some hundred milliseconds old. Requests that this router has sent since are not
+    among them. But the router knows exactly how many tokens of its own are at the server, now and when it
+    asked: only the part of other routers is ever stale.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -31,22 +33,23 @@ class Assignments:
         self.num_requests = 0
         self.num_tokens = 0
         self.chosen_by: Counter[str] = Counter()
-        """Requests since the start that a policy sent here, by its name."""
+        """Requests that each policy has sent here since the start, by the policy's name."""
         self._incarnation = ""
         self._computes_prompts = True
         self._block_size = 1
         self._stats: ServerStats | None = None
         self.told_s = 0.0
-        """When that was, by the clock."""
+        """When the server reported its stats last, by the clock."""
         self._appeared_s = 0.0
         self._tokens_then = 0
-        """Own tokens at the server when it was asked for :attr:`stats`."""
+        """This router's tokens at the server when it was asked for :attr:`stats`."""
         self._requests_then = 0
         self._max_num_seqs = 0
         self._max_batch_tokens = 0
 
     def appeared(self, info: ServerInfo) -> None:
-        """A server answers; nothing that was known of an earlier life holds for it."""
+        """Note that a server answers, perhaps another incarnation. Its stats and prefixes are not known yet.
+        The breaker of another incarnation starts anew."""
         if info.incarnation != self._incarnation:
             self.breaker.reset()
         self._incarnation = info.incarnation
@@ -59,38 +62,41 @@ class Assignments:
 
     @property
     def has_stats(self) -> bool:
-        """Whether the server has told its load since it appeared."""
+        """Whether the server has reported its stats since it appeared."""
         return self._stats is not None
 
     @property
     def stats_age_s(self) -> float:
-        """Seconds since the server has told its load."""
+        """Seconds since the server reported its stats."""
         return self._clock() - self.told_s
 
     @property
     def stats(self) -> ServerStats | None:
-        """What the server has told last since it appeared."""
+        """The last stats that the server has reported since it appeared."""
         return self._stats
 
     def begin(self, num_tokens: int) -> Assignment:
-        """A request of so many tokens was given to this server."""
+        """Count a request of ``num_tokens`` tokens that is given to this server."""
         return Assignment(self, num_tokens, self.breaker.begin())
 
     def reported(self, stats: ServerStats, *, tokens_when_asked: int, requests_when_asked: int = 0) -> None:
-        """The server's own figures; ``tokens_when_asked``: :attr:`num_tokens` before they were asked for;
-        ``requests_when_asked``: requests of this router that had been sent there."""
+        """Take the server's own stats. ``tokens_when_asked`` is :attr:`num_tokens` before the server was
+        asked for them, ``requests_when_asked`` the number of this router's requests that had been sent
+        there."""
         self._stats, self.told_s = stats, self._clock()
         self._tokens_then, self._requests_then = tokens_when_asked, requests_when_asked
 
     def not_told(self) -> bool:
-        """The server is connected, was asked for its figures and gave none; says whether its engine hangs."""
+        """Note that a connected server was asked for its stats and gave none. Return whether its engine
+        hangs."""
         hangs = self._clock() - max(self.told_s, self._appeared_s) > SILENT_S
         if hangs:
             self.breaker.hold_open(HELD_OPEN_S)
         return hangs
 
     def load(self) -> Load:
-        """The load now: own requests as they are, those of others as they were."""
+        """Return the load now: this router's requests as they are, those of others as the server reported
+        them."""
         if self._stats is None:
             queued = self.num_tokens if self._computes_prompts else 0
             return Load(queued, free_tokens=-self.num_tokens)
@@ -106,19 +112,19 @@ class Assignments:
 
     @property
     def num_routers(self) -> int:
-        """That use a decode server, this one included."""
+        """Routers that use a decode server, this one included."""
         return 1 if self._stats is None else max(1, self._stats.num_routers)
 
     @property
     def rows(self) -> Resource:
-        """Of a decode server; those that this router's requests have are not told apart from free ones."""
+        """Rows of a decode server. Rows that this router's requests occupy count as free."""
         stats = self._stats
         num_there = 0 if stats is None else stats.num_running + stats.num_waiting
         return Resource(self._max_num_seqs, max(0, num_there - self._requests_then))
 
     @property
     def blocks(self) -> Resource | None:
-        """Of a decode server, in tokens; None until it has told."""
+        """Blocks of a decode server, in tokens. None until the server has reported its stats."""
         stats = self._stats
         if stats is None or not stats.num_blocks:
             return None
@@ -128,13 +134,13 @@ class Assignments:
 
     @property
     def prefill_queue(self) -> Resource:
-        """Of a prefill server: tokens of prompts that wait there or are being computed."""
+        """Tokens of prompts that wait on a prefill server or are being computed there."""
         others = 0 if self._stats is None else max(0, self._stats.queued_tokens - self._tokens_then)
         return Resource(PREFILL_STEPS * self._max_batch_tokens, others, self.num_tokens)
 
 
 class Assignment:
-    """One request at one server, from its choice to its end."""
+    """One request at one server, from the choice of the server to the request's end."""
 
     def __init__(self, owner: Assignments, num_tokens: int, trial: Trial) -> None:
         self._owner = owner
@@ -144,14 +150,15 @@ class Assignment:
         owner.num_tokens += num_tokens
 
     def unload(self) -> None:
-        """The server has done its work; how that turns out is to be seen."""
+        """Take the request off the server's load: its work is done. Whether the work was good is not known
+        yet."""
         if self._num_tokens is not None:
             self._owner.num_requests -= 1
             self._owner.num_tokens -= self._num_tokens
             self._num_tokens = None
 
     def progressed(self) -> None:
-        """What the server did has proved to be good."""
+        """Note that the server's work has proved to be good."""
         self._trial.progressed()
 
     def ended(self) -> None:

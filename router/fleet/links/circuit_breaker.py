@@ -1,11 +1,12 @@
-"""Keeps requests from a server that keeps failing them, until one of them shows that it serves again.
+"""Keeps requests away from a server that keeps failing, until a request shows that it serves again.
 
     closed ──MAX_FAILURES in a row──▶ open ──backoff is over──▶ half-open ──probe succeeds──▶ closed
                                        ▲                            │
                                        └────probe fails, longer─────┘
 
-A pure state machine: it is told outcomes and reads an injected clock. The probe is a request like any other.
-It may be held open, too: while a server's engine hangs, requests that have no end would tell nothing.
+A pure state machine: it is told outcomes and reads an injected clock. A probe is a request like any other. A
+breaker can be held open, too: while a server's engine hangs, its requests do not end, so they have no outcome
+that would open the breaker.
 """
 
 from __future__ import annotations
@@ -17,31 +18,34 @@ from typing import Literal
 BreakerState = Literal["closed", "half_open", "open"]
 
 MAX_FAILURES = 5
-"""In a row. More than one request's attempts: what a single request can't get should not close a server."""
+"""Failures in a row that open the breaker. More than the attempts of one request: a single request that can't
+be served must not take the server from all others."""
 FIRST_BACKOFF_S = 1.0
 """Doubled for each probe that fails."""
 MAX_BACKOFF_S = 30.0
 JITTER = 0.25
-"""Of the backoff, either way, so that several routers do not all probe at one moment."""
+"""The part of the backoff that is added or left out at random, so that several routers do not all probe at
+one moment."""
 
 
 class CircuitBreaker:
-    """Of one server. Each request begins a :class:`Trial` there and tells it how it went."""
+    """The circuit breaker of one server. Each request begins a :class:`Trial`, which is told the outcome."""
 
     def __init__(self, clock: Callable[[], float], *, rng: random.Random | None = None) -> None:
         self._clock = clock
         self._rng = rng or random.Random()
         self._failures = 0
         self._openings = 0
-        """In a row, without a success in between."""
+        """Openings in a row, without a success in between."""
         self._is_closed = True
         self._probe: Trial | None = None
         self.retry_at = 0.0
         """When an open breaker lets a probe through, in seconds of the clock."""
         self.num_opened = 0
-        """Since the start."""
+        """Openings since the start."""
         self.era = 0
-        """Counts changes of state: the outcome of a request that began before the last one says nothing."""
+        """The number of changes of state. The outcome of a request that began before the last change does not
+        count."""
 
     @property
     def state(self) -> BreakerState:
@@ -50,24 +54,26 @@ class CircuitBreaker:
         return "half_open" if self._clock() >= self.retry_at else "open"
 
     def allows(self) -> bool:
-        """Whether a request should be sent now. Half-open, that is one at a time."""
+        """Return whether a request should be sent now. A half-open breaker allows one request at a time."""
         return self._is_closed or (self._probe is None and self.state == "half_open")
 
     def begin(self) -> Trial:
-        """A request is sent. One sent to an open breaker, for want of another server, is a probe as well."""
+        """Begin the trial of a request. If the breaker is open and the request is sent for want of another
+        server, it is a probe as well."""
         trial = Trial(self)
         if not self._is_closed and self._probe is None:
             self._probe = trial
         return trial
 
     def hold_open(self, for_s: float) -> None:
-        """It is known by other means than requests that the server does not serve: no probe for so long."""
+        """Allow no probe for ``for_s`` seconds: something other than a request has shown that the server does
+        not serve."""
         if self._is_closed:
             self._open()
         self.retry_at = max(self.retry_at, self._clock() + for_s)
 
     def reset(self) -> None:
-        """Another process answers at this address: it starts with a clean sheet."""
+        """Forget all failures: another process answers at this address."""
         self._close()
 
     # --- told by trials --------------------------------------------------------------------------
@@ -75,7 +81,7 @@ class CircuitBreaker:
     def _succeeded(self, trial: Trial) -> None:
         if trial is self._probe:
             self._close()
-            trial.era = self.era  # what becomes of it from now on counts
+            trial.era = self.era  # its later outcome counts, too
         elif trial.era == self.era and self._is_closed and trial.has_ended:
             self._failures = 0
 
@@ -106,7 +112,7 @@ class CircuitBreaker:
 
 
 class Trial:
-    """One request at one server. Its end is told once; what is said after that does not count."""
+    """One request at one server. Only its first outcome counts."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self.era = breaker.era
@@ -115,13 +121,15 @@ class Trial:
         self._has_progressed = False
 
     def progressed(self) -> None:
-        """The server does serve it: enough for a probe, whose request may go on for minutes."""
+        """Note that the server does serve the request. That is enough for a probe, whose request may go on
+        for minutes."""
         if not self.has_ended and not self._has_progressed:
             self._has_progressed = True
             self._breaker._succeeded(self)
 
     def ended(self) -> None:
-        """It is over, and not by a fault of the server: served if it progressed, else called back."""
+        """End a request that did not fail by the server's fault: it was served if it progressed, else called
+        back."""
         if self.has_ended:
             return
         self.has_ended = True

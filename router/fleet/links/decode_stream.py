@@ -34,22 +34,24 @@ from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
 
 
 class Receiver(Protocol):
-    """Is called on the event loop, between other requests' news: it neither waits nor raises."""
+    """Gets the outputs of one request. It is called on the event loop between the outputs of other requests,
+    so its methods must neither wait nor raise."""
 
     def take(self, output: RequestOutput | TwinfangError) -> None:
-        """After one with a finish reason, or an error, nothing more comes."""
+        """Take an output or an error. After an error, or an output with a finish reason, nothing more
+        comes."""
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """News that is tokens and nothing else, as nearly all is."""
+        """Take an output that has tokens and nothing else, as nearly all outputs have."""
 
 
 log = logging.getLogger(__name__)
 
 
 class DecodeStream(ServerLink):
-    """Keeps the stream to one decode server open, and hands every output to whom it is for.
+    """Keeps the stream to one decode server open, and gives every output to the receiver of its request.
 
-    ``prefill_addresses`` says which prefill servers one that has just connected should meet.
+    ``prefill_addresses`` says which prefill servers a decode server that has just connected should meet.
     """
 
     def __init__(
@@ -88,25 +90,26 @@ class DecodeStream(ServerLink):
         await self._connection.close()
 
     def submit(self, request: Submit, receiver: Receiver) -> None:
-        """Sends a request; its outputs go to ``receiver``. Without a stream: :class:`UnavailableError`."""
+        """Send a request; its outputs go to ``receiver``. Raises :class:`UnavailableError` if there is no
+        stream."""
         if self.info is None:
             raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
         self._receivers[request.request_id] = receiver
         self._outgoing.put_nowait(encode(request))
 
     def cancel(self, request_id: str) -> None:
-        """Nothing more is delivered for this request; the server is told to forget it."""
+        """Deliver nothing more for this request, and tell the server to forget it."""
         if self._receivers.pop(request_id, None) is not None and self._info is not None:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
 
     def give_up(self) -> None:
-        """Its requests are to go on elsewhere; the server is told to forget them, should it hear of it."""
+        """Let all requests go on elsewhere. The server is told to forget them, in case it can still hear."""
         for request_id in self._receivers:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
         self._fail_all("the decode server does not answer; send the request again", "its engine hangs")
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
-        """Lets the server shake hands with prefill servers before a request needs it."""
+        """Let the server shake hands with prefill servers before a request needs them."""
         message = ConnectPeers(tuple(addresses))
         if self._info is not None and self._info.role == "decode" and message.addresses:
             self._outgoing.put_nowait(encode(message))
@@ -125,7 +128,7 @@ class DecodeStream(ServerLink):
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _serve(self, info: ServerInfo) -> None:
-        """One life of the stream."""
+        """Serve requests from the stream's opening to its end."""
         stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
         self._outgoing = asyncio.Queue()
         self.assignments.appeared(info)
@@ -138,7 +141,7 @@ class DecodeStream(ServerLink):
         except grpc.aio.AioRpcError as error:
             self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
         except TwinfangError as error:
-            self._connection.failed(f"it sent what can't be read: {error.message}")
+            self._connection.failed(f"it sent a message that can't be read: {error.message}")
         finally:
             self._info = None
             stream.cancel()
@@ -149,7 +152,7 @@ class DecodeStream(ServerLink):
             )
 
     async def _read(self, stream: Any, info: ServerInfo) -> str:
-        """Until the stream is of no more use; says why."""
+        """Read outputs until the stream is of no more use. Return why it is not."""
         while (data := await stream.read()) is not grpc.aio.EOF:
             self._heard()
             news = await read_long(decode_stream_reply, data)
@@ -157,12 +160,13 @@ class DecodeStream(ServerLink):
                 self._deliver(news)
             elif news.incarnation == info.incarnation:
                 self.drain.heard(news.is_draining)
-            else:  # a call that no server had taken yet goes to the next process by itself
+            else:  # gRPC itself gives a call that no server had taken to the next process
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
 
     def _heard(self) -> None:
-        """It speaks, so it can be used at once: what failed there while it was frozen is tried again now."""
+        """Note a sign of life. The server can be used again at once if it was silent: requests that failed
+        there while it was frozen are tried again now."""
         self._connection.heard()
         if self._is_silent:
             self._is_silent = False
@@ -181,7 +185,8 @@ class DecodeStream(ServerLink):
             log.debug("stream to %s: no more writing: %s", self.address, error)  # the reader sees it too
 
     def _deliver(self, news: StepOutputs) -> None:
-        """What has no receiver was cancelled while this was on its way."""
+        """Give outputs to their receivers. Requests without one were cancelled while the output was on its
+        way."""
         for request_id, token_ids in news.token_ids.items():
             if (receiver := self._receivers.get(request_id)) is not None:
                 receiver.take_tokens(token_ids)

@@ -1,8 +1,8 @@
-"""Addresses that lead to a machine's own surroundings: link-local ones, and those where clouds tell a machine
+"""Addresses that lead to a machine's own surroundings: link-local ones, and those where clouds give a machine
 its credentials.
 
-Whoever may add workers should not reach those through the router. The flags' and discovery's addresses are
-their operator's, and are not looked at.
+Someone who may add workers should not reach these addresses through the router. Addresses from flags and from
+discovery are chosen by the operator and not checked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ IPV4_LAST = tuple(
         ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"),
     )
 )
-"""Networks of IPv6 whose addresses end in one of IPv4: compatible and mapped (RFC 4291, section 2.5.5),
-translated (RFC 2765, section 2.1), NAT64 (RFC 6052, section 2.1), and NAT64 of one's own (RFC 8215)."""
+"""IPv6 networks whose addresses end in an IPv4 address: compatible and mapped (RFC 4291, section 2.5.5),
+translated (RFC 2765, section 2.1), NAT64 (RFC 6052, section 2.1), and NAT64 with local prefixes (RFC
+8215)."""
 METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200")))
-"""Of Amazon and of Google over IPv6, of Alibaba; the others' are link-local."""
+"""Metadata addresses of Amazon and Google over IPv6, and of Alibaba. Those of other clouds are link-local."""
 
 
 async def require_reachable(address: str) -> None:
-    """Raises :class:`ConfigError` if the host in ``host:port`` stands for such an address. A name that nobody
-    knows yet will do, so this is asked again before each connection.
+    """Raises :class:`ConfigError` if the host in ``host:port`` stands for such an address.
+
+    A name that can't be resolved yet is allowed, so the check is repeated before each connection.
     """
     host = address.rpartition(":")[0].strip("[]")
     try:
@@ -47,7 +49,7 @@ async def require_reachable(address: str) -> None:
 
 
 async def resolved(host: str) -> list[str]:
-    """As a connection would resolve it, odd ways to write an IPv4 address included."""
+    """Resolve a host as a connection would, odd ways to write an IPv4 address included."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in infos]
 
@@ -57,7 +59,7 @@ def _is_link_local(text: str) -> bool:
 
 
 def _meant(ip: IPAddress) -> Iterator[IPAddress]:
-    """The address itself, and those of IPv4 that a gateway may make of it."""
+    """Yield the address itself, and the IPv4 addresses that a gateway may make of it."""
     yield ip
     if isinstance(ip, ipaddress.IPv4Address):
         return

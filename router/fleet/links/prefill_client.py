@@ -30,8 +30,8 @@ ABANDON_TIMEOUT_S = 5.0
 class PrefillClient(ServerLink):
     """Watches one prefill server and calls it.
 
-    ``on_appear`` is called with the client when a server answers that was not there before, or
-    another life of it (incarnation).
+    ``on_appear`` is called with the client when a server starts to answer, and when another incarnation
+    answers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PrefillClient(ServerLink):
         self._keep(self._keep_watch(), f"watch of prefill server {self.address}", on_fatal)
 
     async def close(self) -> None:
-        """Waits for leases that are being given back, since nobody else knows of them."""
+        """Close the connection once leases have been given back that nobody else knows of."""
         await self._end_tasks()
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._connection.close()
@@ -72,7 +72,7 @@ class PrefillClient(ServerLink):
     async def prefill(
         self, request: PrefillRequest, *, timeout_s: float, on_started: Callable[[PartialTicket], None]
     ) -> PrefillReply:
-        """Runs the prompt. Raises what the server raised; cancelling cancels the call there.
+        """Run the prompt. Raises what the server raised. Cancelling this call cancels the server's, too.
 
         ``on_started`` gets the early ticket of a prompt that takes a while, at most once.
         """
@@ -104,7 +104,8 @@ class PrefillClient(ServerLink):
         raise UnavailableError("Prefill ended without a reply")
 
     def abandon(self, request_id: str) -> None:
-        """Gives back, in the background, what will not be read. Its time to live covers a lost message."""
+        """Give back, in the background, a lease that nobody will read. If the message is lost, the lease
+        expires."""
         task = asyncio.create_task(self._abandon(request_id))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -1,4 +1,4 @@
-"""Which prefixes one server can serve from its cache, as far as it has told this router."""
+"""The prefixes that one server can serve from its cache, as far as it has reported them to this router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.version: int | None = None
-        """Of the copy; None: there is none."""
+        """Version of the copy. None if there is no copy."""
         self._keys: set[bytes] = set()
         self._fingerprint = ""
         self._block_size = 1
@@ -23,12 +23,12 @@ class PrefixIndex:
         return len(self._keys)
 
     def appeared(self, info: ServerInfo) -> None:
-        """A server answers: what it has is not known yet."""
+        """Note that a server answers: its prefixes are not known yet."""
         self._fingerprint, self._block_size = info.fingerprint, info.block_size
         self._keys, self.version = set(), None
 
     def forget(self) -> None:
-        """Nobody asks any more."""
+        """Drop the copy, as no policy reads it any more."""
         self._keys, self.version = set(), None
 
     def update(self, news: PrefixNews) -> None:
@@ -40,7 +40,7 @@ class PrefixIndex:
         self.version = news.version
 
     def cached_tokens(self, demand: Demand) -> int:
-        """Tokens that the server would not have to compute. The last one is always recomputed."""
+        """Return how many tokens the server would not have to compute. It always computes the last one."""
         if not self._keys:
             return 0
         keys = _keys_of(demand.token_ids, demand.cache_salt, self._fingerprint, self._block_size)
@@ -50,6 +50,6 @@ class PrefixIndex:
         return 0
 
 
-@lru_cache(maxsize=4)  # all servers that are compared for one request
+@lru_cache(maxsize=4)  # shared by all servers that are compared for one request
 def _keys_of(token_ids: tuple[int, ...], salt: str, fingerprint: str, block_size: int) -> list[bytes]:
     return block_keys(token_ids[:-1], block_size=block_size, fingerprint=fingerprint, salt=salt)

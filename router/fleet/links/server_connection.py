@@ -1,4 +1,4 @@
-"""A gRPC channel of the router to one server, and who answers at its other end."""
+"""A gRPC channel from the router to one server, and the identity of the server that answers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.75
-"""Between two looks whether a server that is in use still answers."""
+"""Between two checks that a server in use still answers."""
 DESCRIBE_TIMEOUT_S = 2.0
-"""Who does not even say who it is for so long is taken to be frozen or cut off: with :data:`LOOK_INTERVAL_S`,
-within 3 s. A server's event loop answers whatever its engine does, and gRPC's own threads keep the time: a
-router that is late itself still finds an answer that came in time."""
+"""A server that does not even say who it is for so long is taken to be frozen or cut off. With
+:data:`LOOK_INTERVAL_S`, this is found within 3 s. A server's event loop answers whatever its engine does, and
+gRPC's own threads keep the time: a router that is late itself still finds an answer that came in time."""
 RETRY_INTERVAL_S = 0.5
-"""The longest pause between two tries to reach a server that is away."""
+"""The longest pause between two attempts to reach a server that is away."""
 STATS_TIMEOUT_S = 2.0
 NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
 MayConnect = Callable[[str], Awaitable[None]]
-"""Raises :class:`ConfigError` for an address that is not to be connected to."""
+"""Raises :class:`ConfigError` for an address that the router must not connect to."""
 
 
 async def require_nothing(_address: str) -> None:
-    """Every address will do."""
+    """Allow every address."""
 
 
 class Connection:
-    """The channel to ``address``. The server has to say that its role is one of ``roles`` and, unless that
-    is None, that what it serves is one of ``served_models``."""
+    """The channel to ``address``. The server has to report a role that is in ``roles`` and, unless
+    ``served_models`` is None, a model that is in ``served_models``."""
 
     def __init__(
         self,
@@ -53,38 +53,39 @@ class Connection:
         self._may_connect = may_connect
         self.channel = open_channel(address)
         self.is_serving = True
-        """False while the server's own health service says so; one that says nothing is taken to serve."""
+        """False while the server's own health service says so. A server without such news is taken to
+        serve."""
         self.held_back = ""
-        """Why the router does not want to use it now; empty if it does."""
+        """Why the router does not want to use the server now. Empty if it does."""
         self.last_info: ServerInfo | None = None
-        """What the server said of itself when it was asked last and answered."""
+        """What the server said of itself when it last answered."""
         self._num_heard = 0
-        """Signs of life."""
+        """Signs of life so far."""
         self._problem: str = "not reached yet"
 
     @property
     def is_usable(self) -> bool:
-        """As far as the server's health and the router's own wish go."""
+        """Whether the server's health and the router's own wish allow its use."""
         return self.is_serving and not self.held_back
 
     @property
     def problem(self) -> str:
-        """Why the server is not in use; said by /readyz. Logged when it changes."""
+        """Why the server is not in use. Shown by /readyz, and logged when it changes."""
         return self.held_back or (self._problem if self.is_serving else NOT_SERVING)
 
     async def keep_health(self, retry_interval_s: float) -> None:
-        """Follows what the server says of its health, until it is cancelled."""
+        """Follow what the server says of its health, until the task is cancelled."""
         while True:
             async with aclosing(watch_health(self.channel)) as news:
                 async for is_serving in news:
                     if self.is_serving and not is_serving:
                         log.warning("server %s is not in use: %s", self.address, NOT_SERVING)
                     self.is_serving = is_serving
-            self.is_serving = True  # nobody says otherwise: whether it can be reached shows elsewhere
+            self.is_serving = True  # without news; whether the server is away is found out elsewhere
             await asyncio.sleep(retry_interval_s)
 
     async def describe(self) -> ServerInfo | None:
-        """Who is there; None, with the reason in :attr:`problem`, if nobody fit for use answers."""
+        """Return who is there. None if no usable server answers; :attr:`problem` then says why."""
         try:
             return await self._ask_who()
         except TwinfangError as error:
@@ -92,8 +93,8 @@ class Connection:
             return None
 
     async def look(self) -> ServerInfo | None:
-        """As :meth:`describe`, of a server that is in use: one that is just slow to answer counts as there as
-        long as it says anything else."""
+        """Ask a server that is in use who it is, as :meth:`describe` does. If it is too slow to answer, it
+        counts as there as long as it has said anything else meanwhile."""
         num_heard = self._num_heard
         try:
             return await self._ask_who()
@@ -106,20 +107,20 @@ class Connection:
         return None
 
     def heard(self) -> None:
-        """The server has said something, so it is not frozen."""
+        """Note that the server has said something, so it is not frozen."""
         self._num_heard += 1
 
     async def _ask_who(self) -> ServerInfo:
-        """Raises what :meth:`examine` raises."""
+        """Return who is there. Raises what :meth:`examine` raises."""
         info = await self.examine(DESCRIBE_TIMEOUT_S)
         self.succeeded()
         self.last_info = info
         return info
 
     async def examine(self, timeout_s: float) -> ServerInfo:
-        """Who is there. Raises :class:`ConfigError` if it is none that can be used, and what :func:`call`
-        raises if nobody answers."""
-        if self._problem:  # else it is known, and connected to
+        """Return who is there. Raises :class:`ConfigError` if the router can't use that server, and what
+        :func:`call` raises if nobody answers."""
+        if self._problem:  # otherwise it has passed this check and is connected
             await self._may_connect(self.address)
         info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=timeout_s)
         if info.role not in self.roles:
@@ -129,35 +130,35 @@ class Connection:
             )
         if self._served_models is not None and info.served_model_name not in self._served_models:
             raise ConfigError(
-                f"it serves {info.served_model_name!r}, and this router "
+                f"it serves {info.served_model_name!r}, and this router serves "
                 f"{', '.join(map(repr, sorted(self._served_models)))}: check the server's "
                 "--served-model-name and the router's --model"
             )
         return info
 
     async def stats(self) -> ServerStats | None:
-        """The server's figures; None if it does not give them in time."""
+        """Return the server's stats. None if it does not send them in time."""
         try:
             stats: ServerStats = await call(self.channel, GET_STATS, GetStats(), timeout_s=STATS_TIMEOUT_S)
         except TwinfangError as error:
-            log.debug("server %s gave no figures: %s", self.address, error.message)
+            log.debug("server %s sent no stats: %s", self.address, error.message)
             return None
         self.heard()
         return stats
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """What the server's cache can serve now; None if it does not say in time."""
+        """Return what the server's cache can serve now. None if it does not answer in time."""
         try:
             request = GetPrefixes(since)
             news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)
         except TwinfangError as error:
-            log.debug("server %s did not tell its prefixes: %s", self.address, error.message)
+            log.debug("server %s did not report its prefixes: %s", self.address, error.message)
             return None
         self.heard()
         return news
 
     def succeeded(self) -> None:
-        """Nothing is wrong with the server as far as the connection tells."""
+        """Note that the connection shows nothing wrong with the server."""
         self._problem = ""
 
     def failed(self, reason: str) -> None:

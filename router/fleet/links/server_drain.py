@@ -1,4 +1,4 @@
-"""Whether a server takes new requests: what an operator wants, what the server says, who must be told."""
+"""Whether a server takes new requests: what an operator wants, what the server reports, who must be told."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ TIMEOUT_S = 5.0
 
 
 class ServerDrain:
-    """Draining is a state of the server, so that all routers see it; a new life of it is told again."""
+    """Whether one server drains. It is a state of the server, so that all routers see it; another incarnation
+    is told again."""
 
     def __init__(self, connection: Connection) -> None:
         self.why = ""
-        """Why it is not to serve again; empty if it may."""
+        """Why the server must not serve again. Empty if it may."""
         self._is_draining = False
         self.num_wishes = 0
-        """Since the start."""
+        """Wishes since the start."""
         self._connection = connection
         self._incarnation = ""
         self._untold: SetDraining | None = None
@@ -36,26 +37,27 @@ class ServerDrain:
 
     @property
     def is_retired(self) -> bool:
-        """Whether it drains for good."""
+        """Whether the server drains for good."""
         return bool(self.why)
 
     def retire(self, why: str, *, lets_go: bool) -> None:
-        """Nothing takes that back. Another process at this address is not the one that was meant: it gets
-        nothing from here, and is told nothing."""
+        """Drain the server for good; nothing can undo this. Another process at this address is not the one
+        that was meant: this router sends it no requests, and does not tell it to drain."""
         self.why = why
         self.num_wishes += 1
         self._untold = SetDraining(True, lets_go) if self._incarnation else None
 
     def wish(self, is_draining: bool, *, lets_go: bool = False) -> None:
-        """Counts for this router from now on; :meth:`tell` has to follow once the server can be reached."""
+        """Set what an operator wants. It counts for this router from now on; call :meth:`tell` once the
+        server can be reached."""
         self._is_draining = is_draining
         self.num_wishes += 1
         self._untold = SetDraining(is_draining, lets_go)
 
     async def tell(self) -> bool:
-        """Tells the server what it does not know yet, what is wished meanwhile included.
+        """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
 
-        False: it could not be told, and is when it appears.
+        Return False if it could not be told; it is then told when it appears.
         """
         async with self._telling:
             while (wanted := self._untold) is not None:
@@ -70,9 +72,10 @@ class ServerDrain:
             return True
 
     def appeared(self, info: ServerInfo, *, num_wishes: int) -> None:
-        """The server has said who it is, as it does again and again.
+        """Note that the server has said who it is, as it does again and again.
 
-        ``num_wishes``: before it was asked; if there were more since, what it says of draining is old.
+        ``num_wishes``: the number of wishes before the server was asked. If there are more by now, its news
+        of draining is old.
         """
         is_new = info.incarnation != self._incarnation
         self._incarnation = info.incarnation
@@ -84,6 +87,7 @@ class ServerDrain:
             self.heard(info.is_draining)
 
     def heard(self, is_draining: bool) -> None:
-        """What the server says; maybe another router's operator wanted it."""
+        """Take what the server says, unless an operator's wish is still untold. Another router's operator may
+        have wanted it."""
         if self._untold is None:
             self._is_draining = is_draining

@@ -1,4 +1,4 @@
-"""What a router knows of one server and asks of it, whatever the server is for."""
+"""What a router knows of one server, and asks of it, whether it is a prefill or a decode server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from wire.messages.handoff import Role
 from wire.messages.prefixes import PrefixNews
 
 PoolRole = Literal["prefill", "decode"]
-"""The pool that a server is in. A server that does both stands in that of decode servers."""
+"""The pool that a server is in. A server that does both is in the pool of decode servers."""
 ROLES: dict[PoolRole, tuple[Role, ...]] = {"prefill": ("prefill", "both"), "decode": ("decode", "both")}
-"""What servers of a pool may say that they are."""
+"""The roles that servers of a pool may report."""
 AddedBy = Literal["flag", "api", "discovery"]
 
 
 def worker_id(role: PoolRole, address: str) -> str:
-    """The same for one address on every router and after every restart: ``decode-1a2b3c``."""
+    """Return an id like ``decode-1a2b3c``: the same for one address on every router and after every
+    restart."""
     return f"{role}-{hashlib.blake2b(address.encode(), digest_size=3).hexdigest()}"
 
 
 class ServerLink:
-    """One server of a pool: its connection, whether it drains, what this router has under way there."""
+    """One server of a pool: its connection, its drain, and what this router has under way there."""
 
     def __init__(
         self,
@@ -50,24 +51,27 @@ class ServerLink:
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._info: ServerInfo | None = None
-        """None as long as the server does not answer; of one that streams, as long as there is no stream."""
+        """None while the server does not answer or, for a decode server, while there is no stream."""
         self._is_silent = False
-        """Whether it was asked in vain who it is: frozen, maybe. What it has under way may still come."""
+        """Whether the server has not answered who it is, perhaps because it is frozen. Its requests may still
+        go on."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def info(self) -> ServerInfo | None:
-        """None as long as the server can't be used: it does not answer, or it says that it does not serve."""
+        """None while the server can't be used: it does not answer, says that it does not serve, or is held
+        back."""
         return self._info if self._connection.is_usable and not self._is_silent else None
 
     @property
     def last_info(self) -> ServerInfo | None:
-        """What it said last, whether or not it can be used now; None: nothing yet."""
+        """What the server last said of itself, whether or not it can be used now. None if it never said
+        anything."""
         return self._connection.last_info
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has said who it is, used or not."""
+        """Whether the server has said who it is, in use or not."""
         return self._info is not None
 
     @property
@@ -75,19 +79,19 @@ class ServerLink:
         return self._connection.problem
 
     def hold_back(self, why: str) -> None:
-        """Sends nothing new there as long as there is a reason; an empty one ends that."""
+        """Send nothing new to the server as long as there is a reason. An empty reason ends that."""
         self._connection.held_back = why
 
     async def stats(self) -> ServerStats | None:
-        """The server's own figures; None without a connection, or an answer in time."""
+        """Return the server's own stats. None without a connection, or without an answer in time."""
         return None if self._info is None else await self._connection.stats()
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """What its cache can serve; None without a connection or an answer."""
+        """Return what the server's cache can serve. None without a connection or an answer."""
         return None if self._info is None else await self._connection.prefix_news(since)
 
     def _keep(self, watch: Coroutine[None, None, None], name: str, on_fatal: OnFatal) -> None:
-        """Runs ``watch``, and follows the server's health, until the link is closed."""
+        """Run ``watch``, and follow the server's health, until the link is closed."""
         health = self._connection.keep_health(self._probe_interval_s)
         self._tasks = [start_background(task, name, on_fatal) for task in (watch, health)]
 

@@ -1,4 +1,4 @@
-"""The task that keeps what the router knows of one server up to date: its load, its cached prefixes."""
+"""The task that keeps the router's knowledge of one server up to date: its load, its cached prefixes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from router.fleet.links.prefill_client import PrefillClient
 Worker = PrefillClient | DecodeStream
 
 BUSY_INTERVAL_S = 0.25
-"""Between two questions to a server that has work of ours."""
+"""Between two questions to a server that has requests of this router."""
 
 
 class WorkerWatch:
-    """Connects to the server and asks for its stats; for its prefixes while a policy reads them.
+    """Connects to the server and asks for its stats, and for its prefixes while a policy reads them.
 
-    ``on_hang`` is told of an engine that does not answer, again and again as long as it does not.
+    ``on_hang`` is called again and again as long as the server's engine does not answer.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class WorkerWatch:
     def read_prefixes(self, wanted: bool) -> None:
         self._reads_prefixes = wanted
         if not wanted:
-            self._worker.assignments.prefixes.forget()  # what is not followed goes stale
+            self._worker.assignments.prefixes.forget()  # a copy that is not updated goes stale
 
     async def close(self) -> None:
-        """Ends the connection too."""
+        """End the watch and the connection."""
         await cancel_and_wait(self._task)
         await self._worker.close()
 
     async def _keep_asking(self) -> None:
-        """Without an answer the stats stay what they were; without one for long, the server's circuit
-        breaker opens."""
+        """Ask again and again. Without an answer the stats stay as they were; if there is none for long, the
+        server's circuit breaker opens."""
         assignments = self._worker.assignments
         while True:
             if await self._hangs():
@@ -54,7 +54,7 @@ class WorkerWatch:
             await asyncio.sleep(self._idle_interval_s if is_idle else BUSY_INTERVAL_S)
 
     async def _hangs(self) -> bool:
-        """Asks for its load."""
+        """Ask for the server's stats. Return whether its engine hangs."""
         worker, assignments = self._worker, self._worker.assignments
         tokens_when_asked, requests_when_asked = assignments.num_tokens, worker.num_requests
         stats = await worker.stats()
@@ -66,12 +66,12 @@ class WorkerWatch:
         return False
 
     async def _ask_for_prefixes(self) -> None:
-        """All at first, and after a gap; else what has changed, if the server's load says that anything
-        has."""
+        """Get all prefixes at first and after a gap. Otherwise get what has changed, unless the stats show
+        that nothing has."""
         index, stats = self._worker.assignments.prefixes, self._worker.assignments.stats
         since = index.version
         if since is not None and stats is not None and stats.prefix_version == since:
             return
         news = await self._worker.prefix_news(since)
-        if news is not None and index.version == since:  # else it appeared anew meanwhile
+        if news is not None and index.version == since:  # otherwise the server appeared anew meanwhile
             index.update(news)

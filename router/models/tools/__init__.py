@@ -1,1 +1,1 @@
-"""Calls of tools in the text of chat answers: how they are written, found and enforced."""
+"""Tool calls in the text of chat answers: how they are written, found and enforced."""

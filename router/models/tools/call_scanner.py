@@ -1,4 +1,4 @@
-"""Finds calls of tools in text that arrives piece by piece."""
+"""Finds tool calls in text that arrives piece by piece."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from router.models.tools.tool_format import Tool, ToolCall, ToolFormat, length_o
 
 @dataclass
 class Found:
-    """What is new: text beside calls, and calls that are complete."""
+    """What is new: text outside of calls, and calls that are complete."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
 
 class CallScanner:
-    """Splits one answer into content and calls. What it finds does not depend on how the text was cut.
+    """Splits one answer into content and calls. The result does not depend on how the text was cut into
+    pieces.
 
-    White space around calls is no content. A block that can't be read, or that the model does not end, is:
-    nothing that it says gets lost. Of an answer that was cut, marks and their beginnings are no content.
+    White space around calls is not content. A block that can't be read, or that the model does not end, is
+    content, so that no text gets lost. If an answer was cut off, marks and beginnings of marks are not
+    content.
     """
 
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, max_calls: int | None = None) -> None:
@@ -30,14 +32,15 @@ class CallScanner:
         self._held = ""
         self._is_inside = False
         self._num_searched = 0
-        """Characters of a block's text that its end does not begin in."""
+        """Characters of a block's text in which its end mark does not begin."""
         self._opening = ""
-        """Of the block: its mark and the blanks before it, which are content if it is no call after all."""
+        """The block's begin mark and the blanks before it. They are content if the block is not a call after
+        all."""
         self._is_behind_call = False
         self.num_calls = 0
 
     def push(self, text: str) -> Found:
-        """The next piece of the answer."""
+        """Take the next piece of the answer. Return what is new."""
         found = Found()
         self._held += text
         while self._take_block(found) if self._is_inside else self._take_content(found):
@@ -45,14 +48,14 @@ class CallScanner:
         return found
 
     def finish(self) -> Found:
-        """Nothing more comes."""
+        """End the answer. Return the rest of it."""
         found = Found()
         self._show(self._opening + self._held if self._is_inside else self._held, found)
         self._held = ""
         return found
 
     def cut(self) -> Found:
-        """Nothing more comes, though the model has not ended: a call is told as far as it goes."""
+        """End an answer that was cut off. Return the rest of it, with a call as far as the answer has it."""
         if not self._is_inside:
             if num_begun := length_of_beginning(self._held, self._form.begin):
                 self._held = self._held[:-num_begun].rstrip()
@@ -67,7 +70,7 @@ class CallScanner:
         return found
 
     def _take_content(self, found: Found) -> bool:
-        """Up to a block's begin; whether there is one."""
+        """Take the text up to a block's begin mark. Return whether there is a block."""
         before, mark, behind = self._held.partition(self._form.begin)
         if mark:
             said = before.rstrip()
@@ -82,7 +85,7 @@ class CallScanner:
         return False
 
     def _take_block(self, found: Found) -> bool:
-        """A whole block; whether it is there."""
+        """Take a block, if all of it is there. Return whether it is."""
         end = self._form.end
         at = self._held.find(end, self._num_searched)
         if at < 0:

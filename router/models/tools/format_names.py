@@ -1,4 +1,4 @@
-"""Formats of tool calls by the names that ``--tool-call-parser`` has for them, which are vLLM's."""
+"""Formats of tool calls by their names for ``--tool-call-parser``, which are vLLM's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FORMATS: dict[ToolParserName, ToolFormat] = {
 
 
 def tool_format(name: ToolParserName, template: ChatTemplate | None) -> ToolFormat | None:
-    """``auto`` looks at what the template writes for calls, and is None where that is not certain."""
+    """Return the format of this name. ``auto`` takes the format of the calls in the template; None if that is
+    not certain."""
     if name != "auto":
         return FORMATS.get(name)
     if template is None:

@@ -12,7 +12,7 @@ from router.models.tools.tool_format import Marks, Tool, ToolCall, call_from_jso
 
 
 class Hermes:
-    """One object a block; Hermes, Qwen 2.5 and 3, and many others.
+    """One object in each block. Used by Hermes, Qwen 2.5 and 3, and many others.
 
     <tool_call>
     {"name": "look", "arguments": {"at": "sky"}}
@@ -36,7 +36,7 @@ class Hermes:
 
 
 class NemotronJson:
-    """All calls in one list; Nemotron Nano 2.
+    """All calls in one list. Used by Nemotron Nano 2.
 
     <TOOLCALL>[{"name": "look", "arguments": {"at": "sky"}}]</TOOLCALL>
     """
@@ -59,7 +59,8 @@ class NemotronJson:
 
 
 def _one_of(tools: Sequence[Tool]) -> list[str]:
-    """Rule ``one``: a call's object. Arguments are a grammar of their own: a schema may refer to itself."""
+    """Return rule ``one``: a call's object. Arguments are a grammar of their own, since a schema may refer to
+    itself."""
     rules = [f"one: {' | '.join(f'tool{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         opening = literal(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ')
@@ -72,13 +73,14 @@ _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _ARGUMENTS = ("arguments", "parameters")
 _MAX_ESCAPE_CHARS = 6
-"""Of a character that JSON writes as ``\\u0041``."""
+"""The length of a character that JSON writes as ``\\u0041``."""
 
 
 def cut_call(text: str) -> ToolCall | None:
-    """The call that ``text`` begins: its arguments end where it ends, and are no JSON then.
+    """Return the call that ``text`` begins. Its arguments end where the text ends, and are not valid JSON
+    then.
 
-    None as long as the name is not complete. Raises :class:`ValueError` for a text that begins no object.
+    None if the name is not complete. Raises :class:`ValueError` for a text that does not begin an object.
     """
     at = _skip(text, 0)
     if text[at : at + 1] not in ("{", ""):
@@ -104,9 +106,10 @@ def cut_call(text: str) -> ToolCall | None:
 
 
 def cut_calls(text: str) -> list[ToolCall]:
-    """Those of a list that ``text`` begins: complete ones, then perhaps one that is not.
+    """Return the calls of the list that ``text`` begins: complete ones, then perhaps one that is not
+    complete.
 
-    Raises :class:`ValueError` for a text that begins no list of objects.
+    Raises :class:`ValueError` for a text that does not begin a list of objects.
     """
     calls: list[ToolCall] = []
     at = _skip(text, 0)
@@ -125,13 +128,13 @@ def cut_calls(text: str) -> list[ToolCall]:
 
 
 def _begun(value: str) -> str:
-    """Arguments that are not complete; some models write them as JSON in a string."""
+    """Return arguments that are not complete. Some models write them as JSON in a string."""
     if not value.startswith('"'):
         return value if value.startswith("{") else ""
     for num_left_out in range(min(_MAX_ESCAPE_CHARS, len(value))):
         try:
             said: Any = json.loads(value[: len(value) - num_left_out] + '"')
-        except ValueError:  # an escape is cut as well
+        except ValueError:  # the text ends within an escape
             continue
         return said if isinstance(said, str) else ""
     return ""

@@ -1,4 +1,4 @@
-"""The format of Qwen3-Coder and of Nemotron 3 Nano: a tag for each parameter, its value as it stands.
+"""The format of Qwen3-Coder and of Nemotron 3 Nano: a tag for each parameter, texts without quotes.
 
 <tool_call>
 <function=look>
@@ -45,7 +45,8 @@ class Qwen3Coder:
         return [ToolCall(name, json.dumps(arguments, ensure_ascii=False))]
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """The JSON of parameters that are complete, and of a text that is not as much as there is of it."""
+        """Return the call of a block that was cut off, with the JSON of its complete parameters. Of a text
+        that is not complete, the JSON has as much as there is."""
         if "</function>" in block:
             return self.parse(block, tools)
         match = _BEGUN.fullmatch(block)
@@ -75,7 +76,7 @@ class Qwen3Coder:
 
 
 def _schemas(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """Of the parameters of the tool that has this name."""
+    """Return the schemas of the parameters of the tool that has this name."""
     for tool in tools:
         if tool.name == name:
             properties: dict[str, Any] = tool.parameters.get("properties", {})
@@ -84,7 +85,8 @@ def _schemas(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _begun(text: str, schema: Any) -> str:
-    """The JSON that a value begins which is cut, without what may be its end's beginning."""
+    """Return the beginning of the JSON of a value that was cut off. Leave out what may be the beginning of
+    its end tag."""
     said = text[: len(text) - length_of_beginning(text, "\n</parameter>")].removeprefix("\n")
     if isinstance(schema, dict) and not _is_text(schema):
         return said
@@ -92,7 +94,7 @@ def _begun(text: str, schema: Any) -> str:
 
 
 def _rules_of(tool: Tool, rule: str) -> list[str]:
-    """Parameters stand in the schema's order; those that are not required may be left out."""
+    """Return the rules for one tool. Parameters are in the schema's order; optional ones may be left out."""
     required = tool.parameters.get("required", [])
     parts, rules = [], []
     for i, (name, schema) in enumerate(tool.parameters.get("properties", {}).items()):
@@ -103,17 +105,18 @@ def _rules_of(tool: Tool, rule: str) -> list[str]:
 
 
 def _value_rule(tool: Tool, name: str, schema: Any) -> str:
-    """A value and what ends it: text must not end elsewhere, so it is one terminal with its end."""
+    """Return the rule for a value and its end tag. A text must not end elsewhere, so it is one terminal with
+    that tag."""
     closing = "\n</parameter>\n"
     if not isinstance(schema, dict) or not _is_text(schema):
-        # What the schema refers to stands in the tool's own.
+        # The definitions that the schema refers to are in the tool's own schema.
         whole = {key: tool.parameters[key] for key in _SHARED if key in tool.parameters}
         whole |= schema if isinstance(schema, dict) else {}
         return f"{literal(chr(10))} %json {with_options(whole)} {literal(closing)}"
     if further := schema.keys() - _AS_TEXT:
         raise InvalidRequestError(
-            f"parameter {name!r} of tool {tool.name!r}: {', '.join(sorted(further))} can't be enforced for a "
-            "text that is written as it stands, as this model writes calls: use tool_choice 'auto'",
+            f"parameter {name!r} of tool {tool.name!r}: {', '.join(sorted(further))} can't be enforced, "
+            "as this model writes texts in calls without quotes: use tool_choice 'auto'",
             param="tools",
         )
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -127,12 +130,12 @@ def _is_text(schema: dict[str, Any]) -> bool:
 
 
 def _without_lines(value: str) -> str:
-    """A value stands on lines of its own."""
+    """Remove the line breaks around a value, which is written on lines of its own."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
 def _value(text: str, schema: Any) -> Any:
-    """A text is taken as it stands, anything else is JSON if it can be."""
+    """Return a text as it is. Return anything else as JSON if it is JSON."""
     if not isinstance(schema, dict) or _is_text(schema):
         return text
     try:

@@ -9,15 +9,15 @@ from router.models.chat_messages import checked_tools
 from wire.errors import InvalidRequestError
 
 FREE = (None, "none", "auto")
-"""Choices that leave it to the model, or to nobody."""
+"""Choices that do not demand a call."""
 
 
 def offered_tools(tools: Any, choice: Any) -> tuple[list[dict[str, Any]] | None, Any]:
-    """The tools that the model is told of, and the choice among them.
+    """Return the tools that are shown to the model, and the choice among them.
 
-    That is None, ``none``, ``auto``, ``required`` or one function. ``allowed_tools`` becomes ``auto`` or
-    ``required`` among those that are allowed: of the others the model hears nothing.
-    Raises :class:`InvalidRequestError`.
+    The choice is None, ``none``, ``auto``, ``required`` or one function. ``allowed_tools`` becomes ``auto``
+    or ``required`` among the allowed tools; the others are not shown to the model. Raises
+    :class:`InvalidRequestError`.
     """
     tools = checked_tools(tools)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
@@ -26,7 +26,7 @@ def offered_tools(tools: Any, choice: Any) -> tuple[list[dict[str, Any]] | None,
 
 
 def _checked(choice: Any, tools: list[dict[str, Any]] | None) -> Any:
-    """A choice that asks for a call needs a tool that can be called."""
+    """Return the choice. If it demands a call, there must be a tool to call."""
     if choice in FREE:
         return choice
     if choice != "required":
@@ -60,7 +60,7 @@ def _allowed(
 
 
 def _require(tool: dict[str, Any], tools: list[dict[str, Any]] | None) -> str:
-    """The name of a function, which must be one of the tools."""
+    """Return the name of a function, which must be one of the tools."""
     function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if name not in [one["function"]["name"] for one in tools or ()]:

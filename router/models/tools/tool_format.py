@@ -1,4 +1,4 @@
-"""How a model writes calls of tools, and what the formats have in common."""
+"""How a model writes tool calls, and what the formats have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 class ToolCall:
     name: str
     arguments: str
-    """JSON text of an object."""
+    """The JSON text of an object."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Tool:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Tool:
-        """``said`` is an item of a request's ``tools``, checked; parameters that are left out are none."""
+        """Make a tool of an item of a request's ``tools``, which is checked already. Without parameters, it
+        takes none."""
         function = said["function"]
         parameters = function.get("parameters")
         return cls(function["name"], parameters or {"type": "object", "properties": {}})
@@ -33,32 +34,33 @@ class Tool:
 
 @dataclass(frozen=True)
 class Marks:
-    """Lark terminals for the two marks of a format: texts, or special tokens where a model has such."""
+    """Lark terminals for the two marks of a format: texts, or special tokens if the model has such tokens."""
 
     begin: str
     end: str
 
 
 class ToolFormat(Protocol):
-    """One way to write calls: blocks between two marks, each with one call or several."""
+    """One way to write calls: blocks between two marks, with one or several calls each."""
 
     begin: str
     end: str
 
     def parse(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """The calls of what stands between the marks. Raises :class:`ValueError` if it is none."""
+        """Return the calls in the text between the marks. Raises :class:`ValueError` if it is not a call."""
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """The calls of a block that ends before its end, the last one's arguments as far as they go: no JSON,
-        but its beginning. A call without a complete name is none. Raises :class:`ValueError` if it begins no
-        call at all."""
+        """Return the calls of a block that was cut off. The last call's arguments are the beginning of a JSON
+        text, as far as the block has it. A call without a complete name is left out. Raises
+        :class:`ValueError` if the block does not begin a call at all."""
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
-        """Lark rules, ``calls`` among them, for one call of one of ``tools`` or, ``may_repeat``, several."""
+        """Return Lark rules, ``calls`` among them, for one call of one of ``tools`` or, with ``may_repeat``,
+        several."""
 
 
 def call_from_json(value: Any) -> ToolCall:
-    """Of ``{"name": …, "arguments": {…}}``. Raises :class:`ValueError`."""
+    """Make a call of ``{"name": …, "arguments": {…}}``. Raises :class:`ValueError`."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise ValueError("a call must be an object with a name")
     arguments = value.get("arguments", value.get("parameters"))
@@ -72,7 +74,7 @@ def call_from_json(value: Any) -> ToolCall:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """Of the longest end of ``text`` that begins ``mark``."""
+    """Return the length of the longest end of ``text`` that ``mark`` begins with."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -1,4 +1,4 @@
-"""What a chat's request asks of tools: which may be called, and whether one must be."""
+"""What a chat request asks of tools: which may be called, and whether one must be called."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from router.models.tools.tool_format import Marks, Tool, ToolFormat
 from wire.errors import GrammarError, InvalidRequestError
 
 MAX_TOOLS_BLAMED = 16
-"""If all together can't be compiled so many are looked at one by one."""
+"""If all tools together can't be compiled, so many of them are checked one by one."""
 ENFORCED = FORMATS["hermes"]
-"""The format of calls that must be made by a model whose own is not known."""
+"""The format of enforced calls if the model's own format is not known."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class ToolUse:
     form: ToolFormat
     tools: tuple[Tool, ...]
     max_calls: int | None
-    """None: as many as the model likes."""
+    """None if the model may make any number of calls."""
     grammar: str | None
-    """What the answers must follow, where that is not left to the model."""
+    """The grammar that answers must follow. None if the model is free."""
     has_special_marks: bool
-    """Whether marks are special tokens, which answers' text must show then."""
+    """Whether the marks are special tokens. If so, the text of answers must show them."""
 
     def scanner(self) -> CallScanner:
-        """For one answer."""
+        """Return the scanner of one answer."""
         return CallScanner(self.form, self.tools, max_calls=self.max_calls)
 
 
@@ -51,9 +51,10 @@ async def wanted_tool_use(
     may_repeat: bool,
     grammars: GrammarChecker,
 ) -> ToolUse | None:
-    """None where answers are just text. ``tools`` and ``choice`` are checked, ``form`` is the model's own.
+    """Return how answers may call tools. None if answers are just text. ``tools`` and ``choice`` are checked
+    already, ``form`` is the model's own.
 
-    Raises :class:`InvalidRequestError` for what can't be enforced.
+    Raises :class:`InvalidRequestError` for a request that can't be enforced.
     """
     is_forced = choice not in FREE
     if not tools or choice == "none" or (form is None and not is_forced):
@@ -76,7 +77,7 @@ async def wanted_tool_use(
         try:
             await grammars.check(calls, param="tools")
         except GrammarError:
-            for tool in allowed[:MAX_TOOLS_BLAMED]:  # words about one are clearer than those about all
+            for tool in allowed[:MAX_TOOLS_BLAMED]:  # an error about one tool is clearer than one about all
                 await grammars.check(grammar.of_schema(tool.parameters), param="tools")
             raise
         lark = _grammar(form, allowed, marks, schema, may_repeat=may_repeat)
@@ -93,7 +94,7 @@ def _grammar(
     *,
     may_repeat: bool,
 ) -> str:
-    """Calls, or else JSON of ``schema`` if there is one."""
+    """Return the grammar of calls or, if there is a ``schema``, of calls or JSON of that schema."""
     rules = form.rules(tools, marks, may_repeat=may_repeat)
     if schema is None:
         return "\n".join(["start: calls", *rules])
@@ -101,7 +102,7 @@ def _grammar(
 
 
 def _marks(form: ToolFormat, tokenizer: Tokenizer) -> Marks:
-    """As the model writes them: a special token is none of its text."""
+    """Return the marks as the model writes them. A special token is not part of its text."""
     return Marks(*(_terminal(mark, tokenizer) for mark in (form.begin, form.end)))
 
 

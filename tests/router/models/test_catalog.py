@@ -152,7 +152,10 @@ async def test_a_server_of_another_model_is_not_used_and_the_reason_is_told(flee
     await until(lambda: fleet.services.pool.num_connected()["decode"] == 0)
     assert (await fleet.client.get("/readyz")).status_code == 503
     reason = fleet.services.absence.detail
-    assert f"{fleet.decode['stray'].address}: it serves 'stray', and this router 'large', 'small'" in reason
+    assert (
+        f"{fleet.decode['stray'].address}: it serves 'stray', and this router serves 'large', 'small'"
+        in reason
+    )
     assert fleet.prefill["stray"].address not in fleet.decode["large"].peers
 
 
