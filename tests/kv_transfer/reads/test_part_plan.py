@@ -68,5 +68,5 @@ def test_a_ticket_with_too_few_or_too_many_blocks_is_refused(block_ids):
 def test_a_ticket_that_contradicts_earlier_news_is_refused():
     early, plan, _ = plan_of(9)
     plan.part(Progress((1, 2)))
-    with pytest.raises(TransferError, match="other blocks than were told"):
+    with pytest.raises(TransferError, match="other blocks than were reported"):
         plan.last_part(ticket_of(early, (1, 3, 4)))
