@@ -294,7 +294,7 @@ def paged_attention_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attend from q ``[R, T, QH, D]`` to the caches' content ``[num_blocks, KVH, block_size, D]``.
+    """Attend from q ``[R, T, QH, D]`` to the content of the caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[R, cols]`` and seq_lens ``[R]`` are int32. seq_lens includes the T new positions, whose K
     and V are already stored; 0 marks a padding row, whose output is zero. Block table entries beyond a

@@ -294,7 +294,7 @@ def paged_attention_prefill(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attend from q ``[num_tokens, QH, D]`` to the caches' content ``[num_blocks, KVH, block_size, D]``.
+    """Attend from q ``[num_tokens, QH, D]`` to the content of caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32. seq_lens counts cached
     prefix and new tokens, whose K and V are already stored. Block table entries beyond a row's length are

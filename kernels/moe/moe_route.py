@@ -62,7 +62,7 @@ def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
 
 
 # One program per token, with its scores in registers as [groups, experts of a group]. It takes one maximum
-# after the other and removes each; if two are equal, it takes the lower index first. These are some dozens of
+# after the other and removes each; if two are equal, it takes the lower index first. These are a few dozen
 # reductions over a few hundred numbers, instead of a dozen launches.
 @triton_jit
 def _route_kernel(

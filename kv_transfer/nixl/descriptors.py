@@ -37,7 +37,7 @@ class Share:
 def local_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
     """Returns the pieces of all units of our pool at ``address``.
 
-    Of ``P`` pieces a unit, piece ``p`` of unit ``u`` has index ``u P + p``.
+    With ``P`` pieces per unit, piece ``p`` of unit ``u`` has index ``u P + p``.
     """
     return _descriptors(layout, address, [(piece.local, piece.num_bytes) for piece in cut])
 

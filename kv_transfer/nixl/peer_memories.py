@@ -30,7 +30,7 @@ class Peer:
 
 
 def agent_name(incarnation: str, rank: int) -> str:
-    """Returns the name of a server's rank in NIXL. Rank 0 has the incarnation alone."""
+    """Returns the name of a server's rank in NIXL. For rank 0 this is only the incarnation."""
     return f"{incarnation}.{rank}" if rank else incarnation
 
 

@@ -34,7 +34,7 @@ from wire.messages.ranks import (
 
 
 def rank_main(role: Role) -> RankMain:
-    """Returns the main function of such a rank's process, on a server of that role."""
+    """Returns the main function for the process of a rank other than 0, on a server of this role."""
     return work if role == "both" else serve_rank
 
 

@@ -126,7 +126,7 @@ class RequestStats:
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
-    """From the time when there was room and the prompt was prefilled until all data had landed."""
+    """From when there was room and the prompt was prefilled (the later of both) to when all had landed."""
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     first_token_s: float = 0.0
