@@ -141,7 +141,7 @@ def _rotate_heads(
 
 @triton_jit
 def _cos_sin(angle):
-    """Computes like rotary_cpu.py: range reduction in float64, then the polynomials of Cephes' sinf and cosf."""
+    """Works like rotary_cpu.py: range reduction in float64, then the polynomials of Cephes' sinf and cosf."""
     exact = angle.to(tl.float64)
     quarters = tl.floor(exact * 0.63661977236758134 + 0.5)
     r = (exact - quarters * 1.57079632679489662).to(tl.float32)

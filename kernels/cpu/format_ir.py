@@ -40,7 +40,7 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """Convert float32 to the stored type: e4m3 is rounded; bfloat16 is cut off, since it is rounded before."""
+    """Convert float32 to the stored type: e4m3 is rounded; bfloat16 is cut off: it is rounded before."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)
