@@ -185,8 +185,8 @@ class RequestOutput:
 class SetDraining:
     """Asks a server to take no new requests from now on, or to take them again.
 
-    It is the routers that send no new requests. A draining server still serves a request that arrives: the
-    request began before its router knew, or no other server can continue it.
+    The routers stop sending new requests; the server itself refuses none. A request that still arrives began
+    before its router knew, or no other server can continue it.
     """
 
     is_draining: bool
@@ -196,7 +196,7 @@ class SetDraining:
 
 @message
 class DrainNews:
-    """Tells each router whether a decode server drains: first on its stream, and again on every change."""
+    """Tells each router whether a decode server drains: at the start of its stream and on every change."""
 
     is_draining: bool
     incarnation: str
