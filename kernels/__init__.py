@@ -1,1 +1,1 @@
-"""Operators of the models, a module each: reference, Triton kernel, CPU path (here or in `<op>_cpu.py`)."""
+"""Operators of the models, one module each: reference, Triton kernel, CPU path (here or in `<op>_cpu.py`)."""

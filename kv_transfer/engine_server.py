@@ -1,4 +1,4 @@
-"""What a prefill and a decode server have in common: a configuration, and an engine that calls are about."""
+"""What a prefill and a decode server have in common: a configuration and an engine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class EngineServerConfig:
     port: int
     served_model_name: str
     metrics_port: int | None = None
-    """Of HTTP for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
+    """HTTP port for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
     otlp_endpoint: str = ""
-    """Where traces go: a collector's base URL; empty: where the OTEL_* variables say, if they do."""
+    """Base URL of the collector that gets the traces. Empty: the OTEL_* variables decide, if set."""
     advertise_host: str | None = None
-    """Host that other servers reach this one by; None takes ``host``."""
+    """Host under which other servers reach this one; None takes ``host``."""
     transfer_deadline_s: float = 30.0
-    """A read that takes longer is given up; its destination is quarantined."""
+    """A read that takes longer is given up and its destination is quarantined."""
     handshake_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
@@ -45,16 +45,16 @@ class EngineServerConfig:
             raise ConfigError(
                 f"`host` {self.host} listens on every address, but "
                 f"{'a ticket' if is_prefill else 'the ticket of a kept state'} must name one: "
-                f"set `advertise_host` to the host that {'decode' if is_prefill else 'prefill'} servers reach"
+                f"set `advertise_host` to a host that {'decode' if is_prefill else 'prefill'} servers reach"
             )
         if not self.transfer_deadline_s > 0:
             raise ConfigError(f"`transfer_deadline_s` must be positive, got {self.transfer_deadline_s}")
 
 
 class EngineServer:
-    """Runs an engine and tells of it. A service is one of these, with calls of its own.
+    """Runs an engine and describes it to others. Each service is a subclass that adds its own calls.
 
-    ``on_step`` is told on the engine's thread what each step brought.
+    ``on_step`` is called on the engine's thread with the result of each step.
     """
 
     def __init__(

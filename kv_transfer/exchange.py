@@ -1,7 +1,7 @@
-"""A server's two sides of the handoff beside its engine: memory that others read, and what it reads itself.
+"""Both sides of a server's handoff: the memory that other servers read, and its own reads of theirs.
 
-Both services use it: a prefill server leases prompts and reads the kept states of conversations, a decode
-server reads prompts and leases the states that it keeps.
+Both services use this module. A prefill server leases prompts and reads the kept states of conversations; a
+decode server reads prompts and leases the states that it keeps.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from wire.server import GrpcServer
 
 
 class ExchangeListener:
-    """The service that an exchange is for; this one takes note of nothing."""
+    """Callbacks to the service that owns an exchange. This base class ignores every call."""
 
     def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
-        """On the engine's thread; ``outputs`` is what the engine says to the request's client."""
+        """Called on the engine's thread; ``outputs`` go from the engine to the request's client."""
 
     def lease_ended(self, lease: EndedLease) -> None:
-        """On the transfer thread."""
+        """Called on the transfer thread."""
 
 
 class StateExchange(TransferListener, SourceListener):
-    """Leases, reads and peers of one engine."""
+    """The leases, reads and peers of one engine."""
 
     def __init__(
         self,
@@ -75,16 +75,17 @@ class StateExchange(TransferListener, SourceListener):
             max_leases=self._engine.capacity.max_held + 1,
             other_ranks=self._other_ranks.memories(),
         )
-        self._reading: dict[str, Request] = {}  # what is read is for them; the engine's thread alone
-        self._tickets: dict[str, AnyTicket] = {}  # of leases that are held; likewise
-        self._kept: set[str] = set()  # of them, those that nobody may come for; likewise
-        self._num_published: dict[str, int] = {}  # blocks told of prompts that are computed; likewise
+        # Only the engine's thread uses the next four.
+        self._reading: dict[str, Request] = {}  # requests whose state is being read
+        self._tickets: dict[str, AnyTicket] = {}  # tickets of the leases held, by request
+        self._kept: set[str] = set()  # those requests among them for which no reader may ever come
+        self._num_published: dict[str, int] = {}  # published blocks of each prompt that is being computed
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
-        # All reasons from the start: its size never changes while another thread copies it.
+        # Has all reasons from the start: the dict's size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
         self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
-        """The servers that are read from. Lives on the event loop."""
+        """The servers that this one reads from. Lives on the event loop."""
         self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)
         follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
@@ -95,29 +96,29 @@ class StateExchange(TransferListener, SourceListener):
         return self._sink.knows(ticket.incarnation)
 
     def expect(self, ticket: AnyTicket) -> None:
-        """The ticket is to be read when there is room: its lease is kept alive until then."""
+        """Keeps the ticket's lease alive until there is room to read it."""
         self._keeper.hold(ticket)
 
     def announce(self, ticket: AnyTicket) -> None:
-        """The same of a kept state: its server expects no reader, and polls seldom until it is told."""
+        """Like :meth:`expect`, for a kept state. Its server expects no reader and polls seldom until told."""
         self._keeper.announce(ticket)
 
     def forget(self, ticket: AnyTicket) -> None:
-        """The ticket will not be read here."""
+        """Stops renewing the ticket's lease: it will not be read here."""
         self._keeper.let_go(ticket)
 
     def decline(self, ticket: AnyTicket) -> None:
-        """The ticket will not be read, or no further: its lease ends now."""
+        """Stops reading the ticket, if that has begun, and ends its lease now."""
         self._keeper.let_go(ticket)
         self._followers.stop(ticket)
         self.peers.end_lease_soon(ticket)
 
     def stop_following(self) -> None:
-        """No prompt is read any further that is still computed."""
+        """Stops reading all prompts that are still being computed."""
         self._followers.stop_all()
 
     async def close(self) -> None:
-        """Stops the engine as well: it must be gone before the memory that others read is."""
+        """Stops the engine as well: it must stop before the memory that others read is released."""
         await self._followers.close()
         await self._keeper.close()
         await self.peers.close()
@@ -128,9 +129,9 @@ class StateExchange(TransferListener, SourceListener):
     # --- on the engine's thread ------------------------------------------------------------------
 
     def publish(self, request: Request) -> PartialTicket | None:
-        """Tells followers which blocks of a prompt are full that is still computed.
+        """Tells followers which blocks are full, of a prompt that is still being computed.
 
-        The first time the prompt is leased, and its early ticket returned; None from then on.
+        The first call leases the prompt and returns its early ticket. Later calls return None.
         """
         request_id = request.request_id
         early, is_new = self._tickets.get(request_id), request_id not in self._tickets
@@ -146,7 +147,7 @@ class StateExchange(TransferListener, SourceListener):
         return early if is_new and isinstance(early, PartialTicket) else None
 
     def lease(self, request: Request) -> Ticket:
-        """A ticket for the blocks and the state of a request that the engine holds."""
+        """Returns a ticket for the blocks and the state of a request that the engine holds."""
         request_id = request.request_id
         early = self._tickets.get(request_id)
         if isinstance(early, PartialTicket):
@@ -158,11 +159,11 @@ class StateExchange(TransferListener, SourceListener):
                 self._host.answer(self._feeds.complete, ticket)
                 self._tickets[request_id] = ticket
                 return ticket
-            self._forget(request_id, early)  # whoever followed did not want it any more
+            self._forget(request_id, early)  # the follower did not want the prompt any more
         return self._leased(request, self._source.grant)
 
     def keep(self, request: Request) -> Ticket:
-        """The same for a reader that may come with the conversation's next turn."""
+        """Like :meth:`lease`, for a reader that may come with the conversation's next turn."""
         self._kept.add(request.request_id)
         return self._leased(request, self._source.keep)
 
@@ -184,11 +185,11 @@ class StateExchange(TransferListener, SourceListener):
 
     @property
     def awaits_reader(self) -> bool:
-        """Whether a lease has not ended that is no mere offer for a next turn."""
+        """Whether any lease has a reader to wait for. Leases kept for a next turn don't count."""
         return len(self._tickets) > len(self._kept)
 
     def end_lease(self, request_id: str) -> bool:
-        """Ends a lease of ours early: who reads late finds it ended. False if the request has none."""
+        """Ends one of our leases early; a late reader notices. False if the request has none."""
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return False
@@ -196,9 +197,9 @@ class StateExchange(TransferListener, SourceListener):
         return True
 
     def read(self, request: Request) -> None:
-        """Reads what the request's ticket names, but for the blocks that the prefix cache had.
+        """Reads all that the request's ticket names, except the blocks that the prefix cache had.
 
-        With an early ticket that takes as long as its prompt is computed.
+        With an early ticket the read lasts until the prompt is computed.
         """
         ticket = request.ticket
         assert ticket is not None
@@ -208,7 +209,7 @@ class StateExchange(TransferListener, SourceListener):
             return
         num_cached = len(request.memory.nodes)
         self._sink.read(
-            # The sink reports by the ticket's request, which for a kept state is the turn before this one.
+            # The sink reports by the ticket's request id. A kept state's ticket has the previous turn's id.
             replace(ticket, request_id=request.request_id),
             block_ids=request.memory.block_ids[num_cached : len(ticket.block_ids)],
             first_block=num_cached,
@@ -217,7 +218,7 @@ class StateExchange(TransferListener, SourceListener):
         )
 
     def _follow(self, request: Request, early: PartialTicket) -> None:
-        """Reads each block once it is computed; the request goes on with the whole ticket."""
+        """Reads each block once it is computed; the request continues with the whole ticket."""
         destination = Destination(
             block_ids=tuple(request.memory.block_ids),
             num_cached=len(request.memory.nodes),
@@ -230,7 +231,7 @@ class StateExchange(TransferListener, SourceListener):
         self._host.answer(self._followers.start, early, PartPlan(early, destination), transfer)
 
     def stats(self) -> ServerStats:
-        """The engine's figures and those of leases and transfers."""
+        """Returns the engine's figures and those of leases and transfers."""
         read = self._sink.counts
         return replace(
             self._engine.stats(),
@@ -258,19 +259,22 @@ class StateExchange(TransferListener, SourceListener):
             self._engine.measures.transfer.add(transfer.seconds)
         elif not isinstance(transfer.error, CancelledRequestError):
             self._failures.count(transfer.error)
-        if transfer.error is None and outputs:  # it came, and is not what was sent
+        if transfer.error is None and outputs:  # the data arrived but differs from what was sent
             self._failures.add("digest")
         self._listener.read_ended(request, transfer, outputs)
 
     def _release(self, lease: EndedLease) -> None:
-        """A lease is over, and its memory free unless it is leased anew."""
+        """Frees the memory of a lease that is over, unless a newer lease covers it."""
         ticket = self._tickets.get(lease.request_id)
         if ticket is not None and (ticket.lease_id, ticket.epoch) == (lease.lease_id, lease.epoch):
             self._forget(lease.request_id, ticket)
             self._engine.release(lease.request_id)
 
     def revoke(self, request: Request) -> None:
-        """A request gives its memory back, and others may get it next: whoever still reads must find out."""
+        """Ends the lease of a request that gives its memory back: another request may get the memory next.
+
+        A reader that is still reading finds out by the lease's epoch.
+        """
         ticket = self._tickets.get(request.request_id)
         if ticket is not None:
             self._source.revoke(ticket)
@@ -279,7 +283,7 @@ class StateExchange(TransferListener, SourceListener):
     def _forget(self, request_id: str, ticket: AnyTicket) -> None:
         del self._tickets[request_id]
         self._kept.discard(request_id)
-        if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, hence a feed
+        if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, so it has a feed
             self._host.answer(self._feeds.end, ticket.lease_id, ticket.epoch)
 
     def _take_ticket(self, request_id: str, ticket: Ticket) -> None:

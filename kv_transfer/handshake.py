@@ -1,4 +1,4 @@
-"""Whether two servers may share state: compared once, refused with both values."""
+"""The check whether two servers may share state. It is made once; a refusal names both servers' values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wire.messages.layout import Layout
 
 
 def introduce(caches: Caches, incarnation: str, fingerprint: str, *, num_ranks: int = 1) -> HandshakeRequest:
-    """Who a server is, in one of its lives, to those it shares state with."""
+    """Returns the message by which a server, in its present incarnation, introduces itself to its peers."""
     return HandshakeRequest(incarnation, fingerprint, num_ranks, caches.kv_layout, caches.state_layout)
 
 
@@ -69,8 +69,11 @@ def _num_ranks(theirs: HandshakeRequest | HandshakeReply) -> int:
 
 
 def _remedy(mine: Layout, other: Layout) -> str:
-    """What makes the layouts equal. One checkpoint has other attention layers only where one side drafts with
-    its MTP layers: their KV stands in the blocks."""
+    """Says which settings make the layouts equal.
+
+    With one checkpoint, the attention layers differ only if one side drafts with the MTP layers: the blocks
+    then hold the KV of those layers too.
+    """
     if _num_attention_layers(mine) == _num_attention_layers(other):
         same = (
             "`block_size`, `dtype` and `kv_cache_dtype`"
@@ -89,7 +92,7 @@ def _num_attention_layers(layout: Layout) -> list[int]:
 
 
 def describe(layout: Layout) -> str:
-    """A layout in one line: bytes a unit, and the axes of each kind of segment."""
+    """Returns a layout in one line: bytes per unit, and the axes of each kind of segment."""
     seen: dict[str, str] = {}
     for segment in layout.segments:
         axes = ", ".join(f"{axis.name} {axis.size}" for axis in segment.axes)

@@ -1,13 +1,13 @@
 """Messages as frozen dataclasses, bytes as msgpack.
 
-A message travels as ``[protocol version, class name, [field values in order]]``; the last fields are left out
-as far as they have their default values, which most of most messages' fields have. Field types are
-read from the annotations once, when the class is defined, and every value is checked against them
-on decode, so that code behind the codec never meets a wrong type. Nothing is ever unpickled.
+A message is sent as ``[protocol version, class name, [field values in order]]``. Fields at the end that have
+their default values are left out; in most messages, most fields do. Field types are read from the annotations
+once, when the class is first used. On decode every value is checked against them, so that code behind the
+codec never meets a wrong type. Nothing is ever unpickled.
 
 Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
-``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes. A field that may be of
-several message classes (``A | B``, ``A | B | None``) travels as ``[class name, [field values]]``.
+``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes. A field that may have one
+of several message classes (``A | B``, ``A | B | None``) is sent as ``[class name, [field values]]``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import msgpack
 from wire.errors import WireError
 
 PROTOCOL_VERSION = 5
-"""Raised whenever a message changes in a way that an older peer would misread."""
+"""Increased whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""No message of ours comes near; a longer one is an attack or a fault."""
+"""Our own messages are far shorter; a longer message is an attack or a bug."""
 
 T = TypeVar("T")
 _brief = reprlib.Repr()
-_brief.maxlevel = 2  # 6 levels of 6 items each are 46,656 of them
+_brief.maxlevel = 2  # the default, 6 levels of 6 items each, can be 46,656 items
 _Check = Callable[[Any, str], Any]
 _classes: dict[str, type] = {}
 _decoders: dict[type, _Check] = {}
@@ -41,7 +41,7 @@ _encoders: dict[type, Callable[[Any], list[Any]]] = {}
 
 @dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """Makes ``cls`` a frozen dataclass that :func:`encode` and :func:`decode` know by its name."""
+    """Makes ``cls`` a frozen dataclass that :func:`encode` and :func:`decode` identify by its name."""
     made = dataclasses.dataclass(frozen=True, slots=True)(cls)
     if made.__name__ in _classes:
         raise TypeError(f"two messages are named {made.__name__}")
@@ -50,18 +50,18 @@ def message(cls: type[T]) -> type[T]:
 
 
 def encode(msg: Any) -> bytes:
-    """The bytes of one message."""
+    """Returns a message's bytes."""
     cls = type(msg)
     packed: bytes = msgpack.packb([PROTOCOL_VERSION, cls.__name__, _encoder(cls)(msg)])
     return packed
 
 
 def decode(data: bytes, *expected: type[T]) -> T:
-    """The message in ``data``, which must be of one of the ``expected`` classes.
+    """Returns the message in ``data``, which must have one of the ``expected`` classes.
 
     Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
-    an unexpected class, a missing field, a value of the wrong type or out of its range. What the peer sent is
-    shown by :func:`brief`: a deep or long value would cost a recursion error or a message as long.
+    an unexpected class, a missing field, a value of the wrong type or out of its range. The error shows the
+    peer's value by :func:`brief`: a deep value could cause a recursion error, a long one a long message.
     """
     names = " or ".join(cls.__name__ for cls in expected)
     if len(data) > MAX_MESSAGE_BYTES:
@@ -86,7 +86,7 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
 
 def brief(value: object) -> str:
-    """A value for an error's message: two levels of it, a few of their items and the ends of long ones."""
+    """Returns a value for an error's message: two levels, a few items of each, the ends of long ones."""
     return _brief.repr(value)
 
 
@@ -115,9 +115,10 @@ def _encoder(cls: type) -> Callable[[Any], list[Any]]:
 
 
 def _defaults(cls: type) -> list[Any]:
-    """Of the last fields, those that a message need not name.
+    """Returns the default values of the last fields, which a message may leave out.
 
-    What a factory makes belongs to one message: it is no default here, nor are fields before such a one.
+    A field with a default factory does not count, since the made value belongs to one message. Nor do the
+    fields before such a field.
     """
     defaults: list[Any] = []
     for f in reversed(dataclasses.fields(cls)):
@@ -128,7 +129,7 @@ def _defaults(cls: type) -> list[Any]:
 
 
 def _alternatives(hint: Any) -> dict[str, type]:
-    """The message classes, by name, of a field that may be of one of several; empty for any other."""
+    """Returns the message classes, by name, of a field that may have one of several; else an empty dict."""
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return {}
     inner = [a for a in typing.get_args(hint) if a is not type(None)]
@@ -137,7 +138,7 @@ def _alternatives(hint: Any) -> dict[str, type]:
 
 
 def _packer_for(hint: Any) -> Callable[[Any], Any] | None:
-    """What a field's value goes through on its way to msgpack; None where that takes it as it is."""
+    """Returns the function that prepares a field's value for msgpack; None if msgpack takes it unchanged."""
     if _alternatives(hint):
         return _tagged
     return _plain if _holds_messages(hint) else None
@@ -191,10 +192,10 @@ def _decoder(cls: type) -> _Check:
 
 
 def _maker(cls: type) -> Callable[..., Any]:
-    """Makes a message of all its fields, in order, as ``cls`` does, in a third of the time.
+    """Returns a function that makes a message from all its fields, in order, in a third of ``cls``'s time.
 
-    A frozen dataclass sets its fields through ``object.__setattr__``, which looks each name up; the slots
-    themselves can be set without. A class that checks its values is left to do so.
+    A frozen dataclass sets its fields through ``object.__setattr__``, which looks up each name. Setting the
+    slots directly needs no lookup. For a class that checks its values this returns ``cls`` itself.
     """
     if hasattr(cls, "__post_init__"):
         return cls
@@ -209,20 +210,20 @@ def _maker(cls: type) -> Callable[..., Any]:
 
 
 def _right_as_is(hint: Any) -> frozenset[type]:
-    """Types whose values are right for ``hint`` without a look at them: most fields of most messages."""
+    """Returns types whose values fit ``hint`` without a check: this covers most fields of most messages."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return frozenset[type]().union(*map(_right_as_is, typing.get_args(hint)))
     return frozenset((hint,)) if hint in (int, str, bool, bytes, float, type(None)) else frozenset()
 
 
 def _check_for(hint: Any) -> _Check:
-    """A function that returns the decoded value for ``hint`` or raises :class:`WireError`."""
+    """Returns a function that returns the decoded value for ``hint`` or raises :class:`WireError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         inner = [a for a in args if a is not type(None)]
         alternatives = _alternatives(hint)
         if not alternatives and (len(inner) != 1 or len(args) != 2):
-            raise TypeError(f"{hint}: the unions a message may hold are X | None and those of messages")
+            raise TypeError(f"{hint}: a message's unions must be X | None or unions of message classes")
         check = _one_of(alternatives) if alternatives else _check_for(inner[0])
         return _optional(check) if type(None) in args else check
     if origin is Literal:
@@ -246,7 +247,7 @@ def _check_for(hint: Any) -> _Check:
 
 def _nested(cls: type) -> _Check:
     def check(value: Any, where: str) -> Any:
-        return (_decoders.get(cls) or _decoder(cls))(value, where)  # not before it is needed: classes nest
+        return (_decoders.get(cls) or _decoder(cls))(value, where)  # made when first needed: classes nest
 
     return check
 
@@ -303,23 +304,24 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
             raise _wrong(where, kind.__name__, value)
         if is_of_numbers and (pairs := _pairs(value)) is not None:
             return kind(pairs)
-        if item_hint is int:  # token ids and block ids: the long lists, checked without a call an item
+        if item_hint is int:  # long lists of token ids and block ids, checked without a call per item
             for item in value:
                 if type(item) is not int:
                     raise _wrong(f"{where}[…]", "int", item)
             return kind(value)
         try:
             return kind([item_check(item, where) for item in value])
-        except WireError:  # once more, to say which one
+        except WireError:  # check again, to name the wrong item
             return kind(item_check(item, f"{where}[{i}]") for i, item in enumerate(value))
 
     return check
 
 
 def _pairs(value: list[Any]) -> list[tuple[int, float]] | None:
-    """Log-probabilities of tokens, checked without a call an item: an answer may bring twenty a token.
+    """Returns log-probabilities, checked without a call per item: an answer may have twenty per token.
 
-    None if anything is not right, or not just so: the general way says what, or makes it so.
+    Returns None if any item does not have exactly these types. The general check then converts it or names
+    the error.
     """
     try:
         pairs = [(i, number) for i, number in value if type(i) is int and type(number) is float]
@@ -341,7 +343,7 @@ def _fixed(hints: tuple[Any, ...]) -> _Check:
 
 def _mapping(hints: tuple[Any, Any]) -> _Check:
     if hints[0] is not str:
-        raise TypeError("the keys of a message's dict are strings")
+        raise TypeError("the keys of a message's dict must be strings")
     item_check = _check_for(hints[1])
 
     def check(value: Any, where: str) -> Any:
@@ -349,7 +351,7 @@ def _mapping(hints: tuple[Any, Any]) -> _Check:
             raise _wrong(where, "dict with string keys", value)
         try:
             return {key: item_check(item, where) for key, item in value.items()}
-        except WireError:  # once more, to say which one
+        except WireError:  # check again, to name the wrong item
             return {key: item_check(item, f"{where}[{brief(key)}]") for key, item in value.items()}
 
     return check

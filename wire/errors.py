@@ -1,14 +1,14 @@
-"""The one hierarchy of errors.
+"""The only hierarchy of errors.
 
-Each class carries what an HTTP client gets to see: the status, OpenAI's error ``type`` and a
-machine-readable ``code``. Messages name the value, the limit and the remedy. Settings stand in `backticks`:
-the command line writes them as its flags.
+Each class has what an HTTP client sees: the status, OpenAI's error ``type`` and a machine-readable ``code``.
+Messages name the value, the limit and the remedy. Settings are written in `backticks`: the command line shows
+them as its flags.
 
-A message of a server's failure (5xx) is for its operators: it may name addresses, files and what libraries
-said. Clients read :attr:`TwinfangError.public`, which is where that is decided.
+The message of a server's failure (5xx) is for operators: it may name addresses, files and libraries' errors.
+Clients read :attr:`TwinfangError.public`, which decides what they see.
 
-It lives in ``wire`` because an error raised in one process is often reported by another: it
-crosses as ``(code, message)`` and :func:`error_from_code` makes the same class again.
+This module belongs to ``wire`` because an error raised in one process is often reported by another: it is
+sent as ``(code, message)``, and :func:`error_from_code` makes an error of the same class again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 TransferFailure = Literal[
     "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
 ]
-"""Why state was not handed over; what servers count their failures by."""
+"""Why state was not handed over. Servers count their failures by these causes."""
 
 
 class TwinfangError(Exception):
@@ -28,7 +28,7 @@ class TwinfangError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
     told_clients: ClassVar[str] = "the server failed on this request; its log says why"
-    """Of a server's failure, where no words were chosen for clients."""
+    """The text that clients read for a server's failure, if the error was not made with a text for them."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,27 +36,27 @@ class TwinfangError(Exception):
         """For the log and for operators."""
         self.param = param
         self.where = ""
-        """The servers that it happened at, for the log; empty where none is known."""
+        """The servers where the error happened, for the log; empty if unknown."""
         self._public: str | None = None
 
     @classmethod
     def told(cls, message: str, *, detail: str = "") -> Self:
-        """One with a message that clients may read; operators read ``detail``, if there is more to say."""
+        """Returns an error whose ``message`` clients may read. Operators read ``detail`` if it is given."""
         error = cls(detail or message)
         error._public = message
         return error
 
     @property
     def public(self) -> str:
-        """What clients read: all of what is wrong with their requests, and of failures what was chosen for
-        them."""
+        """The text that clients read. For a wrong request this is the whole message; for a server's failure
+        it is a text chosen for clients."""
         if self._public is not None:
             return self._public
         return self.message if self.http_status < 500 else self.told_clients
 
 
 class InvalidRequestError(TwinfangError):
-    """The request can't be served as it is written; sending it again won't help."""
+    """The request can't be served in its present form; sending it again won't help."""
 
     http_status = 400
     type = "invalid_request_error"
@@ -83,14 +83,14 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class UnknownIdError(InvalidRequestError):
-    """The address names a worker or a request that there is not."""
+    """The address names a worker or a request that does not exist."""
 
     http_status = 404
     code = "not_found"
 
 
 class ConflictError(InvalidRequestError):
-    """What is asked for is there already."""
+    """The request asks to add something that already exists."""
 
     http_status = 409
     code = "conflict"
@@ -112,14 +112,14 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class BodyEncodingError(InvalidRequestError):
-    """The request's body is compressed in a way that is not known here."""
+    """The request's body is compressed in an unsupported way."""
 
     http_status = 415
     code = "unsupported_content_encoding"
 
 
 class AuthenticationError(InvalidRequestError):
-    """The request brings no API key, or none that holds."""
+    """The request has no API key, or an invalid one."""
 
     http_status = 401
     code = "invalid_api_key"
@@ -133,14 +133,14 @@ class PermissionDeniedError(InvalidRequestError):
 
 
 class HostNotAllowedError(InvalidRequestError):
-    """The request names a host that is none of this router's."""
+    """The request names a host that isn't this router's."""
 
     http_status = 403
     code = "host_not_allowed"
 
 
 class OriginNotAllowedError(InvalidRequestError):
-    """A browser sends the request for a page of another site."""
+    """A browser sent the request for a page of another site."""
 
     http_status = 403
     code = "origin_not_allowed"
@@ -159,7 +159,7 @@ class OverloadedError(TwinfangError):
 
 
 class UnavailableError(TwinfangError):
-    """No healthy server of a needed role is there to take the request."""
+    """No healthy server of a needed role can take the request."""
 
     http_status = 503
     code = "no_server_available"
@@ -175,7 +175,7 @@ class GroupLostError(TwinfangError):
 
 
 class DeadlineError(TwinfangError):
-    """Something was waited for longer than its deadline."""
+    """Something took longer than its deadline."""
 
     http_status = 504
     code = "deadline_exceeded"
@@ -183,14 +183,14 @@ class DeadlineError(TwinfangError):
 
 
 class CancelledRequestError(TwinfangError):
-    """The request's client has gone."""
+    """The request's client is gone."""
 
     http_status = 499
     code = "cancelled"
 
 
 class AbortedRequestError(TwinfangError):
-    """An operator has ended the request; its client is still there, and should not send it again."""
+    """An operator has ended the request. Its client is still connected and should not send it again."""
 
     http_status = 499
     code = "aborted"
@@ -204,11 +204,11 @@ class ConfigError(TwinfangError):
     """A process was configured with values that can't work together."""
 
     code = "invalid_configuration"
-    told_clients = "the server is not set up for what this request asks; its log says what is missing"
+    told_clients = "the server is not configured for this request; its log says what is missing"
 
 
 class CapacityError(ConfigError):
-    """The memory budget can't hold what the configuration asks for; the message shows the arithmetic."""
+    """The memory budget is too small for the configuration; the message shows the arithmetic."""
 
     code = "insufficient_capacity"
 
@@ -220,7 +220,7 @@ class ModelLoadError(ConfigError):
 
 
 class WireError(TwinfangError):
-    """A message from another process is malformed or of another protocol version."""
+    """A message from another process is malformed or has another protocol version."""
 
     code = "malformed_message"
     told_clients = "a message between servers could not be read; send the request again"
@@ -232,7 +232,7 @@ class TransferError(TwinfangError):
     http_status = 502
     code = "transfer_failed"
     told_clients = (
-        "a prompt's state did not get from its prefill server to a decode server; send the request again"
+        "a prompt's state did not reach a decode server from its prefill server; send the request again"
     )
     cause: TransferFailure = "peer_gone"
 
@@ -252,14 +252,14 @@ class HandshakeError(TransferError):
 
 
 class LeaseError(TransferError):
-    """A lease is unknown, ended or of another incarnation."""
+    """A lease is unknown, has ended or belongs to another incarnation."""
 
     code = "lease_ended"
     cause = "lease_ended"
 
 
 class SanitizerError(TwinfangError):
-    """Blocks or state are not what they should be; the message tells where, what was expected and found."""
+    """Blocks or state are damaged; the message says where, and which value was expected and found."""
 
     code = "state_corrupted"
     told_clients = "a server found the request's state damaged and ended it; send the request again"
@@ -273,12 +273,12 @@ def _subclasses(base: type[TwinfangError]) -> list[type[TwinfangError]]:
 
 
 def all_codes() -> list[str]:
-    """What errors may be told by, in order."""
+    """Returns the codes of all errors, sorted."""
     return sorted({cls.code for cls in _subclasses(TwinfangError)})
 
 
 def error_from_code(code: str, message: str) -> TwinfangError:
-    """The error another process raised, made again from what crossed the wire.
+    """Makes again the error that another process raised and sent.
 
     An unknown code (a newer peer) becomes a plain :class:`TwinfangError`.
     """

@@ -1,4 +1,4 @@
-"""gRPC's standard health service (``grpc.health.v1``), from both ends."""
+"""gRPC's standard health service (``grpc.health.v1``), server and client."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _STATUS = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """What a server says of itself: for the whole of it (the service with the empty name) and each service.
+    """A server's reported health: for the whole server (the service with the empty name) and each service.
 
-    All states but ``serving`` are NOT_SERVING. A server that drains may serve again, one that stops may not.
+    All states except ``serving`` are NOT_SERVING. A draining server may serve again, a stopping one may not.
     """
 
     def __init__(self, server: grpc.aio.Server) -> None:
@@ -28,11 +28,11 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def add_service(self, name: str) -> None:
-        """A service that is as healthy as the server. Before :meth:`set`."""
+        """Adds a service that has the server's health. Call this before :meth:`set`."""
         self._services.append(name)
 
     async def set(self, state: ServerState) -> None:
-        """Tells those who watch."""
+        """Sets the state and reports it to the clients that watch."""
         if self.state == "stopping":
             return
         self.state = state
@@ -41,7 +41,7 @@ class Health:
             await self._servicer.set(name, status)
 
     def close(self) -> None:
-        """Ends the calls of those who watch: a server that stops would wait for them."""
+        """Ends the calls of clients that watch: a server that stops would wait for these calls."""
         self._servicer.closed.set()
 
 
@@ -62,9 +62,9 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 async def watch_health(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Whether the server at the other end serves: now, and whenever that changes.
+    """Yields whether the server at the other end serves: first at once, then on every change.
 
-    Ends with the stream, for whatever reason; a server without the health service says nothing at all.
+    Ends when the stream ends, for any reason. For a server without the health service it yields nothing.
     """
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     try:

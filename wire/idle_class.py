@@ -1,4 +1,4 @@
-"""How a process steps back behind all others of its machine."""
+"""Gives a process lower priority than all others on its machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MAX_NICENESS = 19
 
 
 def run_when_idle() -> None:
-    """Lets this process have only the processor time that nobody else wants.
+    """Restricts this process to processor time that no other process wants.
 
-    Niceness alone is a weight: sixteen processes at 19 get as much as two threads at 10.
+    Niceness alone is only a weight: sixteen processes at 19 get as much time as two threads at 10.
     """
     os.nice(MAX_NICENESS)
-    if hasattr(os, "SCHED_IDLE"):  # Linux's
+    if hasattr(os, "SCHED_IDLE"):  # Linux only
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Outputs that wait to be told, gathered in the form in which they are told."""
+"""Outputs that wait to be sent, gathered in the form of the message that sends them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Iterable, Mapping
 from wire.messages.generation import RequestOutput, StepOutputs
 
 MAX_NUMBERS = 4096
-"""Log-probabilities of one message. Its reader does nothing else for the one or two milliseconds that they
-take, so a step of many requests that report twenty alternatives is several messages."""
+"""The most log-probabilities of one message. Its reader does nothing else for the one or two milliseconds
+that they take, so a step of many requests that report twenty alternatives is sent as several messages."""
 
 
 class Outbox:
-    """A request's outputs stay in their order; plain ones that follow one another become one.
+    """Waiting outputs. Each request's outputs keep their order; consecutive plain outputs become one.
 
-    Of nearly all of them only tokens are told, so those need no object of their own.
+    Nearly all outputs have only tokens, so plain outputs need no object of their own.
     """
 
     def __init__(self, outputs: Iterable[RequestOutput] = ()) -> None:
         self._token_ids: dict[str, tuple[int, ...]] = {}
         self._outputs: list[RequestOutput] = []
         self._others_of: Counter[str] = Counter()
-        """How many of ``_outputs`` a request has: further ones stand behind those."""
+        """How many of ``_outputs`` each request has: the request's further outputs go behind those."""
         self.add_all(outputs)
 
     def __bool__(self) -> bool:
         return bool(self._token_ids or self._outputs)
 
     def add_tokens(self, request_id: str, token_ids: tuple[int, ...]) -> None:
-        """An output of tokens and nothing else."""
+        """Adds an output that has only tokens."""
         if request_id in self._others_of:
             self._append(RequestOutput(request_id, token_ids))
         elif request_id in self._token_ids:
@@ -38,7 +38,7 @@ class Outbox:
             self._token_ids[request_id] = token_ids
 
     def add_all_tokens(self, token_ids: Mapping[str, tuple[int, ...]]) -> None:
-        """As :meth:`add_tokens` for each."""
+        """Calls :meth:`add_tokens` for each request."""
         for request_id, tokens in token_ids.items():
             self.add_tokens(request_id, tokens)
 
@@ -53,14 +53,17 @@ class Outbox:
             self.add(output)
 
     def take(self) -> StepOutputs:
-        """All that waits; nothing does any more."""
+        """Removes and returns all waiting outputs."""
         taken = StepOutputs(self._token_ids, tuple(self._outputs))
         self._token_ids, self._outputs = {}, []
         self._others_of.clear()
         return taken
 
     def take_message(self) -> StepOutputs:
-        """What has waited longest: :data:`MAX_NUMBERS` log-probabilities, or a single output with more."""
+        """Removes and returns the outputs that have waited longest.
+
+        They have at most :data:`MAX_NUMBERS` log-probabilities, unless a single output has more.
+        """
         num_numbers = num_outputs = 0
         for output in self._outputs:
             num_numbers += output.num_logprobs

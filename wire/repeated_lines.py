@@ -1,9 +1,9 @@
-"""Lines of a log that may come by the hundred, counted instead of written.
+"""Log lines that may come by the hundred: they are counted instead of written.
 
     request 5f… : no_server_available: …                        the first of a kind, at once
-    no_server_available: 214 more in the last 5 s; …            what followed, as long as more follow
+    no_server_available: 214 more in the last 5 s; …            the count of the others, as long as more come
 
-Each one is a line at level debug, with its request's id.
+At level debug each of them is written, with its request's id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 INTERVAL_S = 5.0
 MAX_KINDS = 1000
-"""That are remembered for one interval; lines of further kinds count as one kind."""
+"""The most kinds remembered in one interval. Lines of all further kinds count as one kind."""
 OTHERS = "other kinds"
 
 
@@ -26,10 +26,10 @@ class _Kind:
 
 
 class RepeatedLines:
-    """Of one logger. May be used from any thread.
+    """The repeated lines of one logger. May be used from any thread.
 
-    The count is written by a thread of its own, as most threads that log have no event loop. It lives from a
-    kind's first line until nothing has followed for an interval.
+    A separate thread writes the counts, since most threads that log have no event loop. It runs from a kind's
+    first line until an interval passes without further lines.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -41,7 +41,7 @@ class RepeatedLines:
         atexit.register(self._close)
 
     def write(self, level: int, kind: str, message: str, *args: object) -> None:
-        """A line as ``log`` writes it, if it is the first of its kind for a while."""
+        """Writes a line at ``level`` if it is the first of its kind for a while, else at level debug."""
         with self._lock:
             known = self._kinds.get(kind)
             if known is None and len(self._kinds) >= MAX_KINDS:
@@ -56,7 +56,7 @@ class RepeatedLines:
         self._log.log(level, message, *args)
 
     def tell(self) -> None:
-        """Writes how many more came of each kind, and forgets kinds of which none did."""
+        """Writes how many more lines of each kind came, and forgets the kinds without further lines."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -79,5 +79,5 @@ class RepeatedLines:
     def _wait(self) -> None:
         if self._timer is None and not self._is_closed:
             self._timer = threading.Timer(INTERVAL_S, self.tell)
-            self._timer.daemon = True  # else a process that ends would wait for it; it tells at its end
+            self._timer.daemon = True  # a process that ends need not wait for it: _close writes the counts
             self._timer.start()

@@ -1,8 +1,8 @@
 """gRPC methods of the servers, with msgpack messages instead of generated code.
 
-One table names every method, its request and its reply. Servers build generic handlers from it,
-clients their callables; both sides validate what they receive through :mod:`wire.codec`. An error
-on the server side crosses as :class:`ErrorReply` and is raised again on the client's.
+One table names every method, its request and its reply. From this table servers build generic handlers and
+clients build callables. Both sides validate received messages by :mod:`wire.codec`. An error on the server
+is sent as :class:`ErrorReply` and raised again on the client.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # else a frozen peer is noticed by the default of 60 s
+    ("grpc.http2.ping_timeout_ms", 10_000),  # the default would notice a frozen peer only after 60 s
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -72,24 +72,24 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *CHANNEL_OPTIONS,
-    # Little is on its way to a client that is busy: what waits at the server leaves it as one message.
+    # Keeps the data in flight to a busy client small: outputs that wait at the server leave as one message.
     ("grpc.http2.lookahead_bytes", 32 << 10),
     ("grpc.http2.bdp_probe", 0),
-    # gRPC's own backoff grows to two minutes: a server that comes back would be overlooked as long.
+    # gRPC's default backoff grows to two minutes: a server that is back would not be noticed for that long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Else channels to one address share their backoff, those of an earlier client in the process too.
+    # Otherwise channels to one address share their backoff, even with an earlier client of this process.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
-"""Without reuseport a port that is taken is an error, not a second listener."""
+"""Without reuseport a port in use is an error, instead of getting a second listener."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A unary method: its path, the class of its request and of its reply."""
+    """A unary method: its path, and the classes of its request and its reply."""
 
     service: str
     name: str
@@ -103,7 +103,7 @@ class Method:
 
 @dataclass(frozen=True)
 class StreamMethod:
-    """A method with one request and several replies, each of one of ``replies``."""
+    """A method with one request and several replies; ``replies`` are the classes a reply may have."""
 
     service: str
     name: str
@@ -118,7 +118,7 @@ class StreamMethod:
 PREFILL_SERVICE = "twinfang.Prefill"
 DECODE_SERVICE = "twinfang.Decode"
 TRANSFER_SERVICE = "twinfang.Transfer"
-"""Of every server whose memory others may read."""
+"""Offered by every server whose memory others may read."""
 SERVER_SERVICE = "twinfang.Server"
 
 PREFILL = StreamMethod(PREFILL_SERVICE, "Prefill", PrefillRequest, (PrefillStarted, PrefillReply))
@@ -133,14 +133,15 @@ GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 
 LONG_BYTES = 64 << 10
-"""A message of more takes longer to read than other tasks of the event loop should wait: several may come in
-one turn of it, as the prompts' log-probabilities of many choices do."""
+"""Decoding a longer message takes longer than the event loop's other tasks should wait. Several may arrive in
+one turn of the loop, as with the prompts' log-probabilities of many choices."""
 
 _reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
-"""One thread: with each further one the event loop's gets less of the interpreter."""
+"""One thread only: each further thread would take more of the interpreter from the event loop's thread."""
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
-"""Bidirectional: ``Submit``, ``Cancel``, ``ConnectPeers`` one way, ``StepOutputs`` and ``DrainNews`` back."""
+"""Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepOutputs`` and
+``DrainNews``."""
 
 StreamRequest = Submit | Cancel | ConnectPeers
 
@@ -150,9 +151,9 @@ def decode_stream_request(data: bytes) -> StreamRequest:
 
 
 def submitted_id(data: bytes) -> str | None:
-    """Whose request a ``Submit`` is that can't be read otherwise: its sender waits for an answer to that id.
+    """Returns the request id of a ``Submit`` that can't be decoded: its sender waits for a reply to that id.
 
-    None if not even that can be told.
+    Returns None if the message has no readable id either.
     """
     try:
         _, name, (request_id, *_) = msgpack.unpackb(data)
@@ -162,9 +163,9 @@ def submitted_id(data: bytes) -> str | None:
 
 
 async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
-    """What ``read`` makes of a message, in another thread if it is long, one message after the other.
+    """Returns ``read(data)``. Long messages are read in another thread, one message after the other.
 
-    Log-probabilities of a prompt are such a message, which can't be divided and may take a second.
+    A prompt's log-probabilities, for example, are one message that can't be divided and may take a second.
     """
     if len(data) <= LONG_BYTES:
         return read(data)
@@ -178,7 +179,7 @@ def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
 def unary_handler(
     method: Method, serve: Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that decodes, calls ``serve(request, context)`` and encodes its reply or error."""
+    """Returns a handler that decodes, calls ``serve(request, context)`` and encodes its reply or error."""
 
     async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
@@ -192,9 +193,9 @@ def unary_handler(
 def replies_handler(
     method: StreamMethod, serve: Callable[[Any], AsyncGenerator[Any, None]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that sends what ``serve(request)`` yields, and last its error if it raises one.
+    """Returns a handler that sends all that ``serve(request)`` yields, and last its error if it raises one.
 
-    A call that is cancelled ends the generator there and then.
+    If the call is cancelled, the generator ends at once.
     """
 
     async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -209,9 +210,9 @@ def replies_handler(
 
 
 def tell_of_unreadable(name: str, context: grpc.aio.ServicerContext[Any, Any], error: TwinfangError) -> None:
-    """Who sent it: whoever sends such messages is of another version, or none of ours."""
+    """Logs the sender of an unreadable message: it has another version, or isn't a part of Twinfang."""
     peer = unquote(context.peer())
-    host = peer.rpartition(":")[0]  # a port is another one with each connection
+    host = peer.rpartition(":")[0]  # without the port, which differs with each connection
     lines.write(logging.WARNING, f"{name} from {host}", "%s from %s: %s", name, peer, error)
 
 
@@ -229,27 +230,27 @@ def _error_reply(
 def stream_handler(
     serve: Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext[Any, Any]], AsyncIterator[bytes]],
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler of the decode stream; messages stay bytes so that ``serve`` can answer a bad one."""
+    """Returns a handler of the decode stream. Messages stay bytes, so that ``serve`` can answer a bad one."""
     return grpc.stream_stream_rpc_method_handler(serve)
 
 
 def service(
     name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """The generic handlers of one service, by method name."""
+    """Returns the generic handler of one service, from its handlers by method name."""
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to ``host:port``; it connects when first used and again whenever it broke."""
+    """Returns a channel to ``host:port``. It connects on first use, and again after a connection broke."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
 
 async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeout_s: float) -> Any:
-    """One unary call. Raises what the server raised; :class:`UnavailableError` or :class:`DeadlineError`
-    if it can't be reached or does not answer within ``timeout_s`` seconds.
+    """Makes one unary call and returns the reply. Raises the error that the server raised.
 
-    Cancelling the awaiting task cancels the call on the server.
+    Raises :class:`UnavailableError` if the server can't be reached, :class:`DeadlineError` if it does not
+    answer within ``timeout_s`` seconds. Cancelling the awaiting task cancels the call on the server.
     """
     stub = channel.unary_unary(method.path)
     try:
@@ -262,7 +263,7 @@ async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeo
 async def call_for_replies(
     channel: grpc.aio.Channel, method: StreamMethod, request: Any, *, timeout_s: float | None
 ) -> AsyncGenerator[Any, None]:
-    """The replies of one call as they come. Raises as :func:`call`; closing it cancels the call."""
+    """Yields the replies of one call as they come. Raises the errors of :func:`call`. Closing it cancels."""
     replies: Any = channel.unary_stream(method.path)(encode(request), timeout=timeout_s)
     try:
         while (data := await replies.read()) is not grpc.aio.EOF:

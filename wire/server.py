@@ -1,4 +1,4 @@
-"""Runs one gRPC server process: bind, become ready, stop cleanly on a signal or a fault."""
+"""Runs one gRPC server process: binds, becomes ready, stops cleanly on a signal or a fault."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from wire.rpc import (
 log = logging.getLogger(__name__)
 
 DRAIN_S = 8.0
-"""What requests under way get, once a process is told to stop, to be read or taken over by other servers."""
+"""How long requests under way may take, once a process is told to stop, until other servers have read their
+state or taken them over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
-"""What calls in progress get to end after SIGTERM before they are cut."""
+"""How long calls in progress may take after SIGTERM before they are cut."""
 
 
 class GrpcServer:
-    """A grpc.aio server with the standard health service and the calls every server answers.
+    """A grpc.aio server with the standard health service and the calls that every server answers.
 
-    The port is taken at once, so that a conflict shows before a model is loaded; calls are answered once
+    The port is bound at once, so that a conflict shows before a model is loaded. Calls are answered once
     :meth:`start` has run.
     """
 
@@ -65,7 +66,7 @@ class GrpcServer:
         prefix_news: Callable[[int | None], Awaitable[PrefixNews]],
         set_draining: Callable[[SetDraining], Awaitable[None]],
     ) -> None:
-        """Describe, GetStats, GetPrefixes and SetDraining, the same on every server."""
+        """Adds Describe, GetStats, GetPrefixes and SetDraining, which every server answers."""
 
         async def on_describe(_request: Any, _context: Any) -> ServerInfo:
             return describe()
@@ -98,20 +99,20 @@ class GrpcServer:
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop_with(self, other: str) -> None:
-        """The same, since ``other`` is about to stop, without which this process can't go on."""
+        """Like :meth:`stop`, because ``other`` is about to stop and this process can't go on without it."""
         log.info("%s stops, and so does this one", other)
         self.stop()
 
     def fail(self, fault: BaseException) -> None:
-        """Ends the process with an error, of several the first; from any thread."""
+        """Ends the process with an error: the first one, if there are several. From any thread."""
         self._fault = self._fault or fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def wait_until_stopped(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
         """Returns after SIGTERM or SIGINT once calls have ended; raises the fault given to :meth:`fail`.
 
-        ``drain`` hands on what is under way and ends what would otherwise last for ever, such as streams;
-        after a fault it is not asked: there is nothing left to hand on.
+        ``drain`` passes requests under way to other servers and ends calls that would never end by
+        themselves, such as streams. It is not called after a fault: there is nothing left to pass on.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)

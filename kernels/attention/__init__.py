@@ -1,1 +1,1 @@
-"""Paged attention of prefill and decode rows, rotary embedding, and the write into the KV cache."""
+"""Paged attention of prefill and decode rows, rotary embedding, and writing to the KV cache."""

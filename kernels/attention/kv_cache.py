@@ -2,10 +2,10 @@
 
     k_cache[b, :, o] = k[i],  v_cache[b, :, o] = v[i]     for slot_mapping[i] = b * block_size + o
 
-A cache of float8_e4m3fn holds k / k_scale and v / v_scale, rounded as kernels/formats/float8.py says. The
+A cache of float8_e4m3fn holds k / k_scale and v / v_scale, rounded as in kernels/formats/float8.py. The
 caches are one layer's views of the KV pool ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]``:
-strided in block and head, contiguous inside a (block, head). On CPU,
-float32 inputs for caches of float32 or e4m3 go to numba, others to the reference.
+strided in block and head, contiguous inside a (block, head). On CPU, numba handles float32 inputs for caches
+of float32 or e4m3; the reference handles all others.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def store_kv_reference(
             cache[block_ids, :, offsets] = values[live].to(cache.dtype)
 
 
-# One program a token, all its KV heads in one [heads, head_dim] tile: a few hundred bytes to a few KB.
-# Pure traffic, so one warp for each KB. Programs of padding tokens return before they touch the cache.
+# One program per token, with all its KV heads in one [heads, head_dim] tile: a few hundred bytes to a few KB.
+# It only moves memory, so it has one warp per KB. Programs of padding tokens return before they touch caches.
 @triton_jit
 def _store_kv_kernel(
     k_ptr,
@@ -121,7 +121,7 @@ def _launch(
 
 @cpu_jit
 def _store_head(source, s, factor, target, t, head_dim):
-    """``target[t:] = factor * source[s:]`` of head_dim elements."""
+    """``target[t:] = factor * source[s:]`` for head_dim elements."""
     whole = head_dim - head_dim % lanes()
     for d in range(0, whole, lanes()):
         store(target, t + d, multiply(load(source, s + d), splat(factor)))
@@ -151,7 +151,7 @@ def _store_kv_cpu(
 
 
 CPU_CACHE_DTYPES = (torch.float32, torch.float8_e4m3fn)
-"""Of caches that compiled CPU kernels store to and attend to, in float32."""
+"""Dtypes of the caches that compiled CPU kernels can write and read; they compute in float32."""
 _GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
 
 
@@ -168,8 +168,8 @@ def store_kv(
     """Write k and v ``[num_tokens, KVH, D]`` into the caches ``[num_blocks, KVH, block_size, D]``.
 
     slot_mapping ``[num_tokens]`` int64 is ``block_id * block_size + offset``. A value below ``block_size``
-    lies in the null block: the token is padding and nothing is written. Values are cast to the caches' dtype;
-    the scales are what an e4m3 cache's values are to be multiplied by, other caches need none.
+    lies in the null block: the token is padding and nothing is written. Values are cast to the caches' dtype.
+    Values of an e4m3 cache are to be multiplied by the scales when read; other caches need no scales.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     if k.is_cuda:

@@ -1,9 +1,9 @@
-"""Attention of decode rows, ``T = 1 + k`` positions each, over the paged KV cache.
+"""Attention of decode rows, with ``T = 1 + k`` positions each, over the paged KV cache.
 
     out[r, i] = softmax(scale * q[r, i] K[:n]^T) V[:n],   n = seq_lens[r] - T + i + 1
 
-K and V of token t of row r lie in block ``block_table[r, t // block_size]``. Query head h uses KV head
-``h // (QH // KVH)``. Devices and dtypes as in paged_attention_prefill.py.
+K and V of token t of row r are in block ``block_table[r, t // block_size]``. Query head h uses KV head
+``h // (QH // KVH)``. Devices and dtypes are as in paged_attention_prefill.py.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def paged_attention_decode_reference(
 MAX_SPLITS = 128
 
 
-# One program a (row, KV head, split): its T positions times the query heads of the KV head make one
-# BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly, whatever
-# its length, in shares of MIN_SPLIT or more; those left without a share return at once. The grid follows
-# from host maxima alone: one captured graph serves every length. How many splits there are is no constant of
-# the kernel: graphs of all batch sizes share two compiled programs.
+# One program per (row, KV head, split): its T positions times the query heads of the KV head make one
+# BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly at any
+# length, in shares of at least MIN_SPLIT; splits without a share return at once. The grid depends only on
+# host maxima, so one captured graph serves every length. The number of splits is not a constant of the
+# kernel, so graphs of all batch sizes share two compiled programs.
 @triton_jit
 def _decode_kernel(
     q_ptr,
@@ -99,7 +99,7 @@ def _decode_kernel(
     split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
     first = split * split_len
     if (first >= seq_len) & (split > 0):
-        return  # split 0 goes on: it writes the zeros of a padding row
+        return  # split 0 continues: it writes the zeros of a padding row
 
     lanes = tl.arange(0, BLOCK_M)
     positions = lanes // HEADS_PER_KV
@@ -128,7 +128,7 @@ def _decode_kernel(
         tl.store(lse_ptr + targets, lse, mask=live)
 
 
-# One program a (row, position, head): the splits' outputs, weighted by their share of the softmax's sum.
+# One program per (row, position, head): sums the splits' outputs, weighted by their share of the softmax sum.
 @triton_jit
 def _merge_splits_kernel(
     partial_ptr,
@@ -161,16 +161,16 @@ def _merge_splits_kernel(
 
 @triton_jit
 def _split_len(seq_len, num_splits, MIN_SPLIT: tl.constexpr):
-    """Tokens a split takes of a row: even shares in whole rounds, of which a MIN_SPLIT has four."""
+    """Return how many of a row's tokens a split takes: even shares in whole rounds, four per MIN_SPLIT."""
     ROUND: tl.constexpr = MIN_SPLIT // 4
     return tl.maximum(tl.cdiv(tl.cdiv(seq_len, num_splits), ROUND) * ROUND, MIN_SPLIT)
 
 
 def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
-    """Splits of a row, none shorter than ``min_split`` at max_seq_len.
+    """Return the number of splits of a row, none shorter than ``min_split`` at max_seq_len.
 
-    ``num_places`` programs run at once. A last wave that fills few of them costs as much as a full one, so
-    this is the least number whose waves are full to 9 tenths of what the best number reaches.
+    ``num_places`` programs run at once. A last wave that fills few of these places takes as long as a full
+    wave. So this is the smallest number whose waves are filled to at least 9 tenths of the best number's.
     """
     most = max(1, min(-(-max_seq_len // min_split), MAX_SPLITS))
     waves = [num_programs * splits / num_places for splits in range(1, most + 1)]
@@ -182,7 +182,7 @@ def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_
 def tile_request(
     dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int, positions: int
 ) -> TileRequest:
-    """72 KiB of K and V a program in bfloat16, half of them on their way: 2 programs an SM, room for 3."""
+    """72 KiB of K and V per program in bfloat16, half of it in flight: 2 programs per SM, room for 3."""
     exact = dtype == torch.float32
     wide = exact or head_dim > 128
     tiles = {
@@ -265,7 +265,7 @@ def _launch(
 def _launch_merge(
     partial: torch.Tensor, lse: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor, min_split: int
 ) -> None:
-    """Outputs ``[R, T, QH, splits, D]`` of splits and their log-sums to out ``[R, T, QH, D]``."""
+    """Merge the splits' outputs ``[R, T, QH, splits, D]`` by their log-sums into out ``[R, T, QH, D]``."""
     num_rows, num_positions, num_heads, num_splits, head_dim = partial.shape
     _merge_splits_kernel[(num_rows * num_positions * num_heads,)](
         partial,
@@ -294,12 +294,12 @@ def paged_attention_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attend from q ``[R, T, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
+    """Attend from q ``[R, T, QH, D]`` to the content of the caches ``[num_blocks, KVH, block_size, D]``.
 
-    block_table ``[R, cols]`` and seq_lens ``[R]`` are int32; seq_lens counts the T new positions, whose K
-    and V are stored already; 0 marks a padding row, whose output is zero. Block table entries beyond a
-    row's length are stale and never followed; K and V beyond it inside its last block may be NaN.
-    max_seq_len, at least the longest row, fixes the launch grid. Returns ``[R, T, QH, D]``.
+    block_table ``[R, cols]`` and seq_lens ``[R]`` are int32. seq_lens includes the T new positions, whose K
+    and V are already stored; 0 marks a padding row, whose output is zero. Block table entries beyond a
+    row's length are stale and never followed; K and V beyond it in the row's last block may be NaN.
+    max_seq_len, at least the longest row, determines the launch grid. Returns ``[R, T, QH, D]``.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     operands = (q, k_cache, v_cache, block_table, seq_lens)

@@ -1,16 +1,16 @@
 """Attention of decode rows over the paged KV cache on CPU.
 
-The unit of work is a row's positions for one KV head, with all the query heads that share it. It walks the
-row's blocks in place, 64 tokens at a time, with an online softmax:
+The unit of work is a row's positions for one KV head, with all query heads that share this head. It goes
+through the row's blocks in place, 64 tokens at a time, with an online softmax:
 
     scores  s = q . k, four tokens at a time in vector registers
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values  acc' = acc exp(m - m') + p V, four vectors of acc in registers        out = acc / l at the end
 
-An e4m3 cache is widened first, 64 tokens at a time for all queries that see one of them. Else nothing is
-gathered, copied or masked: a query's loop ends at its own length, so that what lies beyond it
-(stale block ids, NaN) is not even read. Lengths are read here and nowhere else, so that a call can be
-recorded (:mod:`kernels.cpu.graph`). A sum's order depends on the tokens' places in their row alone.
+An e4m3 cache is widened first, 64 tokens at a time for all queries that see one of them. For other caches
+nothing is gathered, copied or masked. A query's loop ends at its own length, so everything beyond it (stale
+block ids, NaN) is never read. Only the compiled code reads lengths, so that a call can be recorded
+(:mod:`kernels.cpu.graph`). The order of a sum depends only on the tokens' places in their row.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from kernels.cpu.vector import (
 
 _STEP_TOKENS = 64
 _GRAIN_HEADS = 16
-"""Rows times KV heads, about 100 µs at some hundred tokens; lengths aren't known on the host."""
+"""Rows times KV heads: about 100 µs at some hundred tokens. The host does not know the lengths."""
 
 _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @cpu_jit
 def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
-    """``scores[s + t] = query[q:] . keys[k + t * head_dim:]`` of so many adjacent tokens."""
+    """``scores[s + t] = query[q:] . keys[k + t * head_dim:]`` for ``num_tokens`` adjacent tokens."""
     w = lanes()
     whole = head_dim - head_dim % w
     t = 0
@@ -79,7 +79,7 @@ def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
 
 @cpu_jit
 def _weigh(scores, live, highest, total, i, acc, a, head_dim):
-    """Turn ``live`` scores into weights against the new maximum; rescale what query i has so far."""
+    """Turn ``live`` scores into weights relative to the new maximum; rescale query i's earlier sums."""
     w = lanes()
     reach = -(-live // w) * w
     scores[live:reach] = _NEGATIVE_INFINITY
@@ -186,7 +186,7 @@ def _attend_narrow_row(
     k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
     first_len, queries, width, scores, highest, total, acc, keys, values,
 ):  # fmt: skip
-    """:func:`_attend_row` over what :func:`_widen_step` makes of the caches."""
+    """:func:`_attend_row` for caches that :func:`_widen_step` has to widen."""
     w, seen = lanes(), first_len + num_queries // heads_per_kv - 1
     for i in range(num_queries):
         highest[i] = _NEGATIVE_INFINITY
@@ -209,7 +209,7 @@ def _attend_rows(
     q, q_strides, k_cache, v_cache, cache_strides, shape, seq_lens, block_table, columns, scale, v_scale,
     is_narrow, out, begin, end,
 ):  # fmt: skip
-    """Item ``r * KVH + h``: decode row r's positions with KV head h. ``shape`` is T, QH, KVH, block, D."""
+    """Item ``r * KVH + h`` is decode row r's positions with KV head h. ``shape`` is T, QH, KVH, block, D."""
     num_positions, num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
@@ -260,7 +260,7 @@ def paged_attention_decode_cpu(
 ) -> torch.Tensor:
     """:func:`kernels.attention.paged_attention_decode.paged_attention_decode` in float32.
 
-    ``scale`` has k_scale in it.
+    ``scale`` includes k_scale.
     """
     num_rows, num_positions, num_heads, _ = q.shape
     out = torch.empty(q.shape)

@@ -2,12 +2,12 @@
 
     out[i] = softmax(scale * q[i] K[: p + 1]^T) V[: p + 1],   p = seq_len - query_len + i
 
-Rows are ragged: row s owns the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, which are the last ones of its
-``seq_lens[s]`` tokens; what stands before them is a cached prefix or earlier chunks. K and V of token t lie
+Rows are ragged: row s has the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, which are the last ones of its
+``seq_lens[s]`` tokens. The tokens before them are a cached prefix or earlier chunks. K and V of token t are
 in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (QH // KVH)``.
 
-A cache may be of float8_e4m3fn: its values, times k_scale and v_scale, are K and V. The scales are taken into
-``scale`` and into the last division, sums stay in float32.
+A cache may be of float8_e4m3fn: its values times k_scale and v_scale are K and V. ``scale`` and the last
+division include these scales; sums stay in float32.
 
 | device | float32 | bfloat16, float16 | float64 |
 |---|---|---|---|
@@ -40,7 +40,7 @@ def paged_attention_prefill_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """:func:`paged_attention_prefill`, one row after the other with all its scores at once."""
+    """:func:`paged_attention_prefill`, one row after the other, each with all its scores at once."""
     acc = torch.promote_types(q.dtype, torch.float32)
     kv_heads, block_size, head_dim = k_cache.shape[1:]
     heads_per_kv = q.shape[1] // kv_heads
@@ -51,7 +51,7 @@ def paged_attention_prefill_reference(
         if seq_len == 0 or start == end:
             continue
         block_ids = block_table[row, : -(-seq_len // block_size)].long()
-        # [blocks, KVH, block_size, D] -> [QH, tokens, D], cut at the length: beyond it may be NaN.
+        # [blocks, KVH, block_size, D] -> [QH, tokens, D], cut at the row's length: it may be NaN beyond that.
         k, v = (
             cache[block_ids]
             .transpose(0, 1)
@@ -68,9 +68,9 @@ def paged_attention_prefill_reference(
     return out
 
 
-# One program a tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head, so
-# that each K and V element loaded serves all of them (GQA packing). The loop walks the row's tokens BLOCK_N
-# at a time through the block table with an online softmax; only the tokens from the diagonal on are masked.
+# One program per tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head,
+# so that each loaded K and V element serves all of them (GQA packing). The loop goes through the row's tokens
+# BLOCK_N at a time by the block table, with an online softmax. Only tokens from the diagonal on are masked.
 @triton_jit
 def _prefill_kernel(
     q_ptr,
@@ -101,7 +101,7 @@ def _prefill_kernel(
     TOKENS: tl.constexpr = BLOCK_M // HEADS_PER_KV
     row = tl.program_id(2)
     kv_head = tl.program_id(1).to(tl.int64)
-    # The last tiles of a row see the most tokens: launched first, they do not make the tail of the grid.
+    # The last tiles of a row see the most tokens: they are launched first, so that the grid has no long tail.
     first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS
     row_start = tl.load(cu_seqlens_ptr + row)
     query_len = tl.load(cu_seqlens_ptr + row + 1) - row_start
@@ -172,11 +172,12 @@ def attend_tokens(
 ):
     """Online softmax of q ``[M, D]`` over one KV head's tokens ``first : end``; query i sees ``limits[i]``.
 
-    Without MASKED, all queries must see all tokens and their number be a multiple of BLOCK_N. With it,
-    what lies from ``end`` on is neither looked up nor loaded: zeros stand for it, so that 0 * NaN cannot be.
+    Without MASKED, all queries must see all tokens, and the number of tokens must be a multiple of BLOCK_N.
+    With MASKED, tokens from ``end`` on are neither looked up nor loaded. Zeros replace them, so that 0 * NaN
+    can't occur.
 
-    Block ids are looked up one round ahead. Where a round loads from addresses that it loads first, Triton
-    gives K and V one buffer each: nothing would be on its way while the products are computed.
+    Block ids are looked up one round ahead. If a round loaded from addresses that it loads itself, Triton
+    would give K and V only one buffer each, and no load would be in flight while the products are computed.
     """
     dims = tl.arange(0, BLOCK_D)
     columns = tl.arange(0, BLOCK_N)
@@ -194,7 +195,7 @@ def attend_tokens(
         if MASKED:
             scores = tl.where(tokens[None, :] < limits[:, None], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # nothing seen yet: not -inf + inf
+        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # avoids -inf + inf before any token
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(highest - shift)
         v = tl.load(v_head_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
@@ -293,13 +294,13 @@ def paged_attention_prefill(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attend from q ``[num_tokens, QH, D]`` to what the caches ``[num_blocks, KVH, block_size, D]`` hold.
+    """Attend from q ``[num_tokens, QH, D]`` to the content of caches ``[num_blocks, KVH, block_size, D]``.
 
-    block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32; seq_lens counts cached
-    prefix and new tokens, whose K and V are stored already. Block table entries beyond a row's length are
-    never followed, and K and V beyond it inside its last block may be NaN. A row of length 0 is padding.
-    max_query_len fixes the launch grid; max_seq_len bounds the lengths. Every token is of some row. Returns
-    ``[num_tokens, QH, D]``, zero in padding rows.
+    block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32. seq_lens counts cached
+    prefix and new tokens, whose K and V are already stored. Block table entries beyond a row's length are
+    never followed, and K and V beyond it in the row's last block may be NaN. A row of length 0 is padding.
+    max_query_len determines the launch grid; max_seq_len is a bound of the lengths. Every token belongs to a
+    row. Returns ``[num_tokens, QH, D]``, zero in padding rows.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     operands = (q, k_cache, v_cache, block_table, cu_seqlens, seq_lens)

@@ -1,16 +1,16 @@
-"""Attention of prefill rows over the paged KV cache on CPU, as in flash attention: products of blocks.
+"""Attention of prefill rows over the paged KV cache on CPU, by products of blocks as in flash attention.
 
-The unit of work is a tile: consecutive queries of one row, for one KV head, with all the query heads that
-share it. A tile walks the row's tokens 64 at a time with an online softmax:
+The unit of work is a tile: consecutive queries of one row, for one KV head, with all query heads that share
+this head. A tile goes through the row's tokens 64 at a time with an online softmax:
 
-    gather   K of these tokens transposed, V as it stands, in float32: once for all the tile's queries
+    gather   K of these tokens transposed, V unchanged, in float32: once for all the tile's queries
     scores   s = q K^T, four queries by two vectors of tokens in registers
     softmax  m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values   acc' = acc exp(m - m') + p V, out = acc / l at the end
 
-Four queries go on to the last token that one of them sees. What a query does not see gets weight 0 and is
-finite; what lies beyond the row's length (stale block ids, NaN) is never multiplied. Each sum runs over dims
-or tokens in order, so a query's result does not depend on the tile, chunk or batch that it stands in.
+Four queries continue to the last token that one of them sees. A token that a query does not see gets weight
+0, and its values are finite. Data beyond the row's length (stale block ids, NaN) is never multiplied. Each
+sum runs over dims or tokens in order, so a query's result does not depend on its tile, chunk or batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kernels.cpu.vector import (
 )
 
 _STEP_TOKENS = 64
-_TILE_QUERIES = 192  # K and V come from memory once for so many
+_TILE_QUERIES = 192  # K and V are read from memory once for these
 _GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
 
 _ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
@@ -47,7 +47,7 @@ _ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
 
 @cpu_jit
 def _add_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offset, c_stride):
-    """``c += a b`` of four rows of a ``[4, depth]`` and two vectors of b ``[depth, 2 * lanes()]``."""
+    """``c += a b`` for four rows of a ``[4, depth]`` and two vectors of b ``[depth, 2 * lanes()]``."""
     w = lanes()
     a0, a1, a2 = a_offset, a_offset + a_stride, a_offset + 2 * a_stride
     a3, o0, o1 = a_offset + 3 * a_stride, c_offset, c_offset + c_stride
@@ -79,7 +79,7 @@ def _add_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offse
 def _gather(
     k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, keys, values
 ):  # fmt: skip
-    """``keys[d, t]`` and ``values[t, d]`` of ``count`` tokens from ``first`` on, a block at a time."""
+    """Copy ``count`` tokens from ``first`` on to ``keys[d, t]`` and ``values[t, d]``, a block at a time."""
     width = values.shape[0] // _STEP_TOKENS
     t = 0
     while t < count:
@@ -89,7 +89,7 @@ def _gather(
         base += inside * head_dim
         whole = 0
         if head_dim % lanes() == 0:
-            # Keys past the last token but inside its block come along: their scores are dropped.
+            # Keys after the last token but in its block are copied as well: their scores are dropped.
             reach = min(block_size - inside, _STEP_TOKENS - t)
             while whole < run and whole + lanes() <= reach:
                 for d in range(0, head_dim, lanes()):
@@ -111,7 +111,7 @@ def _gather(
 
 @cpu_jit
 def _weigh(scores, row, live, reach, highest, total, i, acc, width):
-    """Turn query i's scores into weights, 0 from ``live`` to ``reach``; rescale what it has so far."""
+    """Turn query i's scores into weights, 0 from ``live`` to ``reach``; rescale its earlier sums."""
     w = lanes()
     for t in range(live, reach):
         scores[row + t] = _NEGATIVE_INFINITY
@@ -139,7 +139,7 @@ def _attend_step(
     queries, head_dim, num_queries, heads_per_kv, first_len, first, count, keys, values, scores,
     highest, total, acc,
 ):  # fmt: skip
-    """All queries of a tile over the ``count`` tokens from ``first`` on, four queries at a time."""
+    """Attend from a tile's queries, four at a time, to the ``count`` tokens from ``first`` on."""
     tile, width = 2 * lanes(), acc.shape[0] // highest.shape[0]
     for i in range(0, num_queries, 4):
         last = min(i + 3, num_queries - 1)
@@ -176,7 +176,10 @@ def _attend_tiles(
     q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, v_scale, out,
     begin, end,
 ):  # fmt: skip
-    """Items are tiles, KV head after KV head; a tile is ``(row, first token, tokens, length it sees)``."""
+    """Items are tiles, KV head after KV head.
+
+    A tile is ``(row, first token, number of tokens, length that its first token sees)``.
+    """
     num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv = num_heads // kv_heads
     most = (tiles[:, 2].max() * heads_per_kv + 3) // 4 * 4
@@ -215,7 +218,7 @@ def _attend_tiles(
 
 
 def _cut_rows(bounds: list[int], seq_lens: list[int], heads_per_kv: int) -> np.ndarray:
-    """Cut rows into tiles ``(row, first token, tokens, length that the first one sees)``; no padding."""
+    """Cut rows into tiles, as :func:`_attend_tiles` takes them; padding rows have none."""
     size = max(1, _TILE_QUERIES // heads_per_kv)
     tiles = [
         (row, token, min(size, bounds[row + 1] - token), seq_len - bounds[row + 1] + token + 1)
@@ -238,7 +241,7 @@ def paged_attention_prefill_cpu(
 ) -> torch.Tensor:
     """:func:`kernels.attention.paged_attention_prefill.paged_attention_prefill` in float32.
 
-    ``scale`` has k_scale in it.
+    ``scale`` includes k_scale.
     """
     out = torch.zeros(q.shape, dtype=q.dtype)
     num_heads, head_dim = q.shape[1:]

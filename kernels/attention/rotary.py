@@ -3,14 +3,14 @@
     a_j = float32(position) * inv_freq[j]                      float32, j < half
     x[j], x[half + j] = x[j] cos a_j - x[half + j] sin a_j,  x[half + j] cos a_j + x[j] sin a_j
 
-of every head: its first ``2 * half`` elements are turned, halves against each other as in Llama and GPT-NeoX,
-those behind stay. Cosine and sine are scaled by ``attention_scaling``. With norms, a head is first
-``x / sqrt(mean(x^2) + eps) * weight``, all of its elements.
+for every head. The first ``2 * half`` elements of a head are rotated, one half with the other as in Llama and
+GPT-NeoX; the remaining elements stay. Cosine and sine are scaled by ``attention_scaling``. With norms, all
+elements of a head are first replaced by ``x / sqrt(mean(x^2) + eps) * weight``.
 
-The product is rounded to float32 because checkpoints were trained with that: at position 100,000 its
-rounding moves an angle by up to 0.004. Cosine and sine of it are exact to 1e-7, without a table: there is no
-longest position, and nothing to keep. Inside in float32 (float64 for float64 inputs), rounded once. On CPU,
-float32 goes to numba (rotary_cpu.py) and other dtypes to the reference.
+The angle a_j is rounded to float32 because checkpoints were trained in this way: at position 100,000 this
+rounding changes an angle by up to 0.004. Its cosine and sine are exact to 1e-7. They need no table, so there
+is no longest position and nothing to keep. Computation is in float32 (float64 for float64 inputs), and
+rounded once. On CPU, numba handles float32 (rotary_cpu.py), and the reference handles other dtypes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kernels.norms.rms_norm import rms_norm_reference
 
 @dataclass(frozen=True)
 class Rotary:
-    """By how much which elements of a head turn."""
+    """The angles by which a head's elements rotate."""
 
     inv_freq: Tensor
-    """``[half]`` float32: radians a position."""
+    """``[half]`` float32: radians per position."""
     attention_scaling: float = 1.0
 
 
@@ -44,7 +44,7 @@ class HeadNorms:
 
 
 def rotate_reference(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-    """``[n, heads, head_dim]`` turned, not in place."""
+    """Returns x ``[n, heads, head_dim]`` rotated, not in place."""
     acc = torch.promote_types(x.dtype, torch.float32)
     angles = positions.to(torch.float32)[:, None, None] * rotary.inv_freq
     cos = angles.to(acc).cos() * rotary.attention_scaling
@@ -57,14 +57,14 @@ def rotate_reference(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 def norm_and_rotate_reference(
     x: Tensor, weight: Tensor, eps: float, positions: Tensor, rotary: Rotary
 ) -> Tensor:
-    """The same of heads that are normed first."""
+    """Like :func:`rotate_reference`, with a norm of each head first."""
     acc = torch.promote_types(x.dtype, torch.float32)
     return rotate_reference(rms_norm_reference(x.to(acc), weight, eps), positions, rotary).to(x.dtype)
 
 
-# One program a (token, tile of heads), tiles of q before those of k: some 2,048 elements in registers between
-# norm and rotation, read and written once. Each computes its token's cosines and sines anew, a few dozen
-# instructions that cost less than reading a table.
+# One program per (token, tile of heads); tiles of q come before those of k. Some 2,048 elements stay in
+# registers between norm and rotation, and are read and written once. Each program computes its token's
+# cosines and sines again: a few dozen instructions, which take less time than reading a table.
 @triton_jit
 def _rotary_kernel(
     q_ptr,
@@ -141,7 +141,7 @@ def _rotate_heads(
 
 @triton_jit
 def _cos_sin(angle):
-    """As in rotary_cpu.py: range reduction in float64, then the polynomials of Cephes' sinf and cosf."""
+    """Works like rotary_cpu.py: range reduction in float64, then the polynomials of Cephes' sinf and cosf."""
     exact = angle.to(tl.float64)
     quarters = tl.floor(exact * 0.63661977236758134 + 0.5)
     r = (exact - quarters * 1.57079632679489662).to(tl.float32)
@@ -190,10 +190,10 @@ def _launch(q: Tensor, k: Tensor, norms: HeadNorms | None, positions: Tensor, ro
 
 
 def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
-    """Turns q ``[n, QH, D]`` and k ``[n, KVH, D]`` by positions ``[n]`` int64, in place.
+    """Rotates q ``[n, QH, D]`` and k ``[n, KVH, D]`` by positions ``[n]`` int64, in place.
 
-    Tokens and heads may lie at any stride, a head's elements side by side. A padding token may have any
-    position of 32 bits: what it turns is not looked at.
+    Tokens and heads may have any stride; a head's elements must be contiguous. A padding token may have any
+    position of 32 bits: its result is never used.
     """
     assert q.stride(2) == k.stride(2) == 1, "a head's elements must lie side by side"
     if q.is_cuda and q.dtype != torch.float64:
@@ -206,7 +206,7 @@ def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
 
 
 def norm_and_rotate(q: Tensor, k: Tensor, norms: HeadNorms, positions: Tensor, rotary: Rotary) -> None:
-    """Norms each head of q and k, then does as :func:`rotate`."""
+    """Norms each head of q and k, then rotates them as :func:`rotate` does."""
     assert q.stride(2) == k.stride(2) == 1, "a head's elements must lie side by side"
     if q.is_cuda and q.dtype != torch.float64:
         _launch(q, k, norms, positions, rotary)

@@ -1,7 +1,7 @@
 """Rotary embedding on CPU: a token's cosines and sines once, then all of its heads in vector registers.
 
-An angle is brought to within an eighth of a turn of 0 by subtracting quarter turns in float64, which is exact
-enough for any position; there, cosine and sine are the polynomials of Cephes' cosf and sinf.
+Subtracting quarter turns in float64 brings an angle to within an eighth of a turn of 0; this is exact enough
+for any position. In that range, cosine and sine are the polynomials of Cephes' cosf and sinf.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 @cpu_jit
 def _cos_sin_cpu(position, inv_freq, scaling, cos, sin):
-    """Of ``float32(position) * inv_freq``, scaled, to two arrays ``[half]``."""
+    """Writes scaled cosine and sine of ``float32(position) * inv_freq`` to two arrays ``[half]``."""
     for j in range(inv_freq.shape[0]):
         angle = np.float64(np.float32(position) * inv_freq[j])
         quarters = np.floor(angle * _QUARTERS_A_RADIAN + 0.5)
@@ -62,7 +62,7 @@ def _turn(x, o, half, cos, sin):
 
 @cpu_jit
 def _rotary_cpu(q, q_shape, k, k_shape, positions, inv_freq, scaling, begin, end):
-    """Shapes are token stride, head stride and heads."""
+    """Rotates tokens ``begin : end``. Shapes are token stride, head stride and number of heads."""
     half = inv_freq.shape[0]
     cos, sin = aligned(half), aligned(half)
     for i in range(begin, end):

@@ -1,1 +1,1 @@
-"""What kernels on CPUs are made with: numba, vectors, threads, recorded graphs, host memory."""
+"""The tools for kernels on CPUs: numba, vectors, threads, recorded graphs, host memory."""

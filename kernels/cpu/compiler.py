@@ -1,10 +1,10 @@
-"""Functions that numba compiles at their first call, never at import: what CPU kernels are made of.
+"""Functions that numba compiles at their first call, never at import. CPU kernels are made of them.
 
-* The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else beside the module, else (read-only
+* The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else next to the module, else (read-only
   installations) in the user's cache folder. Only the first process on a machine compiles.
-* A function may call another one of its module, or an intrinsic; numba inlines it where that helps.
+* A function may call another function of its module, or an intrinsic; numba inlines the call if that helps.
 * Sums may be reordered and contracted into FMA, but NaN and infinity keep their meaning: the state
-  sanitizer finds stale reads by the NaN that they bring along.
+  sanitizer finds stale reads by the NaN that they produce.
 * The GIL is released while a function runs.
 """
 
@@ -22,14 +22,14 @@ __all__ = ["CpuFunction", "CpuIntrinsic", "cpu_function"]
 
 logger = logging.getLogger(__name__)
 
-# No "nnan", "ninf": with them the compiler may drop the very NaN that gives a stale slot away.
+# No "nnan", "ninf": with them the compiler may drop exactly the NaN by which a stale slot is found.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
 class CpuIntrinsic:
-    """Instructions that numba's Python can't say, for compiled functions to call.
+    """Instructions that can't be written in numba's Python, for compiled functions to call.
 
-    ``make`` returns what :func:`numba.extending.intrinsic` does; it is called when a function compiles.
+    ``make`` returns a result of :func:`numba.extending.intrinsic`; it is called when a function compiles.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -37,7 +37,7 @@ class CpuIntrinsic:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        """What numba compiles in place of a call."""
+        """The object that numba compiles in place of a call."""
         return self.make()
 
     @functools.cached_property
@@ -57,11 +57,11 @@ class CpuFunction:
         """Numba's dispatcher of this function; creating it compiles nothing yet."""
         import numba
 
-        # The same code, the functions that it calls resolved to what numba knows.
+        # The same code, but the names of called functions refer to numba's dispatchers.
         names = {name: value.dispatcher for name, value in self._callees.items()}
         fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
         functools.update_wrapper(fn, self.fn)
-        # Numba recompiles when this function's file changes; the digest sees to the callees' files.
+        # Numba recompiles when this function's file changes; with the digest also when the callees' files do.
         fn.__qualname__ += f"_{self._digest:08x}"
         try:
             return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)
@@ -90,10 +90,10 @@ class CpuFunction:
 
 @functools.cache
 def _warn_that_nothing_is_cached() -> None:
-    logger.warning("no writable folder: every process compiles the CPU kernels anew; set NUMBA_CACHE_DIR")
+    logger.warning("no writable folder: every process compiles the CPU kernels again; set NUMBA_CACHE_DIR")
 
 
-if TYPE_CHECKING:  # numba gives such functions their types, call by call
+if TYPE_CHECKING:  # numba types these functions at each call
     from typing import no_type_check as cpu_function
 else:
     cpu_function = CpuFunction

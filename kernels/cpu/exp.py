@@ -1,6 +1,6 @@
 """A float32 exponential that numba vectorizes, for the kernels of the CPU paths.
 
-``math.exp`` becomes one library call an element: 13 µs for 4,096 of them, where this takes 1 µs.
+``math.exp`` becomes one library call per element: 13 µs for 4,096 elements, where this function takes 1 µs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from kernels.cpu.compiler import cpu_function
 
 _LOG2_E = np.float32(1.44269504)
-_LN2 = np.float32(0.69314718)  # in one part: sums may be reordered, which would join two parts again
+_LN2 = np.float32(0.69314718)  # not split in two parts: numba may reorder sums and so join the parts again
 _SMALLEST = np.float32(-87.33)  # below, 2^n would be denormal
 _LARGEST = np.float32(88.0)  # above, 2^n would need an exponent of 128
 _P0 = np.float32(1.9875691500e-4)
@@ -24,9 +24,9 @@ _HALF, _ONE, _ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 @cpu_function
 def exp_f32(x):
-    """e^x within 1e-7 relative near 0 and 4e-7 at the ends; 0 below -87.33, e^88 above 88, NaN for NaN.
+    """Return e^x; relative error 1e-7 near 0, 4e-7 at the ends; 0 below -87.33, e^88 above 88, NaN for NaN.
 
-    Range reduction x = n ln 2 + r, |r| <= ln(2) / 2, and the polynomial of Cephes' expf for e^r.
+    Uses the range reduction x = n ln 2 + r, |r| <= ln(2) / 2, and the polynomial of Cephes' expf for e^r.
     """
     inside = min(max(x, _SMALLEST), _LARGEST)
     n = np.floor(inside * _LOG2_E + _HALF)

@@ -1,11 +1,12 @@
 """Number formats of caches as LLVM instructions, for one number or a vector (:mod:`kernels.cpu.vector_ir`).
 
-numpy has neither bfloat16 nor float8_e4m3fn: arrays of them come as uint16 and uint8 (cpu_jit.as_flat_array).
+numpy has neither bfloat16 nor float8_e4m3fn: such arrays are passed as uint16 and uint8
+(:func:`kernels.cpu.jit.as_flat_array`).
 
     e4m3    byte s eeee mmm: (-1)^s 2^(e - 7) (1 + m / 8), or 2^-6 m / 8 where e = 0; 0x7F is NaN
     bf16    the upper half of a float32
 
-The rounding's formulas are those of kernels/formats/stochastic_round.py.
+The formulas of rounding are those of kernels/formats/stochastic_round.py.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _INT = ir.IntType(32)
 
 
 def _like(kind, scalar):
-    """``scalar``, as wide as ``kind`` is."""
+    """Return the type ``scalar`` with as many lanes as ``kind`` has."""
     return ir.VectorType(scalar, kind.count) if isinstance(kind, ir.VectorType) else scalar
 
 
 def constant(kind, number):
-    """``number`` in all lanes of ``kind``."""
+    """Return ``number`` in all lanes of ``kind``."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
 def widen(builder, value):
-    """What was loaded, as float32: exact."""
+    """Convert a loaded value to float32, exactly."""
     ints, floats = _like(value.type, _INT), _like(value.type, ir.FloatType())
     if value.type == floats:
         return value
@@ -39,7 +40,7 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """float32 as it is stored: to e4m3 rounded, to bfloat16 cut off, for who has rounded it already."""
+    """Convert float32 to the stored type: e4m3 is rounded; bfloat16 is cut off: it is rounded before."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)
@@ -53,7 +54,7 @@ def narrow(builder, value, element):
 
 def _from_e4m3(builder, byte, ints, floats):
     magnitude = builder.and_(byte, constant(ints, 0x7F))
-    # Exponents differ by 120. Subnormal ones have none: their mantissa counts 2^-9.
+    # Exponents differ by 120. Subnormal numbers have no exponent: their mantissa counts units of 2^-9.
     normal = builder.add(builder.shl(magnitude, constant(ints, 20)), constant(ints, 120 << 23))
     small = builder.fmul(builder.sitofp(magnitude, floats), constant(floats, 2.0**-9))
     bits = builder.select(
@@ -66,12 +67,12 @@ def _from_e4m3(builder, byte, ints, floats):
 
 
 def _to_e4m3(builder, value, bits, ints):
-    """Nearest, ties to even; beyond 448 it is 448; infinity and NaN become NaN."""
+    """Round to nearest, ties to even; numbers beyond 448 become 448; infinity and NaN become NaN."""
     floats = value.type
     magnitude = builder.and_(bits, constant(ints, 0x7FFFFFFF))
     normal = builder.lshr(_nearest(builder, magnitude, ints, 20), constant(ints, 20))
     normal = builder.sub(normal, constant(ints, 120 << 3))
-    # The sum's last bit counts 2^-9, and the addition rounds to it.
+    # The last bit of the sum is worth 2^-9, and the addition rounds to that.
     at_16384 = builder.fadd(builder.bitcast(magnitude, floats), constant(floats, 16384.0))
     small = builder.sub(builder.bitcast(at_16384, ints), constant(ints, 0x46800000))
     byte = builder.select(builder.icmp_signed("<", magnitude, constant(ints, 121 << 23)), small, normal)
@@ -84,7 +85,7 @@ def _to_e4m3(builder, value, bits, ints):
 
 
 def _nearest(builder, bits, ints, dropped):
-    """``bits`` such that cutting off the lower ``dropped`` ones rounds to nearest, ties to even."""
+    """Change ``bits`` so that cutting off the lower ``dropped`` bits rounds to nearest, ties to even."""
     last = builder.and_(builder.lshr(bits, constant(ints, dropped)), constant(ints, 1))
     return builder.add(builder.add(bits, last), constant(ints, (1 << (dropped - 1)) - 1))
 
@@ -99,7 +100,7 @@ def mix(builder, bits):
 
 
 def round_bfloat16(builder, value, is_stochastic, key, element):
-    """See :func:`kernels.formats.stochastic_round.round_bfloat16`; ``element`` is as wide as ``value``."""
+    """See kernels/formats/stochastic_round.py; ``element`` has as many lanes as ``value``."""
     ints = _like(value.type, _INT)
     bits = builder.bitcast(value, ints)
     with builder.if_else(is_stochastic) as (then, otherwise):

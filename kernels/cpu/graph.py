@@ -1,14 +1,14 @@
-"""Kernel calls recorded once and replayed without Python: on a CPU what a CUDA graph is on a GPU.
+"""Kernel calls that are recorded once and replayed without Python: the CPU's counterpart of a CUDA graph.
 
     graph = CpuGraph()
     with graph.record():
-        y = model(x)             # runs, and is noted call by call
-    x.copy_(other); graph.replay()     # y is the model of the new x
+        y = model(x)             # runs, and every call is recorded
+    x.copy_(other); graph.replay()     # y is the model's output for the new x
 
-As with a CUDA graph tensors keep their addresses, nothing that was decided while recording is decided again,
-and results stay where they are until the next replay. Only numba kernels are noted. What torch computes,
-copies or hands to the host would be missing from every replay, so recording refuses it; views and empty
-tensors pass. (What numpy computes can't be caught.)
+As with a CUDA graph, tensors keep their addresses, decisions made while recording are not made again, and
+results stay in place until the next replay. Only numba kernels are recorded. If torch computes, copies or
+passes values to the host, a replay would lack that operation, so recording refuses it. Views and empty
+tensors are allowed. (Computations of numpy can't be detected.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kernels.cpu.native_call import NativeCall
 from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads, table_row
 
 _SHARES_A_GRAIN = 8
-"""In a graph a share takes some 12 µs: helpers are awake, claiming one costs a tenth of a µs."""
+"""In a graph a share takes some 12 µs: helpers are awake, and claiming a share takes a tenth of a µs."""
 
 
 class CpuGraph:
-    """Calls in the order in which they were recorded, with all they read and write."""
+    """Calls in the order of their recording, with all arrays that they read and write."""
 
     def __init__(self) -> None:
         self._calls: list[NativeCall] = []
@@ -40,7 +40,7 @@ class CpuGraph:
 
     @contextmanager
     def record(self) -> Generator[None]:
-        """Notes this thread's kernel calls. Raises :class:`RuntimeError` where torch computes."""
+        """Records this thread's kernel calls. Raises :class:`RuntimeError` if torch computes."""
         recording.note = self._note
         try:
             with _NothingComputed():
@@ -54,7 +54,7 @@ class CpuGraph:
         cpu_threads().run(self._table)
 
     def calls(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Each call by itself, with its kernel's name and number of items, for those who time them."""
+        """Yields each call alone, with its kernel's name and number of items, for measuring their times."""
         for call, row in zip(self._calls, self._table, strict=True):
             name = call.name.strip("_").removesuffix("_cpu")
             yield f"{name} ({row[ITEMS]})", functools.partial(cpu_threads().run, row[None].copy())
@@ -70,7 +70,7 @@ class CpuGraph:
 
 
 class _NothingComputed(TorchFunctionMode):
-    """Lets through what gives memory, looks at it in another way, or tells of its shape."""
+    """Allows torch operations that allocate memory, make views of it, or return its shape; refuses others."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -102,4 +102,4 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 _READS = frozenset(
     ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose", "is_nonzero")
 )
-"""They hand values to the host, which would decide by them once and for all."""
+"""They pass values to the host; every replay would keep the host's first decision."""

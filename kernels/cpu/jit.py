@@ -1,7 +1,7 @@
 """CPU kernels: plain functions over numpy arrays and numbers, compiled at their first call.
 
-One whose last two arguments are ``begin`` and ``end`` works on that range of its items, and can be shared
-among threads:
+A kernel whose last two arguments are ``begin`` and ``end`` works on that range of its items, and threads can
+share it:
 
     @cpu_jit
     def _scale(x, factor, begin, end):
@@ -11,7 +11,7 @@ among threads:
     _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
     _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # threads may share it; 16 items take 100 µs
 
-What holds of every compiled function is in :mod:`kernels.cpu.compiler`.
+:mod:`kernels.cpu.compiler` says what is true of every compiled function.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from kernels.cpu.threads import kernel_threads, run_shared
 __all__ = ["CpuKernel", "as_array", "as_flat_array", "cpu_jit", "recording"]
 
 _STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
-"""What numpy does not have, and the integers as which kernels get it (:mod:`kernels.cpu.vector`)."""
+"""Types that numpy lacks, and the integers that kernels get instead (:mod:`kernels.cpu.vector`)."""
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """The numpy view of a CPU tensor; strides are kept, nothing is copied."""
+    """Return the numpy view of a CPU tensor. Strides are kept, nothing is copied."""
     return tensor.detach().numpy()
 
 
 def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
-    """The memory from a strided CPU tensor's first element to its last, as one contiguous array.
+    """Return the memory from a strided CPU tensor's first element to its last, as one contiguous array.
 
-    Numba vectorizes a loop only where it knows the stride to be one. A kernel gets a pool's view as this
-    array and ``tensor.stride()``, and slices the innermost axis out of it. bfloat16 comes as uint16,
+    Numba vectorizes a loop only if it knows that the stride is one. A kernel gets a pool's view as this
+    array and ``tensor.stride()``, and slices the innermost axis out of it. bfloat16 is returned as uint16,
     float8_e4m3fn as uint8.
     """
     if tensor.dtype in _STAND_INS:
@@ -58,10 +58,10 @@ class CpuKernel(CpuFunction):
     """A compiled function whose items threads can share; ``cpu_jit`` decorates it."""
 
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
-        """Run over items ``[0, num_items)``, shared with other threads where it pays.
+        """Run over items ``[0, num_items)``, shared with other threads if there is enough work.
 
-        ``grain`` items take some 100 µs, about five times what waking a thread costs. While a
-        :class:`kernels.cpu.graph.CpuGraph` records on this thread it also notes the call.
+        ``grain`` items take some 100 µs, about five times the time of waking a thread. While a
+        :class:`kernels.cpu.graph.CpuGraph` records on this thread, the call is also recorded.
         """
         if num_items == 0:
             return
@@ -74,7 +74,7 @@ class CpuKernel(CpuFunction):
 
 
 class _Recording(threading.local):
-    """Who notes the calls of this thread's kernels."""
+    """The recorder of this thread's kernel calls, if one records."""
 
     note: Callable[[Any, int, int, tuple[Any, ...]], None] | None = None
 
@@ -82,7 +82,7 @@ class _Recording(threading.local):
 recording = _Recording()
 
 
-if TYPE_CHECKING:  # numba gives kernels their types, call by call
+if TYPE_CHECKING:  # numba types kernels at each call
     from typing import no_type_check as cpu_jit
 else:
     cpu_jit = CpuKernel

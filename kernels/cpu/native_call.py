@@ -1,12 +1,12 @@
 """Calls of numba kernels as plain data, so that native code can make them without Python.
 
-A call is three addresses: of the kernel's machine code, of a block of 64-bit words with its arguments, and of
-a trampoline ``(kernel, block, begin, end)`` that hands the words over as the kernel's signature wants them.
-Trampolines depend on types alone; there are about as many as kernels.
+A call consists of three addresses: the kernel's machine code, a block of 64-bit words with its arguments, and
+a trampoline ``(kernel, block, begin, end)`` that passes the words as the kernel's signature requires.
+Trampolines depend only on types; there are about as many of them as kernels.
 
-Numba passes an array as its fields ``meminfo, parent, nitems, itemsize, data, shape…, strides…`` and a tuple
-as its elements, behind two pointers for result and exception; that is how its compiled functions call
-each other.
+Numba's compiled functions call each other in this way: two pointers for result and exception come first, an
+array is passed as its fields ``meminfo, parent, nitems, itemsize, data, shape…, strides…``, and a tuple as
+its elements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class NativeCall:
-    """One kernel bound to its arguments, all but ``begin`` and ``end``. It keeps arrays and code alive."""
+    """One kernel bound to all its arguments except ``begin`` and ``end``. Keeps arrays and code alive."""
 
     name: str
     trampoline: int
@@ -34,7 +34,7 @@ class NativeCall:
 
     @classmethod
     def bind(cls, dispatcher: Any, args: tuple[Any, ...]) -> NativeCall:
-        """Compiles the kernel for these arguments' types if need be."""
+        """Bind a kernel to its arguments; compiles the kernel for their types if necessary."""
         import numba
 
         signature = (*map(numba.typeof, args), numba.int64, numba.int64)
@@ -54,12 +54,12 @@ class NativeCall:
 
     @property
     def addresses(self) -> tuple[int, int, int]:
-        """Trampoline, kernel, block."""
+        """The addresses of trampoline, kernel and block."""
         return self.trampoline, self.kernel, self.block.ctypes.data
 
 
 def _words(arg: Any) -> list[int]:
-    """An argument as the kernel's signature spells it out, a word each."""
+    """Return an argument's words, one for each value of the kernel's signature."""
     if isinstance(arg, np.ndarray):
         return [0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides]
     if isinstance(arg, tuple):
@@ -102,4 +102,4 @@ def _trampoline(signature: tuple[Any, ...], context: Any) -> int:
 
 
 _libraries: list[Any] = []
-"""They own the trampolines' code."""
+"""The libraries that own the trampolines' code."""

@@ -1,16 +1,16 @@
-"""Runs a list of native kernel calls on this thread, helped by others where a call is long enough.
+"""Runs a list of native kernel calls on this thread; helper threads take part if a call is long enough.
 
-The list is a table of int64, a call a row: trampoline, kernel, block (:mod:`kernels.cpu.native_call`), number
-of items, number of shares. Calls are made in order; a call's shares are claimed one by one, by whoever is
-there: a helper that the operating system gives no core costs nothing, since this thread does all shares but
-the one that a helper has claimed. No Python runs and no lock is taken between two calls.
+The list is a table of int64 with one call per row: trampoline, kernel, block
+(:mod:`kernels.cpu.native_call`), number of items, number of shares. Calls are made in order. This thread and
+the helpers claim a call's shares one by one. A helper that the operating system gives no core costs nothing:
+this thread does all shares that no helper has claimed. No Python runs and no lock is taken between two calls.
 
-Who claims reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its successor. The
-generation changes with every call, so that a helper which slept through any number of them can't claim from
-a call that it did not read. Between two calls no share is left in the word, while the next call's address
-is written. Helpers spin between two calls of a list, then yield the core, and if that lasts they sleep
-in a semaphore until a call with shares begins. Where a helper lost its core with a share in its hands, calls
-are made alone for some milliseconds: on a machine whose cores are all taken, sharing is no gain.
+To claim a share, a thread reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its
+successor. The generation changes with every call, so a helper that slept through any number of calls can't
+claim a share of a call that it did not read. Between two calls, while the next call's address is written, the
+word has no share left. Helpers spin between two calls of a list, then yield the core, and after a longer time
+they sleep in a semaphore until a call with shares begins. If a helper loses its core while it has a share,
+this thread makes calls alone for some milliseconds: sharing gains nothing if all cores are busy.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ log = logging.getLogger(__name__)
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
 _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
-"""Bytes behind the word: address of the call in hand, shares of it done, whether a list runs, whether the
-process ends, helpers that wait for the semaphore, until when calls are made alone, for how long after the
+"""Offsets in bytes from the word: address of the present call, its shares done, whether a list runs, whether
+the process ends, the number of helpers asleep, until when calls are made alone, how long that is after the
 next wait for a helper that lost its core, and room for the time."""
 _CONTROL_BYTES = 448
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
-_SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than what one thread does between two shared calls
-_PATIENCE_NS = 500_000  # several shares; a helper that lost its core is away for milliseconds
+_SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than one thread's work between two shared calls
+_PATIENCE_NS = 500_000  # several shares' time; a helper that lost its core is away for milliseconds
 _CLOCK_MONOTONIC = 1
 _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
 
 
 def _atomic(generate: Any, num_args: int) -> Any:
-    """An intrinsic on int64 arguments, the first an address, with an int64 result."""
+    """Returns an intrinsic with int64 arguments, the first an address, and an int64 result."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic
@@ -84,7 +84,7 @@ def _add() -> Any:
 
 @CpuIntrinsic
 def _swap_if_equal() -> Any:
-    """``swap_if_equal(address, expected, new)`` is 1 where it swapped."""
+    """``swap_if_equal(address, expected, new)`` is 1 if it swapped, else 0."""
 
     def generate(builder: Any, p: Any, expected: Any, new: Any) -> Any:
         from llvmlite import ir
@@ -104,7 +104,7 @@ def _call_trampoline() -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         integer = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # a pointer is passed as an integer is
+        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # pointers are passed like integers
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
@@ -114,7 +114,7 @@ def _call_trampoline() -> Any:
 
 @CpuIntrinsic
 def _call_c() -> Any:
-    """``call(function, a, b)``: a C function of up to two words that returns an int, which is dropped."""
+    """``call(function, a, b)`` calls a C function with up to two words; its int result is ignored."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic
@@ -129,7 +129,7 @@ def _call_c() -> Any:
 
 @cpu_function
 def _run_share(row, share, shares):
-    """``row`` is the address of a call's row in its table."""
+    """Runs one share of a call. ``row`` is the address of the call's row in its table."""
     items = _load(row + 8 * ITEMS)
     begin, end = items * share // shares, items * (share + 1) // shares
     _call_trampoline(_load(row), _load(row + 8 * KERNEL), _load(row + 8 * BLOCK), begin, end)
@@ -137,7 +137,7 @@ def _run_share(row, share, shares):
 
 @cpu_function
 def _claim_shares(control):
-    """Works on the call in hand until no share of it is left."""
+    """Works on the present call until it has no share left."""
     while True:
         word = _load(control)
         share, shares = word & MOST_SHARES, (word >> 12) & MOST_SHARES
@@ -156,7 +156,7 @@ def _now_ns(control, clock_gettime):
 
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
-    """Waits for the helpers' shares; notes whether one of them lost its core meanwhile."""
+    """Waits for the helpers' shares. Notes it if a helper lost its core meanwhile."""
     for _ in range(_SPINS):
         if _load(control + _DONE) == shares:
             return
@@ -173,7 +173,7 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
 
 @cpu_function
 def _is_alone(control, clock_gettime):
-    """Whether a helper lost its core a moment ago."""
+    """Whether calls are made alone because a helper lost its core a short time ago."""
     until_ns = _load(control + _ALONE)
     if until_ns == 0:
         return False
@@ -192,7 +192,7 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
             _run_share(row, 0, 1)
         else:
             generation = (_load(control) >> 24) + 1
-            _store(control, generation << 24)  # no shares: nobody claims while the call is written
+            _store(control, generation << 24)  # no shares: no thread claims while the call is written
             _store(control + _CALL, row)
             _store(control + _DONE, 0)
             _store(control, (generation + 1) << 24 | shares << 12)
@@ -206,7 +206,7 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
 
 @cpu_function
 def _help(control, semaphore, sem_wait, sched_yield):
-    """A helper's life."""
+    """The main loop of a helper."""
     while True:
         _add(control + _ASLEEP, 1)
         _call_c(sem_wait, semaphore, 0)
@@ -223,24 +223,24 @@ def _help(control, semaphore, sem_wait, sched_yield):
                 if spins > _SPINS:
                     _call_c(sched_yield, 0, 0)
                 if spins > _SPINS + _YIELDS:
-                    break  # nothing for a helper in this stretch: sleep until the next list
+                    break  # no work for a helper for this long: sleep until a call with shares
 
 
 _num_threads: list[int] = []
 
 
 def set_kernel_threads(num_threads: int) -> None:
-    """How many threads of this process share a kernel's work, the caller among them."""
+    """Sets how many threads of this process share a kernel's work, including the caller."""
     _num_threads[:] = [num_threads]
 
 
 def kernel_threads() -> int:
-    """As set; torch's number while it is not."""
+    """Returns the number set by :func:`set_kernel_threads`, or torch's number of threads if none is set."""
     return _num_threads[0] if _num_threads else torch.get_num_threads()
 
 
 class CpuThreads:
-    """This process's helpers: as many as there are kernel threads, less the caller."""
+    """This process's helpers: one less than the kernel threads, since the caller works as well."""
 
     def __init__(self) -> None:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
@@ -250,7 +250,7 @@ class CpuThreads:
         self._libc = ctypes.CDLL(None)
         names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
         self._yield, self._wait, self._post, self._clock = map(self._address_of, names)
-        self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has named ones alone
+        self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has only named semaphores
         if not self._has_helpers:
             log.warning("this system has no unnamed semaphores: CPU kernels run on one thread")
         self._helpers: list[threading.Thread] = []
@@ -259,11 +259,11 @@ class CpuThreads:
 
     @property
     def helper_ids(self) -> list[int]:
-        """Of the helpers that there are; later ones inherit what their caller has."""
+        """Native ids of the present helpers. Later helpers inherit their caller's settings."""
         return [helper.native_id for helper in self._helpers if helper.native_id is not None]
 
     def run(self, table: NDArray[np.int64]) -> None:
-        """Makes all calls of a table. Where other threads use the helpers already, without them."""
+        """Makes all calls of a table, without the helpers if another thread uses them."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
         if num_helpers <= 0 or not self._has_helpers or not self._busy.acquire(blocking=False):
             self._run(table, False)
@@ -290,7 +290,7 @@ class CpuThreads:
             self._helpers.append(helper)
 
     def _stop(self) -> None:
-        """Helpers leave native code before the interpreter is taken down."""
+        """Makes helpers leave native code before the interpreter shuts down."""
         self._set(_STOPPED, 1)
         for _ in self._helpers:
             self._libc.sem_post(self._semaphore)
@@ -306,12 +306,12 @@ class CpuThreads:
 
 @functools.cache
 def cpu_threads() -> CpuThreads:
-    """The helpers of this process."""
+    """Returns the helpers of this process."""
     return CpuThreads()
 
 
 def table_row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
-    """A call as :meth:`CpuThreads.run` takes it, in as many shares as there can be."""
+    """Returns a call as a row for :meth:`CpuThreads.run`, with up to ``num_shares`` shares."""
     return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
 
 

@@ -1,33 +1,33 @@
 """One vector register in CPU kernels: 16 float32 with AVX-512, 8 without.
 
-LLVM vectorizes a plain loop, but it neither keeps a block of a product in registers across another loop nor
-takes the widest registers on its own. Here a kernel says so itself:
+LLVM vectorizes a plain loop. But by itself it neither keeps a block of a product in registers across another
+loop nor uses the widest registers. With this module a kernel does both explicitly:
 
     acc = load(out, 0)
     for k in range(depth):
         acc = multiply_add(splat(a[k]), load(b, k * lanes()), acc)
     store(out, 0, acc)
 
-Arrays are flat; an index counts elements, and whatever it reaches must lie within the array. uint16 stands
-for bfloat16 and uint8 for float8_e4m3fn: they are widened where they are loaded, and e4m3 is rounded where it
-is stored (kernels/formats/float8.py).
+Arrays are flat. An index counts elements, and all elements accessed must be within the array. uint16 stands
+for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to e4m3
+(kernels/formats/float8.py).
 
-| operator | is |
+| operator | meaning |
 |---|---|
-| `lanes()` | numbers in a vector, constant |
-| `load(array, index)`, `store(array, index, vector)` | its elements, at any alignment |
+| `lanes()` | how many numbers a vector has; a constant |
+| `load(array, index)`, `store(array, index, vector)` | a vector's elements, at any alignment |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
-| `prefetch(array, index)` | nothing, but has the element's cache line brought; it may be out of bounds |
+| `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
-| `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once however a loop is compiled |
-| `maximum(a, b)` | by lane; b where one is NaN |
+| `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
+| `maximum(a, b)` | by lane; b if either is NaN |
 | `exponential(vector)` | `exp_f32` by lane |
 | `silu(vector)` | x / (1 + e^-x) by lane |
-| `sum_of(vector)`, `largest_of(vector)` | one number, in a fixed order |
-| `rounding_key(layer_seed, head, position)` | of stochastic_round.py; an integer |
-| `rounded(pool, vector, is_stochastic, key, element, stride)` | as the pool keeps it |
-| `rounded_number(pool, number, is_stochastic, key, element)` | the same of one |
+| `sum_of(vector)`, `largest_of(vector)` | one number, computed in a fixed order |
+| `rounding_key(layer_seed, head, position)` | the key of stochastic_round.py; an integer |
+| `rounded(pool, vector, is_stochastic, key, element, stride)` | the vector rounded as the pool stores it |
+| `rounded_number(pool, number, is_stochastic, key, element)` | the same for one number |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
 """
 
@@ -46,7 +46,7 @@ from kernels.formats import stochastic_round
 
 
 class VectorOperator(CpuIntrinsic):
-    """The function of that name in vector_ir.py, which is imported when the first kernel compiles."""
+    """The function of this name in vector_ir.py, which is imported when the first kernel compiles."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ _LINE_FLOATS = 16
 
 @cpu_function
 def aligned(count):
-    """Uninitialized floats that start at a cache line: a wide load across two lines takes twice as long."""
+    """Return uninitialized floats that start at a cache line: a wide load across two takes twice as long."""
     floats = np.empty(count + _LINE_FLOATS, np.float32)
     first = (-floats.ctypes.data // 4) % _LINE_FLOATS
     return floats[first : first + count]

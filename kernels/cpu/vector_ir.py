@@ -1,7 +1,7 @@
-"""What :mod:`kernels.cpu.vector` offers, as LLVM instructions on one vector register.
+"""The operators of :mod:`kernels.cpu.vector`, as LLVM instructions on one vector register.
 
-Imported when the first kernel is compiled, since it needs numba. Products and sums may be contracted into
-FMA and nothing else: NaN and infinity keep their meaning, and sums their order.
+This module is imported when the first kernel is compiled, since it needs numba. Products and sums may be
+contracted into FMA; nothing else may change: NaN and infinity keep their meaning, and sums their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTRACT = ("contract",)
 
 
 class VectorType(types.Type):
-    """LANES float32 in a register: local to a kernel, never its argument."""
+    """LANES float32 in a register. A vector is local to a kernel, never its argument."""
 
     def __init__(self):
         super().__init__(name=f"float32x{LANES}")
@@ -50,7 +50,7 @@ _ELEMENTS = {types.float32: ir.FloatType(), types.uint16: ir.IntType(16), types.
 
 
 def _place(context, builder, numba_types, values, count=LANES):
-    """Pointer to a vector's place, or a number's: an array and an index into it."""
+    """Return a pointer to the place of a vector, or of a number, given by an array and an index."""
     array = cgutils.create_struct_proxy(numba_types[0])(context, builder, value=values[0])
     index = context.cast(builder, values[1], numba_types[1], types.intp)
     element = _ELEMENTS[numba_types[0].dtype]
@@ -64,7 +64,7 @@ def _alignment(kind):
 
 
 def _read(builder, place):
-    """As float32, whatever the array is of."""
+    """Read a value from an array of any supported type, as float32."""
     value = builder.load(place)
     value.align = _alignment(value.type)
     return widen(builder, value)
@@ -173,7 +173,7 @@ def _larger(builder, a, b):
 
 
 def _folded(builder, vector, join):
-    """Joins the halves, then their halves, down to the one number that is left."""
+    """Join the vector's halves, then the halves of the result, until one number is left."""
     width = LANES // 2
     while width:
         moved = [(lane + width) % LANES for lane in range(LANES)]
@@ -186,7 +186,7 @@ _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 
 
 def _exponential(builder, x):
-    """The formula of :func:`kernels.cpu.exp.exp_f32`."""
+    """Emit the formula of :func:`kernels.cpu.exp.exp_f32`."""
     smallest, largest = _constant(-87.33), _constant(88.0)
     inside = builder.select(builder.fcmp_ordered("<", x, smallest), smallest, x)
     inside = builder.select(builder.fcmp_ordered(">", inside, largest), largest, inside)
@@ -215,7 +215,7 @@ def _silu(builder, x):
 
 
 def _of_vectors(count, result, emit):
-    """An operator on ``count`` vectors: ``emit(builder, *vectors)`` is of type ``result``."""
+    """Return an operator on ``count`` vectors: ``emit(builder, *vectors)`` has the type ``result``."""
 
     def generate(context, builder, signature, values):
         return emit(builder, *values)
@@ -253,7 +253,7 @@ def transpose(typing_context, source, index, row_stride, target, target_index, t
 
 
 def _transpose(context, builder, numba_types, values):
-    """Exchanges the off-diagonal blocks of 1, 2, 4 … lanes of each pair of rows."""
+    """Exchange the off-diagonal blocks of 1, 2, 4 … lanes of each pair of rows."""
     rows = [_read(builder, place) for place in _row_places(context, builder, numba_types[:3], values[:3])]
     width = 1
     while width < LANES:
@@ -271,7 +271,7 @@ def _transpose(context, builder, numba_types, values):
 
 
 def _row_places(context, builder, numba_types, values):
-    """Pointers to LANES rows, from an array, the first row's index and the stride between rows."""
+    """Return pointers to LANES rows, given an array, the first row's index and the stride between rows."""
     array, index, stride = values
     index = context.cast(builder, index, numba_types[1], types.intp)
     stride = context.cast(builder, stride, numba_types[2], types.intp)
@@ -320,7 +320,7 @@ _WORD = ir.IntType(64)
 
 
 def _words(builder, values):
-    """Integers cut to 32 bits."""
+    """Cut integers to 32 bits."""
     return [builder.trunc(value, ir.IntType(32)) for value in values]
 
 

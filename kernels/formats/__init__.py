@@ -1,1 +1,1 @@
-"""Number formats of caches and weights, and how numbers are rounded to them."""
+"""Number formats of caches and weights, and the rounding to them."""

@@ -1,15 +1,16 @@
-"""float8_e4m3fn, in which keys and values may be cached: 1 sign, 4 exponent and 3 mantissa bits.
+"""float8_e4m3fn, a format for cached keys and values: 1 sign, 4 exponent and 3 mantissa bits.
 
     byte s eeee mmm:  (-1)^s 2^(e - 7) (1 + m / 8), or (-1)^s 2^-6 m / 8 where e = 0;  0x7F and 0xFF are NaN
 
-Largest 448, smallest 2^-9; what lies between two values goes to the nearer, ties to the even one. Finite
-numbers beyond 448 become 448. Infinity becomes NaN, as it does in a softmax, so that checks for finite
-results find an overflow behind this format too. (PyTorch's own conversion saturates in some versions only.)
+The largest number is 448, the smallest 2^-9. A number between two values is rounded to the nearer, ties to
+even. Finite numbers beyond 448 become 448. Infinity becomes NaN, as it does in a softmax, so checks for
+finite results find an overflow after this format too. (PyTorch's own conversion saturates only in some
+versions.)
 
 | for | use |
 |---|---|
 | torch | :func:`to_e4m3` |
-| Triton | :func:`narrow`, :func:`widen`, over what :func:`readable` and :func:`writable` make of a cache |
+| Triton | :func:`narrow`, :func:`widen`, on a cache converted by :func:`writable` or :func:`readable` |
 | CPU kernels | ``load`` and ``store`` of kernels/cpu/vector.py |
 
 Formats: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
@@ -24,22 +25,22 @@ from kernels.gpu.triton_jit import tl, triton_jit
 
 E4M3_MAX = 448.0
 _WITH_INSTRUCTIONS = (8, 9)
-"""Compute capability from which on a GPU converts e4m3 itself; Triton refuses the type below."""
+"""The lowest compute capability with instructions that convert e4m3; below it Triton refuses the type."""
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Any floating dtype to float8_e4m3fn as said above."""
+    """Convert any floating dtype to float8_e4m3fn as described above."""
     x = x.to(torch.float32)
     return torch.where(x.isfinite(), x.clamp(-E4M3_MAX, E4M3_MAX), torch.nan).to(torch.float8_e4m3fn)
 
 
 def writable(cache: Tensor) -> Tensor:
-    """What a Triton kernel gets to store into: bytes in place of e4m3."""
+    """Return the cache as a Triton kernel stores to it: as bytes if it is e4m3."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def readable(cache: Tensor) -> Tensor:
-    """What a Triton kernel gets to load from: bytes in place of e4m3 on a GPU without instructions for it."""
+    """Return the cache as a Triton kernel loads it: e4m3 as bytes on a GPU without instructions for it."""
     if cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= _WITH_INSTRUCTIONS:
         return cache
     return writable(cache)
@@ -47,13 +48,13 @@ def readable(cache: Tensor) -> Tensor:
 
 @triton_jit
 def narrow(x, scale, DTYPE: tl.constexpr):
-    """``x * scale`` as :func:`to_e4m3` where ``DTYPE`` is uint8; else ``x`` in DTYPE, without the scale."""
+    """Return ``x * scale`` as :func:`to_e4m3` if ``DTYPE`` is uint8; else ``x`` in DTYPE, unscaled."""
     return _to_byte(x.to(tl.float32) * scale) if tl.uint8 == DTYPE else x.to(DTYPE)
 
 
 @triton_jit
 def widen(x, DTYPE: tl.constexpr):
-    """What was loaded from a cache, in DTYPE: exact for e4m3."""
+    """Convert a value loaded from a cache to DTYPE: exact for e4m3."""
     return _from_byte(x).to(DTYPE) if x.dtype == tl.uint8 else x.to(DTYPE)
 
 
@@ -62,7 +63,7 @@ def _to_byte(x):
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # The sum's last bit counts 2^-9, and the addition rounds to it.
+    # The last bit of the sum is worth 2^-9, and the addition rounds to that.
     at_16384 = magnitude.to(tl.float32, bitcast=True) + 16384.0
     small = at_16384.to(tl.int32, bitcast=True) - 0x46800000
     byte = tl.minimum(tl.where(magnitude < (121 << 23), small, normal), 0x7E)

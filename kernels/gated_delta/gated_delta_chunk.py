@@ -3,16 +3,16 @@
     g    = A softplus(a + dt_bias),   beta = sigmoid(b)
     k'   = k / sqrt(sum k^2 + 1e-6),  q' = q / sqrt(sum q^2 + 1e-6) / sqrt(Dk)
     S_t  = exp(g) S_{t-1}
-    S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] a value head
+    S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] per value head
     o_t  = S_t q'_t
 
-Value head h uses q and k of key head ``h // (Hv // Hk)``; the state is
-kernels/gated_delta/gated_delta_update.py's.
+Value head h uses q and k of key head ``h // (Hv // Hk)``. The state has the form of
+kernels/gated_delta/gated_delta_update.py.
 
 | device | form |
 |---|---|
-| CUDA | chunks whose corrections are solved for at once (WY form), their work as GEMMs (Triton) |
-| CPU | the recurrence itself, out of the first-level cache (kernels/gated_delta/gated_delta_chunk_cpu.py) |
+| CUDA | chunks whose corrections are solved for at once (WY form), with GEMMs (Triton) |
+| CPU | the recurrence itself, in the first-level cache (kernels/gated_delta/gated_delta_chunk_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -44,7 +44,7 @@ from kernels.ssm.scan_row import (
 from kernels.ssm.state_arguments import flat_rows, scan_launch, scan_states
 
 CHUNK_TOKENS = 64
-"""Of a chunk on a GPU, as long as nothing was measured there; float32 takes fewer."""
+"""Tokens of a chunk on a GPU without measured tiles; float32 takes fewer."""
 
 
 def gated_delta_chunk_reference(
@@ -70,28 +70,28 @@ def gated_delta_chunk_reference(
     return reference_scan(rows, q, k, v, a, b, A, dt_bias, state, rounding)
 
 
-# With G the running sum of g in a chunk, D_ij = exp(G_i - G_j) and S the state before the chunk, what its
-# tokens write, U [C, Dv], solves a triangular system, and all else are products:
+# Let G be the running sum of g in a chunk, D_ij = exp(G_i - G_j), and S the state before the chunk. The
+# updates U [C, Dv] that the chunk's tokens write solve a triangular system; everything else is products:
 #
 #     (1 + L) U = beta (V - exp(G) K' S^T),       L_ij = beta_i (k'_i k'_j) D_ij for j < i, else 0
 #     O = exp(G) Q' S^T + (Q' K'^T D, j <= i) U,     S <- exp(G_C) S + U^T (exp(G_C - G) K')
 #
-#   | launch                                                             | one program a       |
+#   | launch                                                             | one program per     |
 #   |--------------------------------------------------------------------|---------------------|
 #   | beta, G and the norms of q and k; T = (1 + L)^-1, [C, C]           | chunk, value head   |
 #   | the chunks of a row, one after the other: U = T (...), outputs and | row, value head,    |
-#   | the state behind the chunk                                         | BLOCK_V of its rows |
+#   | the state after the chunk                                          | BLOCK_V of its rows |
 #
-# The inverse doubles its diagonal blocks (Schur complement): of blocks twice as large, the lower left quarter
-# is -T22 L21 T11, which is -T M T for all of them at once, where M is L at those quarters. That is as stable
-# as substitution; the product (1 - L)(1 + L^2)(1 + L^4)..., which is as short, is not: with equal keys its
-# terms reach 10^17 and cancel.
+# The inverse is built by doubling its diagonal blocks (Schur complement). In a block twice as large, the
+# lower left quarter is -T22 L21 T11. For all blocks at once this is -T M T, where M is L in those quarters.
+# This is as stable as substitution. The product (1 - L)(1 + L^2)(1 + L^4)... is equally short but not stable:
+# with equal keys its terms reach 10^17 and cancel.
 #
-# As in ssd_chunk_scan.py the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token to
-# its last, GEMMs take the inputs' dtype and accumulate in float32, float32 goes in as three TF32 terms, and
-# chunks are counted from the last boundary, or of a pool of 16 bits from the sequence's first token, so that
-# they end where the state is rounded. q and k go into GEMMs as they lie in memory, on their way from
-# there while the chunk before is computed; results are divided by their norms.
+# Like in ssd_chunk_scan.py: the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token
+# to its last. GEMMs take the inputs' dtype and accumulate in float32; float32 is passed as three TF32 terms.
+# Chunks are counted from the last boundary, or for a pool of 16 bits from the sequence's first token, so that
+# they end where the state is rounded. GEMMs take q and k as they are in memory, loaded while the chunk before
+# is computed; the results are then divided by the norms of q and k.
 
 
 @triton_jit
@@ -160,7 +160,7 @@ def _solve_chunks_kernel(
     tl.store(k_scale_ptr + places, k_scale, mask=live)
 
     row, column = i[:, None], i[None, :]
-    # Masked before the exponential, which would overflow for later keys.
+    # Masked before the exponential: for later keys it would overflow.
     lag = tl.where(row > column, cumulated[:, None] - cumulated[None, :], float("-inf"))
     L = tl.dot(k, tl.trans(k), input_precision=PRECISION) * (beta * k_scale)[:, None] * k_scale[None, :]
     L = L * tl.exp(lag)
@@ -262,7 +262,7 @@ def _scan_rows_kernel(
             told = tl.dot(k, before, input_precision=PRECISION) * (k_scale * tl.exp(decay))[:, None]
             error = (beta[:, None] * (v.to(tl.float32) - told)).to(k.dtype)
             U = tl.dot(T, error, input_precision=PRECISION)
-            # Masked before the exponential: a later key's would overflow, as what stands behind the end.
+            # Masked before the exponential: for later keys, and for tokens after the end, it would overflow.
             lag = tl.where(causal & live[:, None], decay[:, None] - decay[None, :], float("-inf"))
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * tl.exp(lag)
             scores = scores * q_scale[:, None] * k_scale[None, :]
@@ -286,7 +286,7 @@ def _scan_rows_kernel(
 
 @functools.cache
 def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
-    """Narrow tiles: 32 value heads of 128 make 128 programs of one prompt, which go through it in step."""
+    """Narrow tiles: with 32 value heads of 128, one prompt has 128 programs, which go through it in step."""
     exact, block_v = dtype == torch.float32, max(16, triton.next_power_of_2(value_dim))
     return TileRequest.of(
         "gated_delta_chunk",
@@ -388,15 +388,15 @@ def gated_delta_chunk(
     num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
+    """Scan the ragged rows of a prefill batch and store each row's last state in its write slot.
 
     q and k ``[num_tokens, Hk, Dk]``, v ``[num_tokens, Hv, Dv]``, a and b ``[num_tokens, Hv]``, A (below 0)
     and dt_bias ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, cu_seqlens ``[S + 1]``, read_slots, write_slots
-    and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else from zeros.
-    It may write the slot that it reads, but none that another row reads. The states at ``boundaries`` are
-    stored as well. The pool is of float32 or, as ``rounding`` says, of bfloat16; for that, num_before ``[S]``
-    int32 are each row's tokens before this batch. Returns o ``[num_tokens, Hv, Dv]``; zero in padding rows
-    (write slot 0).
+    and has_initial ``[S]``. Row s starts from ``read_slots[s]`` if ``has_initial[s]``, else from zeros.
+    A row may write the slot that it reads, but no slot that another row reads. The states at ``boundaries``
+    are stored as well. The pool is float32, or bfloat16 rounded by ``rounding``; bfloat16 needs num_before
+    ``[S]`` int32, each row's number of tokens before this batch. Returns o ``[num_tokens, Hv, Dv]``, zero in
+    padding rows (write slot 0).
     """
     assert num_before is not None or state.dtype != torch.bfloat16
     operands = q, k, v, a, b, A, dt_bias, state

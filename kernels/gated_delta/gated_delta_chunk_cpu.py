@@ -2,20 +2,20 @@
 
     r = decay_t S_{t-1} k_t,    S_t = decay_t S_{t-1} + beta_t (v_t - r) k_t^T,    o_t = S_t q_t
 
-A head's state ``[Dv, Dk]`` is turned into ``[Dk, Dv]`` first, two vectors' width of value channels at a time:
-16 KB at 128 keys and 16 lanes, which stay in the first-level cache from a row's first token to its last. One
-walk over its rows does for token t - 1 what is left to do, and begins token t:
+First a head's state ``[Dv, Dk]`` is transposed to ``[Dk, Dv]``, two vectors' width of value channels at a
+time: 16 KB at 128 keys and 16 lanes, which stay in the first-level cache from a row's first token to its
+last. One pass over its rows finishes token t - 1 and begins token t:
 
     S_n = decay_{t-1} S_n + k_{t-1,n} u,    r += k_{t,n} S_n,    o += q_{t,n} S_n          for every n
     u = beta_t (v_t - decay_t r),           o_t = decay_t o + (k_t q_t) u
 
-which is 4 operations a vector, token and row; the chunked form of the GPU needs 3 in its products with the
-state, and those within a chunk beside them. Nor do chunks begin anywhere here: every token and element takes
-the same operations in the same order however the prompt is cut. Normalized keys and queries of a key head are
-packed once for all its value heads. A state of 16 bits is rounded behind every GRID_TOKENS tokens of its
-sequence and where a row ends: passes end there.
+This takes 4 operations per vector, token and row. The GPU's chunked form needs 3 for its products with the
+state, plus the products within a chunk. There are no chunks here: every token and element takes the same
+operations in the same order, however the prompt is cut. Normalized keys and queries of a key head are packed
+once for all its value heads. A state of 16 bits is rounded after every GRID_TOKENS tokens of its sequence and
+at the end of a row; passes end at these places.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from kernels.formats.stochastic_round import GRID_TOKENS
 from kernels.gated_delta.gated_delta_update_cpu import dot, gates, normalize
 from kernels.ssm.ssd_chunk_scan_cpu import load_state, round_columns, store_state
 
-_PASS_TOKENS = 128  # whose keys and queries stay in the second-level cache, for all channels of v
-_ROW_PAD = 16  # floats behind a token's: rows of 2^n bytes would all start in a few sets of the cache
+_PASS_TOKENS = 128  # their keys and queries stay in the second-level cache, for all channels of v
+_ROW_PAD = 16  # floats added to a token's row: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @cpu_jit
 def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
-    """``decay`` and ``beta`` ``[Hv, n]`` of some heads of a batch, as decode rows have them."""
+    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of some heads of a batch, as for decode rows."""
     for h in range(begin, end):
         for t in range(a.shape[0]):
             decay[h, t], beta[h, t] = gates(a[t, h], b[t, h], A[h], dt_bias[h])
@@ -56,7 +56,7 @@ def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
 
 @cpu_jit
 def _pack_key_head(q, q_at, q_stride, k, k_at, k_stride, width, scale, num_tokens, packed, row_size, kq):
-    """Row t + 1 holds key and, from the middle on, query of token t; the first and the last row are zero."""
+    """Pack token t's key, and its query from the middle on, into row t + 1; first and last row are zero."""
     half = (row_size - _ROW_PAD) // 2
     packed[0:row_size] = _ZERO
     packed[(num_tokens + 1) * row_size : (num_tokens + 2) * row_size] = _ZERO
@@ -72,10 +72,10 @@ def _pack_key_head(q, q_at, q_stride, k, k_at, k_stride, width, scale, num_token
 
 @cpu_jit
 def _scan_tile(h, num_rows, packed, row_size, decay, beta, kq, v, v_at, v_stride, y, y_at, y_stride):
-    """Two vectors of value channels of one head over a pass's tokens, their state in h."""
+    """Scan a pass's tokens for two vectors of value channels of one head; their state is h."""
     w, half, num_tokens = lanes(), (row_size - _ROW_PAD) // 2, decay.shape[0]
     zero = splat(_ZERO)
-    decays, u0, u1 = splat(_ONE), zero, zero  # before the first token nothing is left to do
+    decays, u0, u1 = splat(_ONE), zero, zero  # no token before the first one has to be finished
     for t in range(num_tokens + 1):
         last, next_k = t * row_size, (t + 1) * row_size
         next_q = next_k + half
@@ -111,7 +111,7 @@ def _scan_tile(h, num_rows, packed, row_size, decay, beta, kq, v, v_at, v_stride
 def _scan_narrow_tile(
     h, num_rows, packed, row_size, decay, beta, kq, v, v_at, v_stride, y, y_at, y_stride, count, scratch
 ):  # fmt: skip
-    """The same where only ``count`` channels are left, fewer than two vectors have."""
+    """:func:`_scan_tile` for only ``count`` channels, fewer than two vectors have."""
     tile, num_tokens = 2 * lanes(), decay.shape[0]
     inputs, outputs = scratch[: num_tokens * tile], scratch[num_tokens * tile : 2 * num_tokens * tile]
     inputs[:] = _ZERO
@@ -130,9 +130,9 @@ def scan_heads(
     decay, beta, scale, num_key_heads, width, head_dim, state, slot_stride, head_stride, row_stride,
     bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
-    """Items are value heads: all rows of a prefill batch, in order, so that a row may start where one ended.
+    """Scan all rows of a prefill batch, in order, so that a row may start where another one ended.
 
-    decay and beta ``[Hv, num_tokens]``, y zero; queries get the length ``scale``.
+    Items are value heads. decay and beta ``[Hv, num_tokens]``, y zero; queries get the length ``scale``.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = decay.shape[0], 2 * lanes(), rounding
     is_narrow = state.itemsize < 4

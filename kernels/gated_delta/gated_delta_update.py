@@ -3,15 +3,15 @@
     g    = A softplus(a + dt_bias),   beta = sigmoid(b)
     k'   = k / sqrt(sum k^2 + 1e-6),  q' = q / sqrt(sum q^2 + 1e-6) / sqrt(Dk)
     S_t  = exp(g) S_{t-1}
-    S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] a value head
+    S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] per value head
     o_t  = S_t q'_t
 
-Value head h uses q and k of key head ``h // (Hv // Hk)``. A state's rows are value channels, which take no
-notice of each other, and its columns key channels, side by side in memory: both products are sums along a
+Value head h uses q and k of key head ``h // (Hv // Hk)``. A state's rows are value channels, which don't
+depend on each other. Its columns are key channels, contiguous in memory. So both products are sums along a
 row, and tensor parallelism cuts heads. (transformers and fla keep the transpose.) ``T = 1 + k``: with
-speculation, the state after each position goes to a slot of its own, so that the next step may start after
-any accepted prefix. A state of 16 bits is rounded behind every position
-(kernels/formats/stochastic_round.py), and the next one starts from that.
+speculation, the state after each position goes to its own slot, so that the next step may start after any
+accepted prefix. A state of 16 bits is rounded after every position (kernels/formats/stochastic_round.py), and
+the next position starts from the rounded state.
 
 | device | form |
 |---|---|
@@ -65,7 +65,7 @@ def reference_scan(
     rows: Iterable[ReferenceRow], q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor,
     dt_bias: Tensor, state: Tensor, rounding: StateRounding,
 ) -> Tensor:  # fmt: skip
-    """Outputs ``[num_tokens, Hv, Dv]`` of rows whose tokens lie side by side in q, k, v, a and b."""
+    """Return outputs ``[num_tokens, Hv, Dv]`` of rows whose tokens are contiguous in q, k, v, a and b."""
     acc = torch.promote_types(q.dtype, torch.float32)
     o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     for row in rows:
@@ -75,7 +75,7 @@ def reference_scan(
 
 
 def _reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """``(q', k', v, exp(g), beta)`` of each token, q' and k' ``[Hv, Dk]``, from tensors of ``n`` tokens."""
+    """Yield ``(q', k', v, exp(g), beta)`` of each token, q' and k' ``[Hv, Dk]``, from inputs of n tokens."""
     q, k, v, a, b = inputs
     decay, beta = torch.exp(A * F.softplus(a + dt_bias)), torch.sigmoid(b)
     q, k = (t * torch.rsqrt(t.square().sum(dim=-1, keepdim=True) + NORM_EPS) for t in (q, k))
@@ -86,17 +86,17 @@ def _reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> I
 def _reference_step(
     S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next state ``[Hv, Dv, Dk]`` and its output ``[Hv, Dv]``."""
+    """Return the next state ``[Hv, Dv, Dk]`` and the output ``[Hv, Dv]``."""
     S = decay[:, None, None] * S
     error = v - (S * k[:, None, :]).sum(dim=-1)
     S = S + (beta[:, None] * error)[:, :, None] * k[:, None, :]
     return S, (S * q[:, None, :]).sum(dim=-1)
 
 
-# One program a (row, value head, BLOCK_V rows of the state): its [BLOCK_V, Dk] tile stays in registers over
-# all positions, so that the state is read once, and written once a position. The step is bound by that:
-# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are on their way
-# before the one ahead of it is computed, the first of them before the slot is known.
+# One program per (row, value head, BLOCK_V rows of the state): its [BLOCK_V, Dk] tile stays in registers over
+# all positions, so that the state is read once, and written once per position. This traffic bounds the step:
+# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are loaded before
+# the previous position is computed, the first position's before the slot is known.
 @triton_jit
 def _update_tiles_kernel(
     q_ptr,
@@ -190,7 +190,7 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int, positions: int
 ) -> TileRequest:
-    """2,048 elements of state a tile: 16 a thread on their way at once, and 2 programs an SM at batch 1."""
+    """2,048 elements of state per tile: 16 per thread in flight at once, and 2 programs per SM at batch 1."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
     return TileRequest.of(
         "gated_delta_update",
@@ -244,7 +244,7 @@ def _update_on_cpu(
     return o.to(v.dtype)
 
 
-_GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache
+_GRAIN_ELEMENTS = 2**18  # elements of state, which are read and written: about 100 µs if they are not cached
 
 
 def gated_delta_update(
@@ -267,9 +267,9 @@ def gated_delta_update(
     q and k ``[R, T, Hk, Dk]``, v ``[R, T, Hv, Dv]``, a and b ``[R, T, Hv]``, A (below 0) and dt_bias
     ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts
     from ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. The pool is of float32 or, as ``rounding`` says, of bfloat16.
-    seq_lens ``[R]``, tokens with the new ones, is needed where rounding is stochastic. Returns o
-    ``[R, T, Hv, Dv]``; zero in padding rows (read slot 0).
+    ``write_slots[r, i]`` unless that is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
+    seq_lens ``[R]``, tokens including the new ones, is needed if rounding is stochastic. Returns o
+    ``[R, T, Hv, Dv]``, zero in padding rows (read slot 0).
     """
     assert seq_lens is not None or not rounding.is_stochastic
     operands = q, k, v, a, b, A, dt_bias, state, read_slots, write_slots

@@ -2,13 +2,14 @@
 
     r = decay S_{t-1} k_t,    S_t = decay S_{t-1} + beta (v_t - r) k_t^T,    o_t = S_t q_t
 
-The rows of S, one a value channel, know nothing of each other. So 32 of them are taken through all positions
-of a decode row while they stay in the first-level cache, four at a time in vector registers: one pass over
-them gives ``S k`` and ``S q``, a second one updates them, and ``o = decay S q + beta (v - r) (k q)`` needs no
-third. A position reads the state where the one before it was written, and writes its own: nothing is copied,
-and of a state of 16 bits each position sees what was stored. Prefill is gated_delta_scan_cpu.py.
+The rows of S, one per value channel, don't depend on each other. So 32 rows at a time go through all
+positions of a decode row while they stay in the first-level cache, four at a time in vector registers. One
+pass over them gives ``S k`` and ``S q``, a second pass updates them, and no third pass is needed for
+``o = decay S q + beta (v - r) (k q)``. A position reads the state where the previous position wrote it, and
+writes its own: nothing is copied, and with a state of 16 bits each position sees the stored values. Prefill
+is in gated_delta_chunk_cpu.py.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from kernels.cpu.vector import (
 from kernels.ssm.selective_state_update_cpu import softplus
 
 NORM_EPS = 1e-6
-"""Beside the sum of squares, where q and k are brought to length one."""
+"""Added to the sum of squares when q and k are normalized to length one."""
 
 _EPS, _ZERO, _ONE = np.float32(NORM_EPS), np.float32(0), np.float32(1)
-_ROWS = 32  # of a state together through all positions: before and after a position 32 KB at 128 columns
-_ROWS_AHEAD = 16  # of those at work are on their way from memory: too far for the core to look by itself
+_ROWS = 32  # rows of a state that go through all positions together: 32 KB for old and new, at 128 columns
+_ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
 
 
 @cpu_jit
 def gates(a, b, A, dt_bias):
-    """A token's decay and write strength of one head."""
+    """Return a token's decay and write strength for one head."""
     decay = np.float32(math.exp(A * softplus(a + dt_bias)))
     return decay, np.float32(_ONE / (_ONE + np.float32(math.exp(-b))))
 
 
 @cpu_jit
 def normalize(source, s, width, scale, target, t):
-    """``target[t:]`` is ``source[s:]`` at length ``scale``."""
+    """Write ``source[s:]``, normalized to length ``scale``, to ``target[t:]``."""
     whole, sums = width - width % lanes(), splat(_ZERO)
     for n in range(0, whole, lanes()):
         x = load(source, s + n)
@@ -70,7 +71,7 @@ def normalize(source, s, width, scale, target, t):
 
 @cpu_jit
 def dot(x, i, y, j, width):
-    """Of ``x[i:]`` and ``y[j:]``."""
+    """Return the dot product of ``x[i:]`` and ``y[j:]``."""
     whole, sums = width - width % lanes(), splat(_ZERO)
     for n in range(0, whole, lanes()):
         sums = multiply_add(load(x, i + n), load(y, j + n), sums)
@@ -85,10 +86,10 @@ def _advance(
     source, first, stride, target, target_first, target_stride, decay, beta, kq, k, q, at, v, o, y, out,
     num_rows, width, by_chance, key, place,
 ):  # fmt: skip
-    """One token: row p of a head's state goes from ``source[first + p * stride :][:width]`` to target.
+    """Advance a token: row p of a head's state goes from ``source[first + p * stride :][:width]`` to target.
 
-    Keys and queries begin at ``at``, v and y at o and out. Both states may be the same. Outputs are of
-    the state before it is rounded for a target of 16 bits, whose first element is the head's ``place``-th.
+    Keys and queries begin at ``at``, v and y at o and out. Source and target may be the same. Outputs use the
+    state before it is rounded for a target of 16 bits. The first element is the head's ``place``-th.
     """
     whole, decays, ahead = width - width % lanes(), splat(decay), _ROWS_AHEAD * stride
     p = 0
@@ -165,7 +166,7 @@ def update_heads(
     q, q_strides, k, k_strides, v, v_strides, a, a_strides, b, b_strides, A, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, scale, shape, y, begin, end,
 ):  # fmt: skip
-    """Item ``r * Hv + h``: all positions of value head h of decode row r.
+    """Update states. Item ``r * Hv + h`` is all positions of value head h of decode row r.
 
     ``shape`` is T, Hk, Dk, Hv, Dv; y is flat. Queries get the length ``scale``.
     """

@@ -1,1 +1,1 @@
-"""What Triton kernels share: compilation, tiles for a device, strides."""
+"""The common parts of Triton kernels: compilation, tiles for a device, strides."""

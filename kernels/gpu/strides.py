@@ -1,4 +1,4 @@
-"""Strides that kernels ask for: they find the elements of the last axis side by side."""
+"""Strides that kernels require: the last axis must be contiguous."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def adjacent(tensor: Tensor) -> Tensor:
-    """The tensor with its last axis adjacent, the others at any stride; copied only where need be."""
+    """Return the tensor with a contiguous last axis, other axes at any stride; copies only if necessary."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

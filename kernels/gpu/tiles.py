@@ -1,12 +1,12 @@
-"""Tile sizes of the Triton kernels: measured ones, by device and shape, or else a kernel's own default.
+"""Tile sizes of the Triton kernels: measured sizes by device and shape, or else a kernel's own default.
 
     TILES = choose(tile_request(sizes of the call), device)
 
-A kernel asks by the sizes that its tiles depend on, never by how many rows there are: a tile can set the
-order of a sum, and a row's result must not depend on its neighbours. The answer comes from
+A kernel's request names the sizes that its tiles depend on, never the number of rows: a tile can determine
+the order of a sum, and a row's result must not depend on its neighbours. The tiles come from
 ``tile_tables/<device name>.json``, which ``python -m benchmarks.gpu.tune_tiles`` writes on a GPU; nothing is
-tuned while a server starts. Without a file for the device, or an entry for the shape, it is the default, made
-for sm_90 and checked by compiling it. The format is in tile_tables/README.md.
+tuned while a server starts. Without a file for the device, or an entry for the shape, the kernel's default is
+used, which is made for sm_90 and checked by compiling it. The format is in tile_tables/README.md.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 Tiles = dict[str, int]
-"""What a kernel is launched with: ``BLOCK_…`` and other constants, ``num_warps``, ``num_stages``."""
+"""A kernel's launch settings: ``BLOCK_…`` and other constants, ``num_warps``, ``num_stages``."""
 
 DIRECTORY = Path(__file__).parent / "tile_tables"
 _ANY_INTEGER = {"num_stages", "PROGRAMS_PER_SM"}
-"""The others have to be powers of two."""
+"""Settings that may be any positive integer. All others have to be powers of two."""
 
 
 @dataclass(frozen=True)
 class TileRequest:
-    """What a kernel asks for: tiles of ``op`` at ``shape`` (``dtype=bfloat16 head_dim=64``)."""
+    """A kernel's request: tiles of ``op`` at ``shape`` (``dtype=bfloat16 head_dim=64``)."""
 
     op: str
     shape: str
@@ -37,14 +37,14 @@ class TileRequest:
 
     @classmethod
     def of(cls, op: str, default: Tiles, **sizes: object) -> TileRequest:
-        """The shape's text in the order of the arguments; dtypes by their short names."""
+        """Return a request. The shape's text has the arguments' order, and short names of dtypes."""
         text = " ".join(f"{name}={str(size).removeprefix('torch.')}" for name, size in sizes.items())
         return cls(op, text, default)
 
 
 @dataclass(frozen=True)
 class TileTable:
-    """What was measured on one device. ``entries[op][shape]`` has ``tiles`` and times in µs."""
+    """The tiles measured on one device. ``entries[op][shape]`` has ``tiles`` and times in µs."""
 
     device: str
     entries: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class TileTable:
 
     @classmethod
     def read(cls, path: Path) -> TileTable:
-        """Raises ValueError that names the file and what is wrong with it."""
+        """Read a table. Raises a ValueError that names the file and the error in it."""
         try:
             content = json.loads(path.read_text())
             device, entries, made_with = content["device"], content["ops"], content["made_with"]
@@ -60,13 +60,13 @@ class TileTable:
                 for shape, entry in shapes.items():
                     _check_tiles(f"{op}, {shape}", entry["tiles"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no table of tiles: {error!r}") from error
+            raise ValueError(f"{path} is not a valid table of tiles: {error!r}") from error
         if path.name != file_name(device):
             raise ValueError(f"{path} is for {device!r}, whose table is called {file_name(device)}")
         return cls(device, entries, made_with)
 
     def write(self, directory: Path) -> Path:
-        """To the file that :func:`table_of` looks for in :data:`DIRECTORY`, at once or not at all."""
+        """Write, atomically, the file that :func:`table_of` looks for in :data:`DIRECTORY`."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / file_name(self.device)
         content = {"device": self.device, "made_with": self.made_with, "ops": self.entries}
@@ -75,7 +75,7 @@ class TileTable:
         return draft.replace(path)
 
     def tiles(self, request: TileRequest) -> Tiles:
-        """Raises ValueError where the entry names other tiles than the kernel has: an outdated table."""
+        """Return a request's tiles. Raises ValueError if the entry names other tiles than the kernel."""
         entry = self.entries.get(request.op, {}).get(request.shape)
         if entry is None:
             return request.default
@@ -89,7 +89,7 @@ class TileTable:
 
 
 def choose(request: TileRequest, device: torch.device) -> Tiles:
-    """The tiles to launch with on ``device``; a device that is no GPU (the interpreter) gets the default."""
+    """Return the tiles for a launch on ``device``: the default if that is no GPU (the interpreter)."""
     if device.type != "cuda":
         return request.default
     return table_of(_device_name(device)).tiles(request)
@@ -97,7 +97,7 @@ def choose(request: TileRequest, device: torch.device) -> Tiles:
 
 @functools.cache
 def table_of(device: str) -> TileTable:
-    """The committed table, read once a process; an empty one for a device that was never tuned."""
+    """Return the committed table, read once per process; an empty table for a device that was never tuned."""
     path = DIRECTORY / file_name(device)
     return TileTable.read(path) if path.exists() else TileTable(device)
 
@@ -115,4 +115,4 @@ def _device_name(device: torch.device) -> str:
 def _check_tiles(where: str, tiles: Tiles) -> None:
     for name, value in tiles.items():
         if type(value) is not int or value < 1 or (name not in _ANY_INTEGER and value & (value - 1)):
-            raise ValueError(f"{where}: {name} is {value!r}")
+            raise ValueError(f"{where}: invalid {name} {value!r}")

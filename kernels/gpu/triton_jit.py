@@ -1,6 +1,6 @@
-"""Triton where it is installed; without it the modules of kernels still import and serve the CPU.
+"""Triton if it is installed. Without Triton the kernels' modules can still be imported and serve the CPU.
 
-A kernel's module takes ``tl``, ``triton`` and the decorator ``triton_jit`` from here.
+A kernel's module imports ``tl``, ``triton`` and the decorator ``triton_jit`` from here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ except ImportError:  # no wheels for this platform
 __all__ = ["tl", "triton", "triton_jit"]
 
 
-if TYPE_CHECKING:  # Triton's language is not Python's
+if TYPE_CHECKING:  # Triton's language is not Python
     from typing import no_type_check as triton_jit
 else:
 
     def triton_jit(fn: Callable[..., Any]) -> Any:
-        """``triton.jit``; the plain function, which only a GPU would launch, where there is no Triton."""
+        """Apply ``triton.jit``. Without Triton, return the plain function, which only a GPU would launch."""
         return fn if triton is None else triton.jit(fn)

@@ -1,1 +1,1 @@
-"""Matrix products, packed and quantized."""
+"""Matrix products with packed and quantized weights."""

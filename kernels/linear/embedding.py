@@ -1,7 +1,7 @@
 """Rows of a table by index: ``out[i] = scale * table[ids[i]]``.
 
-On CPU, float32 goes to numba, so that a recorded step (:mod:`kernels.cpu.graph`) has it; torch gathers
-everywhere else.
+On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes it; torch handles
+all other cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _gather(ids, table, scale, out, begin, end):
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """ids ``[n]`` int64, table ``[rows, size]`` to ``[n, size]``. Ids must lie in the table."""
+    """Gather rows ids ``[n]`` int64 of table ``[rows, size]`` to ``[n, size]``. Ids must be in the table."""
     if ids.is_cuda or table.dtype != torch.float32:
         rows = F.embedding(ids, table)
         return rows if scale == 1.0 else rows * scale

@@ -2,14 +2,14 @@
 
     y[r, o] = act(bias[o] + sum over k of x[r, k] W[o, k])          act = identity or max(y, 0)^2
 
-The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, zeros behind the last
-output, and multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and knows
-nothing of the tile that it stands in: a row's result is the same bits in every batch.
+The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, zeros after the last
+output. It is multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and does
+not depend on its tile: a row's result has the same bits in every batch.
 
-Rows are taken so many at a time that they stay in the L2 cache while all panels pass by; threads share
-panels and blocks of rows. µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
+A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
+panels and blocks of rows. Times in µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
 
-| weight | here | torch (MKL) | oneDNN, packed |
+| weight | this module | torch (MKL) | oneDNN, packed |
 |---|---|---|---|
 | 384 × 256 | 13 / 17 / 75 / 583 | 18 / 22 / 89 / 552 | 51 / 56 / 115 / 632 |
 | 3864 × 768 | 650 / 730 / 2,520 / 17,300 | 686 / 1,300 / 3,050 / 16,000 | 900 / 909 / 2,560 / 18,200 |
@@ -30,7 +30,7 @@ from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
 
 _ROW_BLOCK_ELEMENTS = 2**17
-"""Inputs that are worked on while all panels pass by: half a megabyte."""
+"""Inputs of a block of rows, which is multiplied with all panels: half a megabyte."""
 _GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
 _ROWS_A_READ = 7
 
@@ -38,13 +38,13 @@ _ROWS_A_READ = 7
 def linear_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, relu_squared: bool = False
 ) -> torch.Tensor:
-    """``[n, in]`` and ``[out, in]`` to ``[n, out]``."""
+    """Map ``[n, in]`` with weight ``[out, in]`` to ``[n, out]``."""
     y = torch.nn.functional.linear(x, weight, bias)
     return y.relu().square() if relu_squared else y
 
 
 def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
-    """``[out]`` to ``[size]`` with zeros behind it, or instead."""
+    """Return bias ``[out]`` padded with zeros to ``[size]``; without a bias, only zeros."""
     padded = torch.zeros(size)
     if bias is not None:
         padded[: len(bias)] = bias
@@ -55,10 +55,10 @@ def run_panels(
     kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
     arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
 ) -> torch.Tensor:  # fmt: skip
-    """``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
+    """Map ``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
 
-    The kernel's items are panels of a block of rows, then those of the next block: of so many rows that all
-    panels pass by together. A panel comes out of memory while ``rows_a_read`` rows are computed.
+    The kernel's items are all panels of one block of rows, then all panels of the next block. Reading a panel
+    from memory takes as long as computing ``rows_a_read`` rows.
     """
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, num_outputs)
@@ -83,7 +83,7 @@ def run_panels(
 
 @cpu_jit
 def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows):
-    """All rows with one panel of float32; rows are dealt out evenly, as small tiles wait for their loads."""
+    """Multiply all rows with a panel of float32, in even tiles: small tiles would wait for their loads."""
     row = 0
     while row < num_rows:
         left = num_rows - row
@@ -99,7 +99,7 @@ def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squa
 
 @cpu_jit
 def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end):
-    """Items are panels of a block of rows, then those of the next block."""
+    """Items are all panels of one block of rows, then all panels of the next block."""
     num_rows, num_inputs, num_outputs = shape
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
@@ -122,7 +122,7 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A float32 weight in panels, and its bias (zeros where there is none)."""
+    """A float32 weight in panels, and its bias (zeros if it has none)."""
 
     panels: torch.Tensor
     """``[panels, in, PANEL]``"""
@@ -132,7 +132,7 @@ class PackedLinear:
 
     @classmethod
     def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """From ``[out, in]`` and ``[out]``."""
+        """Pack a weight ``[out, in]`` and a bias ``[out]``."""
         num_outputs, num_inputs = weight.shape
         width = panel_width()
         num_panels = -(-num_outputs // width)
@@ -145,7 +145,7 @@ class PackedLinear:
         return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
-        """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
+        """Map ``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
         flags = (int(relu_squared),)
         return run_panels(_linear, x, self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags)
 

@@ -2,20 +2,20 @@
 
     sums[r, o] = bias[o] + sum over k of x[r, k] w[k, o]        y = act(sums), act = identity or max(., 0)^2
 
-All sums stand in vector registers. For each k the panel's row is read, an input is broadcast a row, and all
-sums take one fused multiply-add each, in the order of k: a row's result is the same bits in every tile. A
-panel is ``[in, PANEL]`` of
+All sums are in vector registers. For each k the panel's row is read, one input per row is broadcast, and each
+sum takes one fused multiply-add. These come in the order of k, so a row's result has the same bits in every
+tile. A panel is ``[in, PANEL]`` of one of these types:
 
 | stored | weight |
 |---|---|
-| float32 | as it is |
+| float32 | the stored value |
 | fp8 (float8_e4m3fn) | float32(w) * scale |
 | int8 | float32(w) * scale |
 
-``scales`` are ``[groups, PANEL]``, one for ``group`` inputs; those of fp8 times 256. An fp8 number's seven
-low bits, seven places further to the left, are a float16 of a 256th of its value: subnormals too, and the
-machine widens float16 by itself. The product with the scale is rounded once, as where the weight is
-dequantised beforehand: the sums are the same bits.
+``scales`` are ``[groups, PANEL]``, one for ``group`` inputs; scales of fp8 are multiplied by 256. The seven
+low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its value, also for subnormals;
+the machine has instructions that widen float16. The product with the scale is rounded once, as if the weight
+had been dequantised before: the sums have the same bits.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Stored = Literal["float32", "fp8", "int8"]
 
 @functools.cache
 def vector_shape() -> tuple[int, int]:
-    """Floats in a vector register of this machine, and registers that a panel is wide.
+    """Return the floats in a vector register of this machine, and the width of a panel in registers.
 
-    A tile of six rows has its sums, a row of the panel and a broadcast input in 29 of 32 registers with
-    AVX-512 or NEON, in 15 of 16 with AVX2.
+    For a tile of six rows, the sums, a row of the panel and a broadcast input take 29 of 32 registers with
+    AVX-512 or NEON, 15 of 16 with AVX2.
     """
     from llvmlite import binding
 
@@ -48,7 +48,7 @@ def vector_shape() -> tuple[int, int]:
 
 
 def panel_width() -> int:
-    """Outputs of a panel."""
+    """Return the number of outputs in a panel."""
     lanes, registers = vector_shape()
     return lanes * registers
 
@@ -97,7 +97,8 @@ def widen_int8() -> Any:
 def _tile(stored: Stored) -> Any:
     """``tile(num_rows, x, x_stride, panel, num_inputs, group, scales, bias, y, y_stride, live, squares)``
 
-    Addresses, and strides in elements; the first ``live`` outputs are stored. float32 has one group.
+    Arguments are addresses, and strides in elements. The first ``live`` outputs are stored. float32 has one
+    group.
     """
     from llvmlite import ir
     from numba.core import types
@@ -123,7 +124,7 @@ def _tile(stored: Stored) -> Any:
 
 
 def _widening(stored: Stored) -> Any:
-    """``widen(panel, num_inputs, group, scales, target)``: the panel in float32, to ``[in, PANEL]``."""
+    """``widen(panel, num_inputs, group, scales, target)`` writes the panel to ``[in, PANEL]`` in float32."""
     from numba.core import types
     from numba.extending import intrinsic
 
@@ -139,7 +140,7 @@ def _widening(stored: Stored) -> Any:
 
 
 class _Emitter:
-    """Emits a tile's instructions at a builder's place."""
+    """Emits a tile's instructions at a builder's position."""
 
     def __init__(self, builder: Any) -> None:
         from llvmlite import ir
@@ -197,7 +198,7 @@ class _Emitter:
         self.loop_over_panel(stored, panel, num_inputs, group, scales, [], write)
 
     def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body):
-        """``carried = body(k, weights, carried)`` for every k. Returns what the last one did."""
+        """Emit ``carried = body(k, weights, carried)`` for every k. Returns the last ``carried``."""
         if stored == "float32":
             panel = self.builder.inttoptr(panel, self.real.as_pointer())
             return self.loop(
@@ -229,7 +230,7 @@ class _Emitter:
         return self.loop(self.at(0), num_inputs, group, carried, one_group)
 
     def loop(self, first, stop, step, carried, body):
-        """At least once; vectors are carried from turn to turn."""
+        """Emit a loop that runs at least once and carries vectors from one iteration to the next."""
         builder = self.builder
         before = builder.block
         head = builder.append_basic_block()
@@ -250,7 +251,7 @@ class _Emitter:
         return results
 
     def panel_row(self, base, k, *, scaled=True):
-        """A row of float32 in registers; ``k`` counts rows if ``scaled``, else elements."""
+        """Load a row of float32 into registers; ``k`` counts rows if ``scaled``, else elements."""
         first = self.builder.mul(k, self.at(panel_width())) if scaled else k
         return [
             self.load(base, self.builder.add(first, self.at(v * self.lanes))) for v in range(self.registers)
@@ -267,7 +268,7 @@ class _Emitter:
         return row
 
     def widened(self, stored, weights):
-        """Bytes to float32; fp8 to a 256th of its value."""
+        """Widen bytes to float32; fp8 becomes a 256th of its value."""
         ir, builder = self.ir, self.builder
         if stored == "int8":
             return builder.sitofp(weights, self.vector)
@@ -291,7 +292,7 @@ class _Emitter:
             mask = builder.icmp_signed("<", columns, live)
             for row in range(num_rows):
                 total = sums[row * self.registers + v]
-                # An ordered comparison: NaN is not below zero and comes out as NaN.
+                # The comparison is ordered: NaN is not below zero and stays NaN.
                 positive = builder.select(builder.fcmp_ordered("<", total, zero), zero, total)
                 total = builder.select(is_squared, builder.fmul(positive, positive), total)
                 offset = builder.add(builder.mul(y_stride, self.at(row)), self.at(v * self.lanes))

@@ -2,10 +2,10 @@
 
     y[r, o] = act(bias[o] + sum over groups g of s[o, g] * (sum over k in g of x[r, k] w[o, k]))
 
-w is float8_e4m3fn or int8, s its scale (:mod:`kernels.linear.quantized_weight`), act the identity or max(y,
-0)^2. Inputs are not quantised: both kinds of w are exact in bfloat16, products and sums are float32.
+w is float8_e4m3fn or int8, s its scale (:mod:`kernels.linear.quantized_weight`), act the identity or
+max(y, 0)^2. Inputs are not quantised: both kinds of w are exact in bfloat16; products and sums are float32.
 
-| device | x | by |
+| device | x | computed by |
 |---|---|---|
 | GPU | both | the Triton kernel below |
 | CPU | float32 | :mod:`kernels.linear.quantized_linear_cpu` |
@@ -25,27 +25,27 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to so many, rows are decode rows' and weights are read once; beyond, tiles are larger."""
+"""Up to this number, rows are decode rows and weights are read once; for more rows, tiles are larger."""
 
 
 def quantized_linear_reference(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, relu_squared: bool = False
 ) -> Tensor:
-    """``[n, in]`` to ``[n, out]`` in x's dtype, by way of the weight in that dtype."""
+    """Map ``[n, in]`` to ``[n, out]`` in x's dtype, with the weight dequantised to that dtype."""
     y = torch.nn.functional.linear(x, weight.dequantized().to(x.dtype), bias)
     return y.relu().square() if relu_squared else y
 
 
 # --- Triton -------------------------------------------------------------------------------------------
-# A program has BLOCK_M rows times BLOCK_N outputs and goes through the inputs in steps of BLOCK_K. Bytes are
-# widened in registers to x's dtype, without loss; a step's product is multiplied with its scale in float32.
-# Where a GPU has no instructions for FP8 its bits come as uint8 and are moved into a float16: 7 bits, 7
-# places to the left, are a 256th of the value, subnormals too.
+# A program computes BLOCK_M rows times BLOCK_N outputs and goes through the inputs in steps of BLOCK_K. Bytes
+# are widened in registers to x's dtype, without loss; a step's product is multiplied by its scale in float32.
+# If a GPU has no instructions for FP8, the bits are passed as uint8 and moved into a float16: the low 7 bits,
+# shifted left by 7, are a 256th of the value, also for subnormals.
 
 
 @triton_jit
 def widen_weight(stored, dtype: tl.constexpr):
-    """float8_e4m3fn, its bits as uint8, or int8 to numbers in ``dtype``, exactly."""
+    """Convert float8_e4m3fn, its bits as uint8, or int8 to ``dtype``, exactly."""
     if stored.dtype == tl.int8:
         return stored.to(tl.float32).to(dtype)
     if stored.dtype == tl.uint8:
@@ -67,13 +67,13 @@ def multiply_tile(
     scale_columns,
     block_rows,
     group,
-    SCALES: tl.constexpr,  # "one" a row of the weight, one a "step" of BLOCK_K, or "each" input its own
+    SCALES: tl.constexpr,  # "one" per row of the weight, one per "step" of BLOCK_K, or one for "each" input
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``[BLOCK_M, BLOCK_N]`` float32; ``x_ptrs`` are the rows' first elements."""
+    """Return a product ``[BLOCK_M, BLOCK_N]`` in float32; ``x_ptrs`` are the rows' first elements."""
     inputs = tl.arange(0, BLOCK_K)
     output_mask = outputs < num_outputs
     value_ptrs = values_ptr + outputs.to(tl.int64)[:, None] * num_inputs
@@ -124,7 +124,7 @@ def _quantized_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Programs that share outputs are neighbours: all but the first find the weight in the L2 cache.
+    # Programs that share outputs are neighbours: all except the first find the weight in the L2 cache.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask = rows < num_rows
@@ -156,7 +156,7 @@ def _quantized_linear_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """A row's sums may differ by rounding between few and many rows, and within either they don't."""
+    """A row's sums may differ by rounding between few and many rows, but not within one of these cases."""
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:
@@ -170,8 +170,8 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
 
 
 def scales_and_step(group: int, num_groups: int, step: int) -> tuple[str, int]:
-    """How a kernel takes a row's scales, each for ``group`` inputs, and its BLOCK_K: a step must not reach
-    over two of them.
+    """Return a kernel's SCALES and BLOCK_K, for scales of ``group`` inputs each: a step must not cover two
+    scales.
     """
     if num_groups == 1:
         return "one", step
@@ -182,7 +182,7 @@ def scales_and_step(group: int, num_groups: int, step: int) -> tuple[str, int]:
 def quantized_linear_triton(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, relu_squared: bool = False
 ) -> Tensor:
-    """``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype."""
+    """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype."""
     x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
@@ -215,7 +215,7 @@ def quantized_linear_triton(
 
 
 class QuantizedLinear:
-    """A weight of bytes where its device wants it: packed on CPU, as it is elsewhere."""
+    """A weight of bytes in its device's form: packed on CPU, unchanged on other devices."""
 
     __slots__ = ("bias", "num_outputs", "packed", "weight")
 
@@ -227,7 +227,7 @@ class QuantizedLinear:
         self.bias = None if on_cpu else bias
 
     def __call__(self, x: Tensor, *, relu_squared: bool = False) -> Tensor:
-        """``[n, in]`` to ``[n, out]`` in x's dtype."""
+        """Map ``[n, in]`` to ``[n, out]`` in x's dtype."""
         if self.packed is None:
             assert self.weight is not None
             return quantized_linear_triton(x, self.weight, self.bias, relu_squared=relu_squared)

@@ -1,10 +1,10 @@
 """Linear layers with weights of one byte on CPU, for any number of float32 rows.
 
-The weight is stored once, in panels as :mod:`kernels.linear.packed_linear` has them, but of bytes; its scales
-are ``[panels, groups, PANEL]``, a panel's for each group of inputs. A step of decoding reads a byte a weight.
-Up to ``ROWS_IN_REGISTERS`` rows take the panel as it is, and widen it in registers; more have a thread widen
-the panel once and take it as one of float32. Both multiply with ``float32(w) * scale`` and add up in the
-order of the inputs: the bits are those of the dequantised weight in
+The weight is stored once, in panels like those of :mod:`kernels.linear.packed_linear`, but of bytes. Its
+scales are ``[panels, groups, PANEL]``: for each panel, one row of scales per group of inputs. A decode step
+reads one byte per weight. For up to ``ROWS_IN_REGISTERS`` rows the panel is widened in registers. For more
+rows a thread widens the panel once to float32. Both ways multiply with ``float32(w) * scale`` and add in the
+order of the inputs, so the result has the same bits as the dequantised weight in
 :class:`kernels.linear.packed_linear.PackedLinear`. Times are in docs/quantization.md.
 """
 
@@ -39,7 +39,7 @@ _ROWS_A_READ = 3
 def _multiply_bytes(
     is_fp8, x, x_stride, panel, num_inputs, group, scales, bias, y, y_stride, live, squares, num_rows
 ):
-    """A few rows with one panel of bytes."""
+    """Multiply a few rows with one panel of bytes."""
     row = 0
     while row < num_rows:
         left = num_rows - row
@@ -58,7 +58,7 @@ def _multiply_bytes(
 
 @cpu_jit
 def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, is_fp8, squares, begin, end):
-    """Items are panels of a block of rows, then those of the next block."""
+    """Items are all panels of one block of rows, then all panels of the next block."""
     num_rows, num_inputs, num_outputs, group = shape
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
@@ -101,12 +101,12 @@ def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, i
 
 @dataclass(frozen=True)
 class PackedQuantizedLinear:
-    """A weight of bytes in panels, its scales, and its bias (zeros where there is none)."""
+    """A weight of bytes in panels, its scales, and its bias (zeros if it has none)."""
 
     panels: torch.Tensor
     """``[panels, in, PANEL]`` uint8: the bits of float8_e4m3fn or int8"""
     scales: torch.Tensor
-    """``[panels, groups, PANEL]`` float32; of fp8 times 256"""
+    """``[panels, groups, PANEL]`` float32; scales of fp8 are multiplied by 256"""
     bias: torch.Tensor
     """``[panels * PANEL]`` float32"""
     num_outputs: int
@@ -116,7 +116,7 @@ class PackedQuantizedLinear:
 
     @classmethod
     def pack(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> PackedQuantizedLinear:
-        """From ``[out, in]`` and ``[out]``."""
+        """Pack a weight ``[out, in]`` and a bias ``[out]``."""
         num_outputs, num_inputs = weight.shape
         width = panel_width()
         num_panels = -(-num_outputs // width)
@@ -133,7 +133,7 @@ class PackedQuantizedLinear:
         return cls(panels, scales, padded, num_outputs, weight.block_columns, weight.is_fp8)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
-        """``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
+        """Map ``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
         flags = int(self.is_fp8), int(relu_squared)
         return run_panels(
             _quantized_linear,

@@ -1,10 +1,10 @@
-"""A linear layer's weight in one byte an element, with its scales.
+"""A linear layer's weight in one byte per element, with its scales.
 
     W[o, k] = float32(values[o, k]) * scales[o // block_rows, k // block_columns]
 
-One scale a tensor, an output, a group of inputs or a block are the same thing here: blocks of another size.
-What is cut out of a weight, or put together from several, gets blocks as large as fit, so that every element
-keeps its scale: nothing is quantised again.
+One scale per tensor, per output, per group of inputs or per block are all the same here: blocks of different
+sizes. A weight cut out of another one, or joined from several, gets the largest blocks that fit. So every
+element keeps its scale, and nothing is quantised again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """``[out, in]``; the last block of either axis may be smaller."""
+    """A weight ``[out, in]``; the last block of either axis may be smaller."""
 
     values: Tensor
     """``[out, in]`` float8_e4m3fn or int8"""
@@ -49,14 +49,14 @@ class QuantizedWeight:
         return self.values.dtype == FP8
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``[out, in]``, rounded once to float32 and, where that is not ``dtype``, once more."""
+        """Return ``[out, in]``, rounded once to float32, and once more if ``dtype`` is another type."""
         num_outputs, num_inputs = self.shape
         scales = self.scales.repeat_interleave(self.block_rows, 0)[:num_outputs]
         scales = scales.repeat_interleave(self.block_columns, 1)[:, :num_inputs]
         return (self.values.to(torch.float32) * scales).to(dtype)
 
     def cut(self, axis: int, ranges: Sequence[Range]) -> QuantizedWeight:
-        """Half-open ranges of one axis, side by side."""
+        """Return the weight with only these half-open ranges of one axis, one after the other."""
         values = torch.cat([_slice(self.values, axis, one) for one in ranges], dim=axis)
         block, num_blocks = self._blocks(axis)
         if num_blocks == 1:
@@ -68,14 +68,15 @@ class QuantizedWeight:
         return self._with(axis, values, torch.cat(parts, dim=axis), unit)
 
     def scaled(self, factors: float | Tensor) -> QuantizedWeight:
-        """With outputs multiplied by ``factors [out]``, or all by one number."""
+        """Return the weight with outputs multiplied by ``factors [out]``, or all by one number."""
         if not isinstance(factors, Tensor):
             return replace(self, scales=self.scales * factors)
         rows = self.scales.repeat_interleave(self.block_rows, 0)[: self.shape[0]]
         return replace(self, scales=rows * factors.to(rows)[:, None], block_rows=1)
 
     def in_blocks(self, rows: int, columns: int) -> QuantizedWeight:
-        """In blocks of that size, which must divide those that it has; one block may be cut anyhow."""
+        """Return the weight in blocks of this size, which must divide the present size; a single block may be
+        cut into blocks of any size."""
         found = self
         for axis, size in enumerate((rows, columns)):
             block, num_blocks = found._blocks(axis)
@@ -86,7 +87,7 @@ class QuantizedWeight:
         return found
 
     def rows_padded(self, num_rows: int) -> QuantizedWeight:
-        """With outputs that are zero behind the last, up to so many."""
+        """Return the weight with zero outputs appended, up to ``num_rows`` outputs."""
         missing = num_rows - self.shape[0]
         if missing == 0:
             return self
@@ -98,7 +99,7 @@ class QuantizedWeight:
         return replace(self, values=self.values.to(device), scales=self.scales.to(device))
 
     def _blocks(self, axis: int) -> tuple[int, int]:
-        """Their size along an axis, and how many there are."""
+        """Return the size of blocks along an axis, and their number."""
         return (self.block_rows, self.block_columns)[axis], self.scales.shape[axis]
 
     def _with(self, axis: int, values: Tensor, scales: Tensor, block: int) -> QuantizedWeight:
@@ -108,7 +109,7 @@ class QuantizedWeight:
 
 
 def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of the same inputs and one dtype, their outputs one behind the other."""
+    """Join the outputs of weights with the same inputs and dtype, in order."""
     if len(weights) == 1:
         return weights[0]
     num_inputs = weights[0].shape[1]

@@ -1,7 +1,7 @@
-"""Add up what a token's experts said: ``out[t] = sum_j weights[t, j] * results[places[t, j]]``.
+"""Add up the outputs of a token's experts: ``out[t] = sum_j weights[t, j] * results[places[t, j]]``.
 
-The results stand in the order of the experts (moe_sort.py), and are read from there. Sums in float32, in the
-order of j, rounded once.
+The results are stored in the order of the experts (moe_sort.py). Sums are in float32, in the order of j, and
+rounded once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 
 def moe_combine_reference(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """:func:`moe_combine` by torch's operators."""
+    """:func:`moe_combine` with torch's operators."""
     acc = torch.promote_types(results.dtype, torch.float32)
     return (results[places].to(acc) * weights[..., None]).sum(dim=1).to(results.dtype)
 
 
-# One program a (token, BLOCK columns): k rows are read once, one is written.
+# One program per (token, BLOCK columns): it reads k rows once and writes one row.
 @triton_jit
 def _combine_kernel(
     results_ptr, places_ptr, weights_ptr, out_ptr, size, K: tl.constexpr, BLOCK: tl.constexpr
@@ -45,7 +45,10 @@ def _launch(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 
 def moe_combine(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """results ``[n * k, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32 to ``[n, size]``."""
+    """Combine results ``[n * k, size]`` by places ``[n, k]`` int64 and weights ``[n, k]`` float32.
+
+    Returns ``[n, size]``.
+    """
     if results.is_cuda and results.dtype != torch.float64 and len(places) > 0:
         return _launch(results, places, weights)
     return moe_combine_reference(results, places, weights)

@@ -1,13 +1,13 @@
-"""Which experts a token goes to, and with what weights.
+"""The choice of a token's experts, and their weights.
 
     s     = sigmoid(logits) or softmax(logits)               float32
     ids   = the k best of s + correction, out of the best expert groups
-    w     = scaling * s[ids] / sum(s[ids])                   without the division unless normalized
+    w     = scaling * s[ids] / sum(s[ids])                   divided only if normalized
 
-Sigmoid is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): a group is as good as the sum of its two
-best experts; the correction chooses experts but does not weigh them. Softmax has neither groups nor
-correction, so that normalized it is the softmax over the k chosen logits. On CPU the reference is the path:
-it is a few operators over ``[n, experts]``.
+Sigmoid routing is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): the score of a group is the sum of
+its two best experts; the correction affects the choice of experts but not their weights. Softmax routing has
+neither groups nor correction; normalized, it is the softmax over the k chosen logits. On CPU the reference
+is used: it is a few operators over ``[n, experts]``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scoring = Literal["sigmoid", "softmax"]
 
 @dataclass(frozen=True)
 class Routing:
-    """The rule that a layer's router follows."""
+    """The rule by which a layer's router chooses experts."""
 
     experts_per_token: int
     expert_groups: int
@@ -53,7 +53,7 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
 
 
 def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
-    """-inf outside the best groups."""
+    """Set ``choice`` to -inf outside the best groups."""
     grouped = torch.unflatten(choice, 1, (routing.expert_groups, -1))
     group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
     best = group_scores.topk(routing.groups_per_token, dim=-1, sorted=False).indices
@@ -61,9 +61,9 @@ def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
     return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
 
 
-# One program a token, its scores in registers as [groups, experts of a group]: maxima in turn, each struck
-# out once it is taken, the lower index first where two are equal. Some dozens of reductions over a few
-# hundred numbers, in place of a dozen launches.
+# One program per token, with its scores in registers as [groups, experts of a group]. It takes one maximum
+# after the other and removes each; if two are equal, it takes the lower index first. These are a few dozen
+# reductions over a few hundred numbers, instead of a dozen launches.
 @triton_jit
 def _route_kernel(
     logits_ptr,
@@ -90,11 +90,11 @@ def _route_kernel(
         best_logit = tl.max(tl.max(tl.where(live, logits, float("-inf")), 1), 0)
         scores = tl.where(live, tl.exp(logits - best_logit), 0.0)
         scores /= tl.sum(tl.sum(scores, 1), 0)
-        choice = logits  # where scores of far worse experts are equal, being 0
+        choice = logits  # not scores: those of far worse experts are all 0
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(correction_ptr + experts, mask=live, other=0.0)
-    # NaN, from a damaged state, counts as the least: the row goes on, and its own weights are NaN anyway.
+    # NaN, from a damaged state, counts as the least: the row continues, and its own weights are NaN anyway.
     choice = tl.where(live & (choice == choice), choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
         best = tl.max(choice, axis=1)
@@ -156,9 +156,9 @@ def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tupl
 
 
 def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
+    """Route by logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
 
-    Ids are int64 and distinct, in no particular order; weights float32. Softmax takes no correction.
+    Ids are int64 and distinct, in no particular order; weights are float32. Softmax takes no correction.
     """
     if routing.scoring == "softmax":
         assert correction is None, "softmax routing has no correction"

@@ -1,9 +1,9 @@
-"""Grouped products with experts' weights of one byte, for GPUs: each run of rows with a weight of its own.
+"""Grouped products with experts' weights of one byte, for GPUs: each run of rows has its own weight.
 
     y[r, o] = sum over k of x[r, k] W_e[o, k]        for rows ends[e - 1] <= r < ends[e]
 
-Weights are as in :mod:`kernels.linear.quantized_linear`. Rows that stand behind the last end are not
-computed. Nothing depends on what the host would have to read: where runs end only the GPU knows.
+Weights are as in :mod:`kernels.linear.quantized_linear`. Rows after the last end are not computed. The host
+does not have to read anything: only the GPU knows the ends of runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernels.linear.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True)
 class QuantizedExperts:
-    """Weights of one shape in one tensor, their scales in another."""
+    """Weights of one shape in one tensor, and their scales in another."""
 
     values: Tensor
     """``[experts, out, in]`` float8_e4m3fn or int8"""
@@ -36,7 +36,7 @@ class QuantizedExperts:
 
     @classmethod
     def stack(cls, weights: Sequence[QuantizedWeight]) -> QuantizedExperts:
-        """Of one dtype; in blocks that all have in common."""
+        """Stack weights of one dtype, in blocks whose size divides the blocks of all."""
         num_outputs, num_inputs = weights[0].shape
         rows = math.gcd(*(one.block_rows for one in weights if one.scales.shape[0] > 1)) or num_outputs
         columns = math.gcd(*(one.block_columns for one in weights if one.scales.shape[1] > 1)) or num_inputs
@@ -52,7 +52,7 @@ class QuantizedExperts:
 
 
 def quantized_experts_reference(x: Tensor, experts: QuantizedExperts, ends: Tensor) -> Tensor:
-    """``[n, in]`` and ends ``[experts]`` to ``[n, out]``; what is behind the last end is zero."""
+    """Map ``[n, in]`` and ends ``[experts]`` to ``[n, out]``; rows after the last end are zero."""
     y = x.new_zeros(len(x), experts.values.shape[1])
     start = 0
     for expert, end in enumerate(ends.tolist()):
@@ -62,8 +62,8 @@ def quantized_experts_reference(x: Tensor, experts: QuantizedExperts, ends: Tens
 
 
 # --- Triton -------------------------------------------------------------------------------------------
-# A program has BLOCK_M rows of one expert times BLOCK_N outputs. Which expert, and which rows, it finds in
-# the ends of all experts: there are as many programs as the most tiles that so many rows can fall into.
+# A program computes BLOCK_M rows of one expert times BLOCK_N outputs. It finds its expert and its rows from
+# the ends of all experts. There are as many programs as tiles in the worst distribution of the rows.
 
 
 @triton_jit
@@ -126,7 +126,7 @@ def _quantized_experts_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """``few_rows``: 16 an expert, or fewer."""
+    """``few_rows`` means at most 16 rows per expert."""
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:
@@ -140,7 +140,7 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
 
 
 def quantized_experts(x: Tensor, experts: QuantizedExperts, ends: Tensor) -> Tensor:
-    """``[n, in]``, rows at any stride, and ends ``[experts]`` int32 to ``[n, out]`` in x's dtype."""
+    """Map ``[n, in]``, rows at any stride, and ends ``[experts]`` int32 to ``[n, out]`` in x's dtype."""
     x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_experts, num_outputs, _ = experts.values.shape

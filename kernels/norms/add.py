@@ -1,7 +1,7 @@
 """The sum of two tensors: ``out = x + y``.
 
-On CPU, float32 goes to numba, so that a recorded step (:mod:`kernels.cpu.graph`) has it; torch adds
-everywhere else.
+On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes it; torch handles
+all other cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _add(x, y, width, out, begin, end):
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x and y ``[n, width]`` of one dtype to the same."""
+    """Add x and y ``[n, width]`` of one dtype; the sum has the same shape and dtype."""
     if x.is_cuda or not x.dtype == y.dtype == torch.float32:
         return x + y
     x, y = x.contiguous(), y.contiguous()

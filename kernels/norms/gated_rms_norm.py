@@ -3,12 +3,12 @@
     gated_group_rms_norm       u = y * silu(z),   out = u / sqrt(mean over its group of u^2 + eps) * weight
     group_rms_norm_then_gate   out = y / sqrt(mean over its group of y^2 + eps) * weight * silu(z)
 
-Mamba-2 has the first (arXiv:2405.21060, section 7), Gated DeltaNet the second, with a head for a group
-(arXiv:2412.06464), and Mamba-2 layers of some checkpoints do too (``mamba_norm_before_gate``). Without the
-norm the gate alone is kernels/norms/silu_gate.py.
+Mamba-2 has the first form (arXiv:2405.21060, section 7). Gated DeltaNet has the second, with one head per
+group (arXiv:2412.06464), and so do Mamba-2 layers of some checkpoints (``mamba_norm_before_gate``). The gate
+without a norm is kernels/norms/silu_gate.py.
 
-Inside in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, float32 goes to numba
-and other dtypes to the reference.
+Computation is in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, numba handles
+float32 and the reference handles other dtypes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
     return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
 
 
-# One program a (token, GROUPS groups): even a batch of one fills some SMs, and groups as small as a head
-# don't leave warps idle. They stand in registers between the sum of squares and the scaling: y and z are read
-# once, out is written once. z is read where the input projection left it.
+# One program per (token, GROUPS groups): even a batch of one fills some SMs, and groups as small as a head
+# don't leave warps idle. Groups stay in registers between the sum of squares and the scaling: y and z are
+# read once, out is written once. z is read in place from the input projection's output.
 @triton_jit
 def _gated_norm_kernel(
     y_ptr,
@@ -111,7 +111,7 @@ def _launch(
     return out
 
 
-_TILE_ELEMENTS = 512  # of small groups together: a 16-byte load a thread of two warps in bfloat16
+_TILE_ELEMENTS = 512  # small groups together: a 16-byte load for each thread of two warps in bfloat16
 
 
 @cpu_jit

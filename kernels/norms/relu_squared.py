@@ -1,7 +1,7 @@
 """The activation of the feed-forward layers: ``max(x, 0)^2`` (Primer, arXiv:2109.08668).
 
-In place. On CPU by torch's own operators; on a GPU in one pass, where torch's two would read and write
-everything twice.
+It works in place. On CPU it uses torch's operators. On a GPU it takes one pass, where torch's two operators
+would read and write everything twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def relu_squared_reference(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(min=0).square()
 
 
-# One program 2,048 neighbours: two 16-byte loads a thread of 128 in bfloat16. The square is rounded once.
+# One program per 2,048 neighbours: two 16-byte loads for each of 128 threads in bfloat16. Rounded once.
 @triton_jit
 def _relu_squared_kernel(x_ptr, num_elements, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def _launch(x: torch.Tensor) -> torch.Tensor:
 
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
-    """``max(x, 0)^2`` in place of a contiguous x, which is returned."""
+    """Replace a contiguous x by ``max(x, 0)^2``, in place; returns x."""
     if x.is_cuda and x.dtype != torch.float64:
         assert x.is_contiguous()
         return _launch(x)

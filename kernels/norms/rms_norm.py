@@ -3,7 +3,7 @@
     rms_norm(x)        = x / sqrt(mean(x^2) + eps) * weight
     add_rms_norm(x, r) = rms_norm(r + scale * x), r + scale * x
 
-Inside in float32 (float64 for float64 inputs), rounded once to x's dtype.
+Computation is in float32 (float64 for float64 inputs), rounded once to x's dtype.
 
 | device | float32 | other dtypes |
 |---|---|---|
@@ -38,9 +38,9 @@ def add_rms_norm_reference(
     return rms_norm_reference(total, weight, eps).to(x.dtype), total
 
 
-# One program a row, the whole row in registers: one read and one write of it, no second pass. Rows of a
-# decode step are few, so latency counts: warps grow with the row so that a thread holds 8 to 32 elements.
-# The residual is read, and the sum written, in the same pass.
+# One program per row, with the whole row in registers: one read and one write, no second pass. A decode step
+# has few rows, so latency matters: the number of warps grows with the row, and a thread holds 8 to 32
+# elements. The residual is read, and the sum written, in the same pass.
 @triton_jit
 def _rms_norm_kernel(
     x_ptr,
@@ -65,7 +65,7 @@ def _rms_norm_kernel(
         x = x * scale + tl.load(residual_ptr + row * residual_stride + columns, mask=live, other=0.0).to(ACC)
         total = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * hidden_size + columns, total, mask=live)
-        x = total.to(ACC)  # normalize what is stored
+        x = total.to(ACC)  # normalize the stored, rounded sum
     weight = tl.load(weight_ptr + columns, mask=live, other=0.0).to(ACC)
     inverse = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / hidden_size + eps)
     y = x * inverse * weight
@@ -106,13 +106,13 @@ def _launch(
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """``[..., H]`` as ``[rows, H]``: elements adjacent, rows at any stride; copied only where need be."""
+    """Return ``[..., H]`` as ``[rows, H]``, rows contiguous and at any stride; copies only if necessary."""
     return adjacent(x.reshape(-1, x.shape[-1]))
 
 
 @cpu_jit
 def norm_row(x, a, weight, b, size, eps, y, c):
-    """``y[c:] = rms_norm(x[a:]) * weight[b:]`` of ``size`` elements; x and y may be the same."""
+    """``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; x and y may be the same."""
     w = lanes()
     whole = size - size % w
     sums = splat(_ZERO)

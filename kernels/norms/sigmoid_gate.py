@@ -1,10 +1,10 @@
-"""Outputs gated by a sigmoid: attention's by element (arXiv:2505.06708), a shared expert's by token.
+"""Outputs gated by a sigmoid: attention's output by element (arXiv:2505.06708), a shared expert's by token.
 
     sigmoid_gate      x[i, h, d] = x[i, h, d] sigmoid(gate[i, h, d])      in place
     add_sigmoid_gated total[i] = total[i] + x[i] sigmoid(gate[i])         in place of total
 
-Inside in float32 (float64 for float64 inputs), rounded once. On CPU, float32 goes to numba and other dtypes
-to the references.
+Computation is in float32 (float64 for float64 inputs), rounded once. On CPU, numba handles float32 and the
+references handle other dtypes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_sigmoid_gated_reference(total: Tensor, x: Tensor, gate: Tensor) -> Tenso
     return (total.to(acc) + x.to(acc) * gate.to(acc).sigmoid()).to(total.dtype)
 
 
-# One program a (token, 1,024 elements of its heads). The gate is read where the projection left it.
+# One program per (token, 1,024 elements of its heads). The gate is read in place from a projection's output.
 @triton_jit
 def _sigmoid_gate_kernel(
     x_ptr,
@@ -52,7 +52,7 @@ def _sigmoid_gate_kernel(
     tl.store(x_ptr + token * size + i, y.to(x_ptr.dtype.element_ty), mask=live)
 
 
-# The same, with one gate a token.
+# The same, with one gate per token, and an addition.
 @triton_jit
 def _add_sigmoid_gated_kernel(total_ptr, x_ptr, gate_ptr, size, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -125,7 +125,7 @@ def _add_sigmoid_gated_cpu(total, x, gate, size, begin, end):
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """Gates contiguous x ``[n, heads, head_dim]`` by gate of the same shape, in place; returns x.
 
-    The gate's tokens and heads may lie at any stride, a head's elements side by side.
+    The gate's tokens and heads may have any stride; a head's elements must be contiguous.
     """
     assert x.is_contiguous(), "x must be contiguous"
     assert gate.stride(2) == 1, "a head's gates must lie side by side"

@@ -1,8 +1,8 @@
-"""A gate and no norm: ``out = y * silu(z)`` with ``silu(z) = z / (1 + e^-z)``.
+"""A gate without a norm: ``out = y * silu(z)`` with ``silu(z) = z / (1 + e^-z)``.
 
-At the end of a Mamba-2 mixer that has no norm there, and of a gated MLP (SwiGLU, arXiv:2002.05202), where z
-is its gate. Inside in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, float32 goes
-to numba and other dtypes to the reference.
+It is used at the end of a Mamba-2 mixer without a norm, and in a gated MLP (SwiGLU, arXiv:2002.05202) with z
+as the gate. Computation is in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, numba
+handles float32 and the reference handles other dtypes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _BLOCK = 1024
 
 
 def silu_gate_reference(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """:func:`silu_gate` in torch's words."""
+    """:func:`silu_gate` with torch's operators."""
     acc = torch.promote_types(y.dtype, torch.float32)
     return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
 
 
-# One program a (token, 1,024 neighbouring channels): one 16-byte load a thread of 128 in bfloat16. y and z
-# are read where a projection left them side by side.
+# One program per (token, 1,024 neighbouring channels): one 16-byte load for each of 128 threads in bfloat16.
+# y and z are read in place from the output of a projection that has them side by side.
 @triton_jit
 def _silu_gate_kernel(
     y_ptr, z_ptr, out_ptr, y_stride, z_stride, width, ACC: tl.constexpr, BLOCK: tl.constexpr
@@ -53,7 +53,7 @@ def _launch(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 @cpu_jit
 def gate_row(y, a, z, b, size, out, c):
-    """``out[c:] = y[a:] * silu(z[b:])`` of ``size`` elements; y and out may be the same."""
+    """``out[c:] = y[a:] * silu(z[b:])`` for ``size`` elements; y and out may be the same."""
     whole = size - size % lanes()
     for j in range(0, whole, lanes()):
         store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
@@ -72,7 +72,7 @@ _GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
 
 
 def silu_gate(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """``y * silu(z)`` of y and z ``[tokens, d]``, which may be column slices of wider tensors.
+    """Compute ``y * silu(z)`` for y and z ``[tokens, d]``, which may be column slices of wider tensors.
 
     Returns ``[tokens, d]`` in y's dtype.
     """

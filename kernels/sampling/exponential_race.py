@@ -1,23 +1,23 @@
-"""One random token a position: each token runs for an exponential time, the first to arrive is drawn.
+"""Draws one random token per position: each token gets an exponential time, and the smallest time wins.
 
-    noise(seed, index, v)  = u in (0, 1), SplitMix64 of the three alone
+    noise(seed, index, v)  = u in (0, 1), SplitMix64 of only these three
     time(v)                = -log(1 - u) / weight(v)
-    token                  = the v with the least time, of those with weight(v) > least,
+    token                  = the v with the smallest time, of those with weight(v) > least,
                              or weight(v) = least and v <= last
 
-Times are exponential with rate weight(v), so v is first with probability weight(v) / sum of those that run; a
-token without weight never arrives. The weights need no sum, no order and no running sum; what a filter leaves
-is two numbers, the least weight and the last of the tokens that have just that. The noise depends on nothing
-that a generator would have to remember: a request draws the same tokens in any company, after a preemption,
-and on another server.
+Times are exponential with rate weight(v). So v wins with probability weight(v) / (sum of the weights of all
+tokens that take part), and a token without weight never wins. The weights need no sum, no order and no
+running sum. A filter is described by two numbers: the least weight, and the last of the tokens that have
+exactly this weight. The noise depends on nothing that a generator would have to remember, so a request draws
+the same tokens in any batch, after a preemption, and on another server.
 
-Two distributions that are raced with the same noise mostly have the same winner, which is why drafts are
-drawn with the target's: they agree with probability sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), where one
-number that inverts both running sums agrees far less (docs/decisions/008-acceptance.md).
+Two distributions that are raced with the same noise mostly have the same winner. Therefore drafts are drawn
+with the target's noise: they agree with probability sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). With one
+random number that inverts both running sums they would agree far less (docs/decisions/008-acceptance.md).
 
-u has 52 bits: odd multiples of 2^-53, all of which float64 holds, so that neither u nor 1 - u is ever 0.
-Races are won by small times, hence small u, where -log(1 - u) keeps its digits. The probability that a time
-lies below a bound is right to 2^-53.
+u has 52 bits: odd multiples of 2^-53, which float64 can all represent, so neither u nor 1 - u is ever 0.
+Small times win, which come from small u, where -log(1 - u) keeps its digits. The probability that a time is
+below a bound is right to 2^-53.
 
 SplitMix64: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. The same race as
 argmax(log p + Gumbel noise): Maddison, Tarlow, Minka, A* Sampling, 2014.
@@ -36,17 +36,17 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NEVER = 1e300
-"""Beyond any time: 37 / 1.4e-45 is the longest. Infinity times no weight would be NaN."""
+"""Longer than any time: the longest is 37 / 1.4e-45. Infinity times a weight of 0 would be NaN."""
 _BLOCK = 1024
 _STRETCH = 512
 _TOKENS_A_THREAD = 1 << 17
 
 
 def exponential_race(weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    """The winners, ``[R, T]`` int64; some token where none runs, or weights are NaN.
+    """Return the winners, ``[R, T]`` int64; an arbitrary token if none takes part, or if weights are NaN.
 
     ``weights`` ``[R, T, V]`` float32, contiguous, not negative; ``least`` ``[R, T]`` float32; ``last``
-    ``[R, T]`` int64; ``seeds`` ``[R]`` int64; ``index`` ``[R, T]`` int64: of the token drawn, in its
+    ``[R, T]`` int64; ``seeds`` ``[R]`` int64; ``index`` ``[R, T]`` int64 is the drawn token's index in its
     sequence. Waits for nothing.
     """
     assert weights.is_contiguous()
@@ -78,7 +78,7 @@ def exponential_race_reference(
 
 
 def noise(seeds: Tensor, index: Tensor, token_ids: Tensor) -> Tensor:
-    """Numbers in (0, 1), float64, in the shape that the int64 arguments broadcast to."""
+    """Return numbers in (0, 1), float64, in the shape to which the int64 arguments broadcast."""
     key = _mix(_mix(seeds + _signed(_GOLDEN)) + (index + 1) * _signed(_GOLDEN))
     bits = _mix(key + (token_ids + 1) * _signed(_GOLDEN))
     return (_shift_right(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
@@ -91,18 +91,18 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _signed(constant: int) -> int:
-    """torch has no arithmetic of uint64."""
+    """Return the constant as int64, since torch has no uint64 arithmetic."""
     return constant - (1 << 64)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own would drag the sign bit along."""
+    """Shift logically: int64's own shift would extend the sign bit."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-# A program walks its share of a position's tokens in blocks. A logarithm a token would cost more than all
-# else, and u <= -log(1 - u) shows that nearly none is needed: of V tokens about log(V) come nearer than the
-# best before them, so that few blocks look closer. The winners of the shares meet in the caller.
+# A program goes through its share of a position's tokens in blocks. One logarithm per token would take longer
+# than everything else. u <= -log(1 - u) shows that almost none is needed: of V tokens about log(V) beat the
+# best token before them, so only a few blocks compute logarithms. The caller compares the shares' winners.
 @triton_jit
 def _race_kernel(
     weights_ptr,
@@ -157,7 +157,7 @@ def _mix_block(z, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
 
 def _launch(weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
     num_rows, num_positions, vocab_size = weights.shape
-    # Enough programs to fill a GPU at one row, few shares a row where there are many.
+    # Enough programs to fill a GPU at one row; few shares per row if there are many rows.
     num_shares = triton.cdiv(vocab_size, max(_BLOCK, vocab_size * num_rows * num_positions // 256))
     share = triton.cdiv(triton.cdiv(vocab_size, num_shares), _BLOCK) * _BLOCK
     shape = (num_rows, num_positions, num_shares)
@@ -182,7 +182,7 @@ def _launch(weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor, index: 
 
 _GOLDEN_U64, _MIX_1_U64, _MIX_2_U64 = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
 _ONE_BITS = np.uint64(0x3FF0000000000000)
-"""1.0: with the 52 bits of a fraction set as well, a float64 in [1, 2)."""
+"""The bits of 1.0. Together with the 52 bits of a fraction they are a float64 in [1, 2)."""
 
 
 @cpu_jit
@@ -205,7 +205,7 @@ def _runs(weight, token, least, last):
 
 @cpu_jit
 def _may_win(weights, state, best, least, last):
-    """Whether some token of the stretch could beat ``best``. No exit from the loop: it runs in vectors."""
+    """Whether any of these tokens could beat ``best``. Without an early exit, the loop is vectorized."""
     count = np.int64(0)
     for i in range(weights.shape[0]):
         weight = weights[i]

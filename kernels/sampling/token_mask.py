@@ -1,11 +1,11 @@
-"""Take the tokens out of logits that a bit mask forbids.
+"""Remove from logits the tokens that a bit mask forbids.
 
-Row r of the step is row ``q = rows[r]`` of the masks; bit ``v % 32`` of word ``v // 32`` is token v's:
+Row r of the step is row ``q = rows[r]`` of the masks; token v has bit ``v % 32`` of word ``v // 32``:
 
     masked[r, t, v] = logits[r, t, v]    where the bit of v in masks[q, t] is 1
                     = -inf               elsewhere
 
-NaN and plus infinity stay where they are, allowed or not: they tell that a row's state is damaged.
+NaN and plus infinity stay, whether or not the token is allowed: they show that a row's state is damaged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BLOCK = 1024
 
 
 def num_words(vocab_size: int) -> int:
-    """Of a mask of so many tokens; bits behind the last token count for nothing."""
+    """Return the words in a mask of ``vocab_size`` tokens. Bits after the last token are ignored."""
     return -(-vocab_size // WORD_BITS)
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-    """The masked logits, a new tensor. Waits for nothing.
+    """Return the masked logits, a new tensor. Waits for nothing.
 
     ``logits`` ``[R, T, V]`` float32, contiguous; ``rows`` ``[R]`` int64; ``masks`` ``[N, P, W]`` int32,
     contiguous, with ``P >= T`` and ``W`` words.
@@ -44,7 +44,7 @@ def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor
     return torch.where(is_allowed | logits.isnan() | logits.isposinf(), logits, -torch.inf)
 
 
-# A program takes 1,024 tokens of one position: 32 words, each read by 32 neighbours from the same line.
+# One program per 1,024 tokens of one position: 32 words, each read by 32 neighbours from the same cache line.
 @triton_jit
 def _mask_tokens_kernel(
     logits_ptr,

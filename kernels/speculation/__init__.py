@@ -1,1 +1,1 @@
-"""Decode rows with drafts: a step's inputs and slots, drafts and which are kept, where the state then is."""
+"""Decode rows with drafts: a step's inputs and slots, the drafts, and which drafts and state are kept."""

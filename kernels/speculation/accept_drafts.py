@@ -1,16 +1,16 @@
-"""Keep the drafts that equal the target's own choice, and move each row's tables on to the next step.
+"""Keep the drafts that equal the target's own choice, and advance each row's tables to the next step.
 
 Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[q]`` and nd = num_drafts[q].
-``sampled[r, i]`` is what the target chose behind position i, ``tokens[q, i + 1]`` the draft for that place:
+``sampled[r, i]`` is the target's choice after position i, ``tokens[q, i + 1]`` the draft for that place:
 
     a           = 1 + (number of leading i in 1 … nd with tokens[q, i] == sampled[r, i - 1])
-    gained      = sampled[r, 0 … a-1], cut behind the first one in stop_ids[q]
+    gained      = sampled[r, 0 … a-1], cut after the first one in stop_ids[q]
     known       = L + a + 1
     finite      = all is_finite[r, 0 … a-1]
     done        = stopped, or known >= limit[q], or not finite
 
-A forced row (``forced[r] >= 0``: its prompt goes on, nothing was sampled) gains just ``forced[r]``, is
-finite, and can't be stopped by it. Then
+A forced row (``forced[r] >= 0``: its prompt continues, nothing was sampled) gains only ``forced[r]``. It
+counts as finite, and this token can't stop it. Then
 
     num_computed[q] = L + a
     state_slot[q]   = write_slots[r, a - 1]
@@ -19,11 +19,11 @@ finite, and can't be stopped by it. Then
     active[q]       = active[q] and not done
     results[r]      = a, finite, nd (0 if forced), gained tokens, zeros
 
-In a row that isn't active ``accepted`` and ``results`` are zero, and its tables stay as they are.
+In a row that isn't active, ``accepted`` and ``results`` are zero, and its tables don't change.
 
-The token at an index is the target's own sample for that index, whether it was drafted or not, so what is
-generated can't depend on the drafter. A deterministic draft d is accepted with the target's probability of
-d, as in rejection sampling (Leviathan et al. 2023, section 2.3).
+The token at an index is the target's own sample for that index, whether it was drafted or not. So the answer
+can't depend on the drafter. A deterministic draft d is accepted with the target's probability of d, as in
+rejection sampling (Leviathan et al. 2023, section 2.3).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptDrafts(BoundTensors):
-    """:func:`accept_drafts` bound to persistent tensors; a call names what was sampled this time.
+    """:func:`accept_drafts` bound to persistent tensors; a call only passes this step's samples.
 
-    The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
+    The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
     contiguous. A call waits for nothing.
     """
 
     rows: Tensor
-    """``[R]`` int64 rows of the tables; active ones are distinct"""
+    """``[R]`` int64 rows of the tables; active rows are distinct"""
     write_slots: Tensor
     """``[R, T]`` int32: where the state after each position went"""
     forced: Tensor
-    """``[R]`` int64: prompt token that follows; negative where the row samples"""
+    """``[R]`` int64: the next token of the prompt; negative if the row samples"""
     tokens: Tensor
     """table ``[N + 1, T]`` int64"""
     num_drafts: Tensor
@@ -63,7 +63,7 @@ class AcceptDrafts(BoundTensors):
     active: Tensor
     """table ``[N + 1]`` bool"""
     limit: Tensor
-    """table ``[N + 1]`` int32: most known tokens; not written"""
+    """table ``[N + 1]`` int32: the most tokens that may be known; not written"""
     max_drafts: Tensor
     """table ``[N + 1]`` int32; not written"""
     stop_ids: Tensor
@@ -86,8 +86,8 @@ class AcceptDrafts(BoundTensors):
 def accept_drafts(rows: Tensor, *, sampled: Tensor, is_finite: Tensor, **tensors: Tensor) -> None:
     """Accept or reject, in place; the other tensors are those of :class:`AcceptDrafts`, by name.
 
-    Who calls it every step binds the tensors once instead: on a CPU looking at 15 of them costs more than
-    the rows do.
+    A caller that does this every step binds the tensors once instead: on a CPU, inspecting 15 tensors takes
+    longer than the rows.
     """
     AcceptDrafts(rows=rows, **tensors)(len(rows), sampled=sampled, is_finite=is_finite)
 
@@ -141,9 +141,9 @@ def accept_drafts_reference(
         results[r, : 3 + a] = torch.tensor([a, finite, tried, *gained])
 
 
-# One program a row, one warp: lane i holds position i and what was drafted for the one behind it, so that
-# matches, stops and finiteness are reductions over some lanes. Everything is read, then the barrier, then
-# everything is written: lanes write table entries that others read.
+# One program per row, with one warp: lane i holds position i and the draft for the next position, so that
+# matches, stops and finiteness are reductions over some lanes. All reads come before the barrier, all writes
+# after it, since lanes write table entries that other lanes read.
 @triton_jit
 def _accept_drafts_kernel(
     sampled_ptr,

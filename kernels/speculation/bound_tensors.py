@@ -1,4 +1,4 @@
-"""Tensors that ops on integers are bound to: looking at them in every step costs a CPU more than the rows."""
+"""Tensors bound to ops on integers: on a CPU, inspecting them in every step takes longer than the rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kernels.cpu.jit import as_array
 
 @dataclass(frozen=True, kw_only=True)
 class BoundTensors:
-    """Contiguous tensors, fields of a subclass, that a kernel takes in the order of the fields."""
+    """Contiguous tensors: the fields of a subclass, which a kernel takes in their order."""
 
     def __post_init__(self) -> None:
         assert all(tensor.is_contiguous() for tensor in self._tensors)
 
     @functools.cached_property
     def _tensors(self) -> tuple[Tensor, ...]:
-        """Those of bools as bytes, for Triton."""
+        """The tensors in order; those of bools are bytes, for Triton."""
         tensors = [one for field in fields(self) if isinstance(one := getattr(self, field.name), Tensor)]
         return tuple(one.view(torch.uint8) if one.dtype == torch.bool else one for one in tensors)
 

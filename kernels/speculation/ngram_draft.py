@@ -1,24 +1,24 @@
-"""Draft what followed the newest tokens where they stood before: look-up in a row's own prompt and answer.
+"""Draft the tokens that followed an earlier occurrence of the newest ones, in a row's own prompt and answer.
 
 Row r of the step is row ``q = rows[r]`` of the tables; ``a = accepted[r]`` tokens were just gained, and
-``n = num_computed[q] + 1`` are known. First they join the others:
+``n = num_computed[q] + 1`` are known. First the gained tokens are added to the history:
 
     history[q, n - a … n - 1] = results[r, 3 … 3 + a - 1]
 
-Then each end e < n of an earlier occurrence is measured by how much of the newest tokens stands before it:
+Then each end e < n of an earlier occurrence is measured by how many of the newest tokens stand before it:
 
-    length(e) = most j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
+    length(e) = the largest j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
 
-The e with the greatest length (at least min_n), the latest of these, gives as many drafts as the budget
-``num_drafts[q]`` allows. The copy reaches into the newest tokens, and from there into its own drafts, as that
-of LZ77 does: what repeats with a short period is drafted on and on.
+The e with the greatest length (at least min_n), and the latest of several, gives as many drafts as the budget
+``num_drafts[q]`` allows. The copy may reach into the newest tokens, and from there into its own drafts, as in
+LZ77: text that repeats with a short period is drafted again and again.
 
     m                   = num_drafts[q], 0 without such an e
     tokens[q, 1 + i]    = history[q, e + i % (n - e)]    i = 0 … m - 1
     num_drafts[q]       = m
 
-Rows with ``a = 0`` are left alone; rows that aren't active, or have no budget, only join. What lies beyond
-the history's end, a length that no sequence may have, is dropped.
+Rows with ``a = 0`` don't change. Rows that aren't active, or have no budget, only add to their history.
+Tokens beyond the history's end, at a length that no sequence may have, are dropped.
 
 Prompt lookup decoding: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding. LZ77: Ziv, Lempel, A
 Universal Algorithm for Sequential Data Compression, 1977.
@@ -39,11 +39,11 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class NgramDraft(BoundTensors):
-    """The op, bound to persistent tensors, so that a call only names how many rows there are.
+    """The op, bound to persistent tensors, so that a call only passes the number of rows.
 
-    Who looked at the tensors in every step would need longer than a short history's look-up takes.
+    Inspecting the tensors in every step would take longer than the look-up in a short history.
 
-    The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
+    The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
     contiguous. A call waits for nothing.
     """
 
@@ -54,19 +54,19 @@ class NgramDraft(BoundTensors):
     results: Tensor
     """``[R, T + 3]`` int64: these tokens, from column 3"""
     history: Tensor
-    """table ``[N + 1, M]`` int32: all known tokens but those just gained, which a call adds"""
+    """table ``[N + 1, M]`` int32: all known tokens except those just gained, which a call adds"""
     tokens: Tensor
-    """table ``[N + 1, T]`` int64: drafts are written behind the first"""
+    """table ``[N + 1, T]`` int64: drafts are written after the first token"""
     num_drafts: Tensor
-    """table ``[N + 1]`` int32: the budget, then how many drafts there are"""
+    """table ``[N + 1]`` int32: first the budget, then the number of drafts"""
     num_computed: Tensor
-    """table ``[N + 1]`` int32; those just gained are counted, but for the last one"""
+    """table ``[N + 1]`` int32; includes the tokens just gained, except the last one"""
     active: Tensor
     """table ``[N + 1]`` bool"""
     min_n: int
-    """least tokens that a draft has to agree with"""
+    """the fewest newest tokens that an earlier occurrence has to match"""
     max_n: int
-    """most tokens that are compared"""
+    """the most newest tokens that are compared"""
 
     def __post_init__(self) -> None:
         assert 1 <= self.min_n <= self.max_n
@@ -111,7 +111,7 @@ def ngram_draft_reference(
 
 
 def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
-    """What followed the latest earlier occurrence of the longest suffix that has one, token by token."""
+    """Return the tokens that followed the latest earlier occurrence of the longest suffix that has one."""
     for length in range(max_n, min_n - 1, -1):
         suffix = known[-length:]
         for end in range(len(known) - 1, length - 1, -1):
@@ -123,10 +123,11 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
     return []
 
 
-# One program a row. It walks the history from its end in blocks of BLOCK possible ends, each compared with
-# all MAX_N newest tokens by as many shifted loads (all but the first from L1), and stops at the first block
-# with a full match. Lengths and ends are compared as one key, length first. Barriers stand where lanes read
-# what others wrote (the gained tokens), or write what others read (the budget).
+# One program per row. It goes through the history from its end, in blocks of BLOCK possible ends. Each end is
+# compared with the MAX_N newest tokens by MAX_N shifted loads (all but the first from L1). The program stops
+# at the first block with a full match. Lengths and ends are compared as one key, length first. Barriers are
+# needed where lanes read data that others wrote (the gained tokens), or write data that others read (the
+# budget).
 @triton_jit
 def _ngram_draft_kernel(
     rows_ptr,
@@ -199,7 +200,7 @@ def _launch(op: NgramDraft, num_rows: int) -> None:
 
 @cpu_jit
 def _match_length(history, n, end, max_n):
-    """How many tokens before ``end`` are the newest ones, at most ``max_n``."""
+    """Return how many tokens before ``end`` equal the newest tokens, at most ``max_n``."""
     length = 0
     while length < max_n and length < end and history[end - 1 - length] == history[n - 1 - length]:
         length += 1
@@ -208,7 +209,7 @@ def _match_length(history, n, end, max_n):
 
 @cpu_jit
 def _occurs(token, stretch):
-    """Without an exit from the loop, which therefore runs in vectors."""
+    """Whether the stretch has the token. Without an early exit, the loop is vectorized."""
     count = np.int32(0)
     for i in range(stretch.shape[0]):
         count += np.int32(stretch[i] == token)
@@ -217,7 +218,7 @@ def _occurs(token, stretch):
 
 @cpu_jit
 def _find_end(history, n, min_n, max_n):
-    """End of the occurrence to draft from; 0 if there is none."""
+    """Return the end of the occurrence to draft from; 0 if there is none."""
     best_end, best_length, stop = 0, min_n - 1, n - 1
     while stop > 0 and best_length < max_n:
         start = max(0, stop - 256)

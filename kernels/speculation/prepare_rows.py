@@ -1,20 +1,20 @@
-"""Inputs and indices of a step's decode rows, from the tables that the step before left.
+"""Inputs and indices of a step's decode rows, from the tables as the previous step left them.
 
-Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[q]`` tokens behind it. At its
+Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[q]`` tokens computed. For its
 positions ``p = L + i``, i = 0 … T-1:
 
     input_ids[r, i]    = tokens[q, i]
     positions[r, i]    = p
     slot_mapping[r, i] = block_table[r, p // block_size] * block_size + p % block_size    0 without a block
-    write_slots[r, i]  = boundary_slot[r]     where p + 1 == boundary_len[r], else slots[r, i]
+    write_slots[r, i]  = boundary_slot[r]     if p + 1 == boundary_len[r], else slots[r, i]
     seq_lens[r]        = L + T
     read_slots[r]      = state_slot[q]
 
-A row that isn't active, padding among them, is zero in all outputs. A position beyond the block table or at a
-null block has no place for its KV: it is mapped to 0, where nothing is written.
+A row that isn't active, such as padding, is zero in all outputs. A position beyond the block table or at a
+null block has no place for its KV: it is mapped to 0, and nothing is written there.
 
-No output may share memory with an input. Where the slots to read and those to write were one tensor, a step
-read what it had just written (vllm 39809).
+No output may share memory with an input. In vllm 39809, the slots to read and the slots to write were one
+tensor, so a step read data that it had just written.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRows(BoundTensors):
-    """The op, bound to persistent tensors, so that a call only names how many rows there are.
+    """The op, bound to persistent tensors, so that a call only passes the number of rows.
 
-    Who looked at 15 tensors in every step would need longer than the rows take.
+    Inspecting 15 tensors in every step would take longer than the rows.
 
-    The tables have ``N + 1`` rows, the other tensors room for at least the rows of a call. All are
+    The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
     contiguous. A call writes the first ``num_rows`` rows of the outputs and waits for nothing.
     """
 
@@ -46,15 +46,15 @@ class PrepareRows(BoundTensors):
     num_computed: Tensor
     """table ``[N + 1]`` int32: tokens whose KV and state exist"""
     state_slot: Tensor
-    """table ``[N + 1]`` int32: slot with the state after these"""
+    """table ``[N + 1]`` int32: slot with the state after these tokens"""
     active: Tensor
     """table ``[N + 1]`` bool"""
     block_table: Tensor
     """``[R, columns]`` int32"""
     slots: Tensor
-    """``[R, T]`` int32: the slots that row r owns"""
+    """``[R, T]`` int32: row r's own slots"""
     boundary_len: Tensor
-    """``[R]`` int32: tokens after which the state goes to ``boundary_slot``; 0 for never"""
+    """``[R]`` int32: number of tokens after which the state goes to ``boundary_slot``; 0 means never"""
     boundary_slot: Tensor
     """``[R]`` int32"""
     input_ids: Tensor
@@ -114,8 +114,8 @@ def prepare_rows_reference(
     write_slots.copy_(torch.where(at_boundary, boundary_slot[:, None], slots) * live[:, None])
 
 
-# One program a row, one lane a position: a few dozen integers, latency alone. No lane reads what another one
-# writes, so nothing has to be ordered. Rows that are not active store zeros through the same masks.
+# One program per row, one lane per position: a few dozen integers, so only latency matters. No lane reads
+# data that another lane writes, so no order is needed. Inactive rows store zeros with the same masks.
 @triton_jit
 def _prepare_rows_kernel(
     rows_ptr,

@@ -1,7 +1,7 @@
-"""States that a scan over ragged rows stores on its way: prefix caching's mode ``all``.
+"""States that a scan over ragged rows stores inside rows, for prefix caching's mode ``all``.
 
-A boundary cuts its row in two. The pieces between boundaries, the *segments*, are ragged rows in their own
-right: each but a row's first starts from the state that the one before it left in the boundary's slot.
+A boundary cuts its row in two. The pieces between boundaries, the *segments*, are ragged rows as well: each
+one, except a row's first, starts from the state that the segment before it left in the boundary's slot.
 
     row            0                    1          2
     tokens         a b c d e f g h i    j k        l m n o
@@ -25,21 +25,21 @@ from kernels.cpu.jit import as_array
 class Segments(NamedTuple):
     """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32.
 
-    A named tuple: every prefill of every layer makes one, and a frozen dataclass takes 2 µs.
+    This is a named tuple since every prefill of every layer makes one, and a frozen dataclass takes 2 µs.
     """
 
     cu_seqlens: Tensor
     """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""
     read_slots: Tensor
-    """``[G]`` the row's in its first segment, else where the segment before wrote."""
+    """``[G]`` the row's read slot in its first segment, else the slot that the segment before wrote."""
     write_slots: Tensor
-    """``[G]`` the row's in its last segment, else the boundary's; 0 marks a padding row."""
+    """``[G]`` the row's write slot in its last segment, else the boundary's slot; 0 marks a padding row."""
     has_initial: Tensor
-    """``[G]`` bool; the row's in its first segment, else True."""
+    """``[G]`` bool; the row's own value in its first segment, else True."""
     num_before: Tensor | None
-    """``[G]`` tokens of the sequence before the segment; None where nobody asks."""
+    """``[G]`` tokens of the sequence before the segment; None if they are not needed."""
     row_starts: Tensor | None
-    """``[S + 1]`` first segment of each row, and ``G``; None: every row is one."""
+    """``[S + 1]`` first segment of each row, and ``G``; None: every row is one segment."""
     max_seq_len: int
 
     @property
@@ -47,23 +47,23 @@ class Segments(NamedTuple):
         return len(self.write_slots) if self.row_starts is None else len(self.row_starts) - 1
 
     def as_arrays(self) -> list[np.ndarray]:
-        """What a CPU kernel takes for rows: :meth:`as_rows` and ``num_before``, zeros where that is None."""
+        """Return a CPU kernel's arguments for rows: :meth:`as_rows` and ``num_before`` (zeros if None)."""
         before = torch.zeros_like(self.write_slots) if self.num_before is None else self.num_before
         return [as_array(tensor.contiguous()) for tensor in (*self.as_rows(), before)]
 
     def as_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What an op takes for rows: right where segments are done in order."""
+        """Return an op's arguments for rows; valid only if the op processes the segments in order."""
         return self.cu_seqlens, self.read_slots, self.write_slots, self.has_initial
 
 
 @dataclass(frozen=True)
 class Boundaries:
-    """``nb`` boundaries of a batch of ragged rows, by row, then by offset. Integers are int32."""
+    """``nb`` boundaries of a batch of ragged rows, sorted by row, then by offset. Integers are int32."""
 
     rows: Tensor
-    """``[nb]`` row, ascending; never a padding row"""
+    """``[nb]`` the boundary's row, ascending; never a padding row"""
     offsets: Tensor
-    """``[nb]`` tokens of that row before the boundary, ascending in a row: at least 1, less than the row's"""
+    """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, less than the row's"""
     slots: Tensor
     """``[nb]`` slot that receives the state; neither null nor any other slot of the batch"""
     segments: Segments
@@ -81,13 +81,13 @@ class Boundaries:
         has_initial: Tensor,
         num_before: Tensor,
     ) -> Boundaries:
-        """Cut a batch's rows there. All tensors are on the host; :meth:`map` moves the result.
+        """Cut a batch's rows at boundaries. All tensors are on the host; :meth:`map` moves the result.
 
-        Raises ValueError where rows, offsets or slots break what is said of them above.
+        Raises ValueError if rows, offsets or slots are not as described above.
         """
         num_rows, num_boundaries = len(write_slots), len(rows)
         if (rows.diff() < 0).any():
-            raise ValueError(f"boundaries stand in the order of their rows, not {rows.tolist()}")
+            raise ValueError(f"boundaries must be in the order of their rows, got {rows.tolist()}")
         if (slots == 0).any() or (write_slots[rows] == 0).any():
             raise ValueError("neither a boundary's slot nor its row's write slot can be the null slot")
         ends = rows + torch.arange(num_boundaries, dtype=torch.int32)  # the segment before each boundary
@@ -99,7 +99,7 @@ class Boundaries:
         lengths = cut_seqlens.diff()
         if (lengths[ends] <= 0).any() or (lengths[ends + 1] <= 0).any():
             raise ValueError(
-                f"offsets {offsets.tolist()} of rows {rows.tolist()} neither ascend nor stay within the rows"
+                f"offsets {offsets.tolist()} of rows {rows.tolist()} must ascend and be within the rows"
             )
         cut_write = torch.empty(num_rows + num_boundaries, dtype=torch.int32)
         cut_write[row_starts[1:] - 1] = write_slots
@@ -116,7 +116,7 @@ class Boundaries:
         return cls(rows, offsets, slots, segments)
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Boundaries:
-        """The same with ``move(tensor)`` for every tensor: an upload."""
+        """Return a copy with ``move(tensor)`` for every tensor, such as an upload."""
         segments = Segments._make(move(part) if isinstance(part, Tensor) else part for part in self.segments)
         return Boundaries(move(self.rows), move(self.offsets), move(self.slots), segments)
 
@@ -127,7 +127,7 @@ def segments_of(
     num_before: Tensor | None,
     max_seq_len: int,
 ) -> Segments:
-    """Those that the boundaries cut, or else the rows as they are."""
+    """Return the segments that the boundaries cut; without boundaries, the rows themselves."""
     if boundaries is not None:
         return boundaries.segments
     return Segments(*rows, num_before, None, max_seq_len)

@@ -87,7 +87,7 @@ def causal_conv1d_update_reference(
 def _last_inputs(
     x_row, x_stride, state_row, from_state, length, columns, live_channels, NUM_TAPS: tl.constexpr
 ):
-    """``[BLOCK_C, TAPS]`` state after ``length`` tokens of a row, with the columns that a state has."""
+    """Return the state ``[BLOCK_C, TAPS]`` after ``length`` tokens of a row, and the mask of its elements."""
     newest = length - (NUM_TAPS - 1) + columns
     live = (columns < NUM_TAPS - 1)[None, :] & live_channels[:, None]
     new_tile = x_row[:, None] + newest[None, :] * x_stride
@@ -98,9 +98,10 @@ def _last_inputs(
     return state, live
 
 
-# Prefill: one program a (row, BLOCK_T tokens, BLOCK_C channels) tile, neighbours side by side in a token's
-# channels. It reads the tile once for each tap, K - 1 of them from cache, rather than stage it: shifted views
-# need no exchange between threads. The first tile of a row also leaves its state: it alone has read the old.
+# Prefill: one program per (row, BLOCK_T tokens, BLOCK_C channels) tile; neighbouring programs have
+# neighbouring channels of a token. It reads the tile once for each tap, K - 1 times from cache, instead of
+# staging it: shifted views need no exchange between threads. The first tile of a row also stores the row's
+# state, since only this tile has read the old state.
 @triton_jit
 def _convolve_tokens_kernel(
     x_ptr,
@@ -163,13 +164,13 @@ def _convolve_tokens_kernel(
         state, live_state = _last_inputs(
             x_row, x_stride, state_row, from_state, length, columns, live_channels, NUM_TAPS
         )
-        tl.debug_barrier()  # all threads have read before one writes
+        tl.debug_barrier()  # all threads have read before any thread writes
         state_tile = state_ptr + target * slot_stride + channels[:, None] * channel_stride + columns[None, :]
         tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live_state)
 
 
-# The states at boundaries: one program a (boundary, BLOCK_C channels) tile. A launch of its own, before the
-# one above, which may overwrite the old state that a boundary at one of a row's first K - 2 offsets needs.
+# The states at boundaries: one program per (boundary, BLOCK_C channels) tile. This launch comes before the
+# launch above, which may overwrite the old state that a boundary at one of a row's first K - 2 offsets needs.
 @triton_jit
 def _store_boundaries_kernel(
     x_ptr,
@@ -205,9 +206,9 @@ def _store_boundaries_kernel(
     tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live)
 
 
-# Decode: one program a (row, BLOCK_C channels) tile walks the row's positions, the window of inputs under the
-# taps in registers. It is loaded before anything is stored, as one of the write slots may be the slot that is
-# read, and shifted by selection along its axis of K elements, which one thread holds.
+# Decode: one program per (row, BLOCK_C channels) tile goes through the row's positions, with the window of
+# inputs under the taps in registers. The window is loaded before anything is stored, since one of the write
+# slots may be the read slot. It is shifted by selection along its axis of K elements, which one thread holds.
 @triton_jit
 def _convolve_positions_kernel(
     x_ptr,
@@ -244,11 +245,11 @@ def _convolve_positions_kernel(
     if HAS_BIAS:
         bias += tl.load(bias_ptr + channels, mask=live_channels, other=0.0).to(tl.float32)
 
-    # Column k of a state lies under tap k + 1 until the next input shifts it to tap k.
+    # Column k of a state is under tap k + 1 until the next input shifts it to tap k.
     live_state = live & (taps > 0)[None, :]
     state_tile = state_ptr + channels[:, None] * channel_stride + (taps - 1)[None, :]
     window = tl.load(state_tile + slot * slot_stride, mask=live_state, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # all threads have read before one writes
+    tl.debug_barrier()  # all threads have read before any thread writes
     is_next = (taps[None, :] == taps[:, None] + 1)[None, :, :]
     for i in tl.static_range(NUM_POSITIONS):
         x_i = x_ptr + row * x_row_stride + i * x_position_stride + channels
@@ -266,7 +267,7 @@ def _convolve_positions_kernel(
 
 @functools.cache
 def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
-    """A line of 128 bytes a token and program, or more."""
+    """At least one line of 128 bytes per token and program."""
     return TileRequest.of(
         "causal_conv1d", {"BLOCK_T": 32, "BLOCK_C": 64, "num_warps": 4}, dtype=dtype, taps=taps
     )
@@ -274,7 +275,7 @@ def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
 
 @functools.cache
 def decode_tile_request(dtype: torch.dtype, taps: int, positions: int) -> TileRequest:
-    """A channel a thread: at batch 1 latency is all there is."""
+    """One channel per thread: at batch 1 only latency matters."""
     tiles = {"BLOCK_C": 128, "num_warps": 4}
     return TileRequest.of("causal_conv1d_update", tiles, dtype=dtype, taps=taps, positions=positions)
 
@@ -371,13 +372,13 @@ def causal_conv1d(
     max_seq_len: int,
     boundaries: Boundaries | None = None,
 ) -> Tensor:
-    """Convolve the ragged rows of a prefill batch and leave each row's last inputs in its write slot.
+    """Convolve the ragged rows of a prefill batch and store each row's last inputs in its write slot.
 
     x ``[num_tokens, C]``, weight ``[C, K]``, bias ``[C]``, conv_state ``[num_slots, C, K - 1]`` of any
     float dtype, cu_seqlens ``[S + 1]``, read_slots, write_slots and has_initial ``[S]``. Row s starts from
-    ``read_slots[s]`` where ``has_initial[s]``, else from zeros. It may write the slot that it reads, but
-    none that another row reads. The states at ``boundaries`` are stored as well. Returns y
-    ``[num_tokens, C]``; zero in padding rows (write slot 0).
+    ``read_slots[s]`` if ``has_initial[s]``, else from zeros. A row may write the slot that it reads, but no
+    slot that another row reads. The states at ``boundaries`` are stored as well. Returns y
+    ``[num_tokens, C]``, zero in padding rows (write slot 0).
     """
     operands, rows = (x, weight, bias, conv_state), (cu_seqlens, read_slots, write_slots, has_initial)
     if x.dtype == torch.float64:
@@ -397,11 +398,11 @@ def causal_conv1d_update(
     read_slots: Tensor,
     write_slots: Tensor,
 ) -> Tensor:
-    """Convolve the ``T`` positions of each decode row, keeping the state after every position.
+    """Convolve the ``T`` positions of each decode row, storing the state after every position.
 
-    x ``[R, T, C]`` (a column slice of a wider projection will do), read_slots ``[R]``, write_slots
+    x ``[R, T, C]`` (may be a column slice of a wider projection), read_slots ``[R]``, write_slots
     ``[R, T]``. Row r starts from ``read_slots[r]``, which may be one of its own write slots; the state
-    after position i goes to ``write_slots[r, i]`` unless that is 0. Returns y ``[R, T, C]``; zero in
+    after position i goes to ``write_slots[r, i]`` unless that is 0. Returns y ``[R, T, C]``, zero in
     padding rows (read slot 0).
     """
     if x.dtype == torch.float64:

@@ -1,10 +1,10 @@
-"""Causal convolution of decode rows on CPU; prefill: causal_conv1d_prefill_cpu.py.
+"""Causal convolution of decode rows on CPU. Prefill is in causal_conv1d_prefill_cpu.py.
 
 Threads share the rows; inner loops run over adjacent channels. Input j of a row is
-``x[first + j * token_stride :]``; the inputs before it are ``past``.
+``x[first + j * token_stride :]``; the inputs before the row are ``past``.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
-The carried state is float32; that of another dtype is staged (kernels/ssm/staged_slots.py).
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
+carried state is float32; a state of another dtype is staged (kernels/ssm/staged_slots.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
 
 @cpu_jit
 def _transpose(source, channel_stride, begin, end, num_rows):
-    """``source[c, k]`` as ``[k, c - begin]``."""
+    """Copy ``source[c, k]`` to a new array ``[k, c - begin]``."""
     out = np.empty((num_rows, end - begin), np.float32)
     if num_rows == 3 and channel_stride == 3:
-        # The common shape in constants: the compiler makes whole vectors of it.
+        # The common shape, with constants: the compiler turns it into vector instructions.
         for c in range(end - begin):
             o = 3 * (begin + c)
             out[0, c], out[1, c], out[2, c] = source[o], source[o + 1], source[o + 2]
@@ -39,7 +39,7 @@ def _transpose(source, channel_stride, begin, end, num_rows):
 
 @cpu_jit
 def _newest_input(x, first, token_stride, past, j):
-    """Input j of a row, where negative ones lie in the past."""
+    """Return input j of a row; inputs with negative j are in the past."""
     num_past, num_channels = past.shape
     o = first + j * token_stride
     return past[num_past + j] if j < 0 else x[o : o + num_channels]
@@ -59,7 +59,7 @@ def _convolve_token(x, first, token_stride, past, taps, bias, t, out):
 
 @cpu_jit
 def _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride, begin):
-    """Leave the newest inputs after ``num_tokens`` tokens in a slot."""
+    """Store the newest inputs after ``num_tokens`` tokens in a slot."""
     num_past, num_channels = past.shape
     if num_past == 3 and channel_stride == 3:
         a = _newest_input(x, first, token_stride, past, num_tokens - 3)
@@ -80,7 +80,7 @@ def _convolve_rows(
     x, row_stride, token_stride, weight, bias, state, slot_stride, channel_stride,
     read_slots, write_slots, y, begin, end,
 ):  # fmt: skip
-    """Items are decode rows: all channels of them."""
+    """Convolve rows. Items are decode rows, with all their channels."""
     _, num_positions, num_channels = y.shape
     num_taps = weight.shape[0] // num_channels
     taps = _transpose(weight, num_taps, 0, num_channels, num_taps)
@@ -93,7 +93,7 @@ def _convolve_rows(
             _convolve_token(x, r * row_stride, token_stride, past, taps, bias, i, y[r, i])
             out = y[r, i]
             for c in range(num_channels):
-                # np.divide: the operator's check for a zero divisor would keep the loop scalar.
+                # np.divide, since the operator's check for a zero divisor would keep the loop scalar.
                 out[c] = np.divide(out[c], np.float32(1) + exp_f32(-out[c]))
             if write_slots[r, i] != 0:
                 slot = state[write_slots[r, i] * slot_stride :]

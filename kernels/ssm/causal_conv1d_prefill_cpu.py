@@ -1,10 +1,10 @@
 """Causal convolution and silu over the ragged rows of a prefill batch on CPU.
 
-Threads share the channels, in blocks; token after token, a vector of channels is convolved, passes silu and
-is written once. Channels behind the last whole vector go one by one.
+Threads share the channels, in blocks. Token after token, a vector of channels is convolved, passes silu and
+is written once. Channels after the last whole vector are computed one by one.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
-The carried state is float32; that of another dtype is staged (kernels/ssm/staged_slots.py).
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
+carried state is float32; a state of another dtype is staged (kernels/ssm/staged_slots.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.cpu.vector import (
 )
 from kernels.ssm.staged_slots import StagedSlots
 
-_BLOCK_CHANNELS = 16  # a multiple of any vector's width: a channel's arithmetic depends on no thread's share
+_BLOCK_CHANNELS = 16  # a multiple of any vector's width: threads' shares don't change a channel's arithmetic
 _GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -36,7 +36,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @cpu_jit
 def _transpose(source, offset, channel_stride, num_channels, num_rows, out):
-    """``source[c, k]`` as ``out[k, c]``."""
+    """Copy ``source[c, k]`` to ``out[k, c]``."""
     for k in range(num_rows):
         for c in range(num_channels):
             out[k * num_channels + c] = source[offset + c * channel_stride + k]
@@ -44,7 +44,7 @@ def _transpose(source, offset, channel_stride, num_channels, num_rows, out):
 
 @cpu_jit
 def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, target):
-    """Token t of a row, whose input j is ``x[first + j * token_stride :]``, those before it being past."""
+    """Convolve token t of a row. Input j is ``x[first + j * token_stride :]``; earlier ones are ``past``."""
     w, num_past = lanes(), num_taps - 1
     whole = num_channels - num_channels % w
     inputs, from_past = first + (t - num_past) * token_stride, max(0, num_past - t)
@@ -73,7 +73,7 @@ def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_c
 def _store_state(
     x, first, token_stride, past, num_tokens, num_past, num_channels, state, offset, channel_stride
 ):
-    """Leave the newest inputs after ``num_tokens`` tokens."""
+    """Store the newest inputs after ``num_tokens`` tokens."""
     for k in range(num_past):
         j = num_tokens - num_past + k
         for c in range(num_channels):
@@ -86,7 +86,7 @@ def _convolve_blocks(
     x, token_stride, weight, num_taps, bias, state, slot_stride, channel_stride,
     bounds, read_slots, write_slots, has_initial, y, begin, end,
 ):  # fmt: skip
-    """Items are blocks of channels: a whole batch of them, rows in order, as a row may read an earlier's."""
+    """Items are blocks of channels of the whole batch. Rows are in order: one may read an earlier slot."""
     all_channels, num_past = bias.shape[0], num_taps - 1
     channel = begin * _BLOCK_CHANNELS
     num_channels = min(end * _BLOCK_CHANNELS, all_channels) - channel
@@ -124,7 +124,7 @@ def causal_conv1d_cpu(
     write_slots: torch.Tensor,
     has_initial: torch.Tensor,
 ) -> torch.Tensor:
-    """:func:`kernels.ssm.causal_conv1d.causal_conv1d`, its boundaries being ends of rows."""
+    """:func:`kernels.ssm.causal_conv1d.causal_conv1d`; boundaries are passed as ends of rows."""
     if conv_state.dtype != torch.float32:
         write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
         read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)

@@ -1,4 +1,4 @@
-"""Rows of a batch as references take them: one after the other, their numbers on the host."""
+"""Rows of a batch for references: one after the other, with their numbers on the host."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from kernels.ssm.boundaries import Boundaries
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """One that has tokens and is no padding."""
+    """A row that has tokens and is not padding."""
 
     tokens: slice
     num_before: int
-    """Tokens of its sequence before these."""
+    """Number of tokens of the sequence before the row's tokens."""
     read_slot: int | None
-    """None: it starts from zeros."""
+    """None: the row starts from zeros."""
     stores: dict[int, int]
-    """Slots by the number of its tokens behind which they receive the state."""
+    """Slots that receive the state, by the number of the row's tokens after which they receive it."""
     grid: int = GRID_TOKENS
-    """A pool of 16 bits has the state rounded at its multiples in the sequence, and where it is stored."""
+    """With a pool of 16 bits, the state is rounded after each multiple of this many tokens of the sequence,
+    and where it is stored."""
 
     def initial(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
-        """The state that the row starts from; ``pool`` ``[num_slots, …]``."""
+        """Returns the state from which the row starts; ``pool`` ``[num_slots, …]``."""
         if self.read_slot is None:
             return torch.zeros(pool.shape[1:], dtype=dtype, device=pool.device)
         return pool[self.read_slot].to(dtype)
 
     def leave(self, pool: Tensor, offset: int, state: Tensor, rounding: StateRounding) -> Tensor:
-        """Stores the state behind ``offset`` tokens where it is kept. Returns what the scan goes on from."""
+        """Rounds and stores the state after ``offset`` tokens, if due. Returns the state to continue from."""
         position = self.num_before + offset
         if pool.dtype == torch.bfloat16 and (position % self.grid == 0 or offset in self.stores):
             seen = torch.tensor(position, device=state.device)
@@ -50,7 +51,7 @@ class ReferenceRow:
         out: Tensor,
         rounding: StateRounding,
     ) -> None:
-        """Takes the row's state through ``tokens``: ``step(state, *token)`` is the next, and an output."""
+        """Scans ``tokens``: ``step(state, *token)`` returns the next state and an output."""
         state = self.initial(pool, torch.promote_types(out.dtype, torch.float32))
         for offset, (token, out_t) in enumerate(zip(tokens, out[self.tokens], strict=True), start=1):
             state, out_t[:] = step(state, *token)
@@ -65,7 +66,7 @@ def reference_rows(
     boundaries: Boundaries | None,
     num_before: Tensor | None = None,
 ) -> Iterator[ReferenceRow]:
-    """The rows of a prefill batch in order, but those that are empty or padding; waits for the device."""
+    """Yields a prefill batch's rows in order, without empty and padding rows; waits for the device."""
     stores: list[dict[int, int]] = [{} for _ in write_slots]
     if boundaries is not None:
         columns = boundaries.rows, boundaries.offsets, boundaries.slots
@@ -84,9 +85,9 @@ def reference_rows(
 def reference_decode_rows(
     read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None
 ) -> Iterator[ReferenceRow]:
-    """Decode rows, their positions side by side as tokens, but padding; waits for the device.
+    """Yields decode rows without padding, with their positions as consecutive tokens; waits for the device.
 
-    Without seq_lens nobody may ask how many tokens a state has seen.
+    Without seq_lens, the number of tokens that a state has seen must not be used.
     """
     size = write_slots.shape[1]
     lengths = [size] * len(read_slots) if seq_lens is None else seq_lens.tolist()

@@ -1,4 +1,4 @@
-"""What a Triton program does around a row's recurrence, whatever recurs; segments are boundaries.py's."""
+"""The parts of a Triton program around a row's recurrence, for any recurrence. Segments: boundaries.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from kernels.gpu.triton_jit import tl, triton_jit
 
 @triton_jit
 def chunk_of_segment(cu_seqlens_ptr, num_before_ptr, CHUNK: tl.constexpr, ROUNDED: tl.constexpr):
-    """For a program of chunk ``program_id(1)`` of segment ``program_id(2)``: the segment's first token, the
-    chunk's, which may lie before it where states are ROUNDED, and tokens from there to the segment's end."""
+    """Return positions for the program of chunk ``program_id(1)`` of segment ``program_id(2)``.
+
+    These are the segment's first token, the chunk's first token (which may be before the segment if states
+    are ROUNDED), and the number of tokens from the chunk's first token to the segment's end.
+    """
     start = tl.load(cu_seqlens_ptr + tl.program_id(2)).to(tl.int64)
     first = start + tl.program_id(1) * CHUNK
     if ROUNDED:
@@ -19,7 +22,7 @@ def chunk_of_segment(cu_seqlens_ptr, num_before_ptr, CHUNK: tl.constexpr, ROUNDE
 
 @triton_jit
 def segments_of_row(row_starts_ptr, row, HAS_BOUNDARIES: tl.constexpr):
-    """The row's first segment, and the next row's."""
+    """Return the first segment of the row, and the first segment of the next row."""
     first, behind = row, row + 1
     if HAS_BOUNDARIES:
         first, behind = tl.load(row_starts_ptr + row), tl.load(row_starts_ptr + row + 1)
@@ -28,7 +31,7 @@ def segments_of_row(row_starts_ptr, row, HAS_BOUNDARIES: tl.constexpr):
 
 @triton_jit
 def fill_padding_row(columns, stride, live_columns, start, end, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Zeros for outputs ``columns`` [BLOCK] of tokens ``start`` to ``end``, ``stride`` apart."""
+    """Store zeros to outputs ``columns`` [BLOCK] of tokens ``start`` to ``end``, ``stride`` apart."""
     zeros = tl.zeros((CHUNK, BLOCK), columns.dtype.element_ty)
     for first in range(start, end, CHUNK):
         tokens = (first + tl.arange(0, CHUNK)).to(tl.int64)
@@ -38,7 +41,7 @@ def fill_padding_row(columns, stride, live_columns, start, end, CHUNK: tl.conste
 
 @triton_jit
 def initial_state(pool, slot_stride, live, read_slots_ptr, has_initial_ptr, segment):
-    """float32, of the shape of ``pool`` and ``live``: that tile of the read slot, or zeros."""
+    """Return the read slot's tile, or zeros, in float32, with the shape of ``pool`` and ``live``."""
     state = tl.zeros(live.shape, tl.float32)
     if tl.load(has_initial_ptr + segment) != 0:
         source = tl.load(read_slots_ptr + segment).to(tl.int64)
@@ -50,7 +53,7 @@ def initial_state(pool, slot_stride, live, read_slots_ptr, has_initial_ptr, segm
 def round_behind_chunk(
     state, pool, elements, layer_seed, head, position, is_last, STOCHASTIC: tl.constexpr, GRID: tl.constexpr
 ):
-    """What a scan goes on from behind ``position`` tokens of the sequence, the segment's last or not."""
+    """Return the state from which a scan continues after ``position`` tokens, rounded if due."""
     if (position % GRID == 0) | is_last:
         key = rounding_key(layer_seed, head, position)
         state = round_state(state, key, elements, pool.dtype.element_ty, STOCHASTIC)
@@ -59,7 +62,7 @@ def round_behind_chunk(
 
 @triton_jit
 def fill_padding_positions(outputs, stride, live, NUM_POSITIONS: tl.constexpr, BLOCK: tl.constexpr):
-    """Zeros for ``outputs`` [BLOCK] of all positions of a decode row, ``stride`` apart."""
+    """Store zeros to ``outputs`` [BLOCK] of all positions of a decode row, ``stride`` apart."""
     for i in tl.static_range(NUM_POSITIONS):
         zeros = tl.zeros((BLOCK,), outputs.dtype.element_ty)
         tl.store(outputs + i * stride, zeros, mask=live)
@@ -70,7 +73,7 @@ def leave_position(
     state, pool, slot_stride, live, elements, write_slots_ptr, seq_lens_ptr, row, i, layer_seed, head,
     NUM_POSITIONS: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Store the state behind position i of a decode row, unless for slot 0; returns it as it is stored."""
+    """Store the state after position i of a decode row, except to slot 0; return the rounded state."""
     position = tl.load(seq_lens_ptr + row) - NUM_POSITIONS + i + 1 if STOCHASTIC else 0
     key = rounding_key(layer_seed, head, position)
     state = round_state(state, key, elements, pool.dtype.element_ty, STOCHASTIC)
@@ -82,11 +85,11 @@ def leave_position(
 
 @triton_jit
 def time_step(biased, dt_min, dt_max):
-    """Mamba-2's ``clamp(softplus(biased), dt_min, dt_max)``, biased being dt + dt_bias in float32.
+    """Return Mamba-2's ``clamp(softplus(biased), dt_min, dt_max)`` for biased = dt + dt_bias in float32.
 
     NaN stays NaN.
     """
-    # Above 20 the line is softplus to float32's last digit, and exp would overflow at 89.
+    # Above 20, softplus(x) equals x to float32's last digit, and exp would overflow at 89.
     e = tl.exp(tl.where(biased > 20.0, 20.0, biased))
     # log1p(e): the rounding of 1 + e cancels between numerator and denominator (Kahan).
     u = 1.0 + e

@@ -1,13 +1,13 @@
 """One decode step of a Mamba-2 layer: the SSM recurrence over the ``T`` positions of each row.
 
     dt' = clamp(softplus(dt + dt_bias), *dt_limit)
-    h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] a head
+    h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] per head
     y_t = h_t C_t + D x_t
 
 Head h uses B and C of group ``h // (H // G)``. ``T = 1 + k``: with speculation, the state after each
-position goes to a slot of its own, so that the next step may start after any accepted prefix. A state of 16
-bits is rounded behind every position (kernels/formats/stochastic_round.py), and the next one starts from
-that: what is stored does not depend on how positions were divided among steps.
+position goes to its own slot, so that the next step may start after any accepted prefix. A state of 16 bits
+is rounded after every position (kernels/formats/stochastic_round.py), and the next position starts from the
+rounded state. So the stored state does not depend on how positions were divided among steps.
 
 | device | form |
 |---|---|
@@ -57,7 +57,7 @@ def selective_state_update_reference(
     inputs = [t.flatten(0, 1) for t in (x, dt, B, C)]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for row in reference_decode_rows(read_slots, write_slots, seq_lens):
-        # Position by position: torch rounds a tensor's last elements in another way than those before.
+        # Position by position: torch rounds the last elements of a tensor in another way than the others.
         places = (slice(i, i + 1) for i in range(row.tokens.start, row.tokens.stop))
         each = (reference_tokens((t[place] for t in inputs), A, D, dt_bias, dt_limit) for place in places)
         tokens = itertools.chain.from_iterable(each)
@@ -68,7 +68,7 @@ def selective_state_update_reference(
 def reference_tokens(
     inputs: Iterable[Tensor], A: Tensor, D: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """``(dt' x, exp(A dt'), B, C, D x)`` of each token, from x, dt, B and C of ``n`` tokens."""
+    """Return ``(dt' x, exp(A dt'), B, C, D x)`` of each token, from x, dt, B and C of ``n`` tokens."""
     inputs = list(inputs)
     acc = torch.promote_types(inputs[0].dtype, torch.float32)
     x, dt, B, C = (t.to(acc) for t in inputs)
@@ -81,15 +81,15 @@ def reference_tokens(
 def reference_step(
     h: Tensor, u: Tensor, decay: Tensor, B: Tensor, C: Tensor, skipped: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next state ``[H, P, N]`` and its output ``[H, P]``."""
+    """Return the next state ``[H, P, N]`` and the output ``[H, P]``."""
     h = decay[:, None, None] * h + u[:, :, None] * B[:, None, :]
     return h, (h * C[:, None, :]).sum(dim=-1) + skipped
 
 
-# One program a (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
-# positions, so that the state is read once, and written once a position. The step is bound by that traffic:
-# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are on their way
-# before the one ahead of it is computed, the first of them before the slot is known.
+# One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
+# positions, so that the state is read once, and written once per position. This traffic bounds the step:
+# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are loaded before
+# the previous position is computed, the first position's before the slot is known.
 @triton_jit
 def _update_tiles_kernel(
     x_ptr,
@@ -177,7 +177,7 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
 ) -> TileRequest:
-    """2,048 elements of state a tile: 16 a thread on their way at once, and 4 programs an SM at batch 1."""
+    """2,048 elements of state per tile: 16 per thread in flight at once, and 4 programs per SM at batch 1."""
     block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
     return TileRequest.of(
         "selective_state_update",
@@ -232,7 +232,7 @@ def _update_on_cpu(
     return y.to(x.dtype)
 
 
-_GRAIN_ELEMENTS = 2**18  # of state, which is read and written: about 100 µs out of the cache
+_GRAIN_ELEMENTS = 2**18  # elements of state, which are read and written: about 100 µs if they are not cached
 
 
 def selective_state_update(
@@ -256,9 +256,9 @@ def selective_state_update(
     x ``[R, T, H, P]``, dt ``[R, T, H]``, A, D and dt_bias ``[H]``, B and C ``[R, T, G, N]``, ssm_state
     ``[num_slots, H, P, N]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts from
     ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. The pool is of float32 or, as ``rounding`` says, of bfloat16.
-    seq_lens ``[R]``, tokens with the new ones, is needed where rounding is stochastic. Returns y
-    ``[R, T, H, P]``; zero in padding rows (read slot 0).
+    ``write_slots[r, i]`` unless that is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
+    seq_lens ``[R]``, tokens including the new ones, is needed if rounding is stochastic. Returns y
+    ``[R, T, H, P]``, zero in padding rows (read slot 0).
     """
     assert seq_lens is not None or not rounding.is_stochastic
     operands = (x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots)

@@ -3,11 +3,11 @@
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
 Four rows of a head's ``[P, N]`` state advance together, in vector registers, and share each load of B and C.
-A position reads the state where the one before it was written, and writes its own: nothing is copied, and of
-a state of 16 bits each position sees what was stored.
-Prefill, where states are used again and again, is ssd_scan_cpu.py.
+A position reads the state where the previous position wrote it, and writes its own: nothing is copied, and
+with a state of 16 bits each position sees the stored values. Prefill, where states are used again and again,
+is in ssd_chunk_scan_cpu.py.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kernels.cpu.vector import (
 )
 
 _ZERO = np.float32(0)
-_ROWS_AHEAD = 16  # of those at work are on their way from memory: too far for the core to look by itself
+_ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
 
 
 @cpu_jit
 def softplus(v):
-    # As torch: linear above 20, where the difference is below float32's last digit.
+    # Like torch: linear above 20, where the difference is below float32's last digit.
     return np.float32(math.log1p(math.exp(v))) if v <= 20.0 else v
 
 
@@ -49,10 +49,10 @@ def _advance(
     source, first, stride, target, target_first, target_stride, decay, step, D, B, b, C, c, x, o, y, out,
     num_rows, width, by_chance, key,
 ):  # fmt: skip
-    """One token of one head: row p of its state goes from ``source[first + p * stride :][:width]`` to target.
+    """Advance a token: row p of a head's state goes from ``source[first + p * stride :][:width]`` to target.
 
-    B, C, x and y begin at b, c, o and out. Both states may be the same. Outputs are of the state before it is
-    rounded for a target of 16 bits.
+    B, C, x and y begin at b, c, o and out. Source and target may be the same. Outputs use the state before it
+    is rounded for a target of 16 bits.
     """
     w = lanes()
     whole, decays, ahead = width - width % w, splat(decay), _ROWS_AHEAD * stride
@@ -83,7 +83,7 @@ def _advance(
             y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
             y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
         r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
-        # Sums in loops that store nothing: else their order depends on whether both states are the same.
+        # Sums are in loops without stores: else their order depends on whether source and target are equal.
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
             v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * input_1)
@@ -127,7 +127,7 @@ def _advance(
 
 @cpu_jit
 def _time_step(dt, dt_limit):
-    """softplus within limits; comparisons, because min() and max() lose a NaN."""
+    """Return softplus within limits. Uses comparisons, because min() and max() lose a NaN."""
     step = softplus(dt)
     if step < dt_limit[0]:
         return dt_limit[0]
@@ -136,10 +136,10 @@ def _time_step(dt, dt_limit):
 
 @cpu_jit
 def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
-    """``step`` and ``decay`` ``[H, n]`` of heads ``begin`` to ``end`` of a prompt, as decode rows have them.
+    """Compute ``step`` and ``decay`` ``[H, n]`` of heads ``begin : end`` of a prompt, as for decode rows.
 
-    Element by element: torch's vectorized functions round the last elements of a tensor in another way, so
-    that a token's bits would depend on who else is in the batch.
+    This works element by element: torch's vectorized functions round the last elements of a tensor in another
+    way, so that a token's bits would depend on the other rows of the batch.
     """
     for h in range(begin, end):
         for t in range(dt.shape[0]):
@@ -152,7 +152,10 @@ def update_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, dt_limit, shape, y, begin, end,
 ):  # fmt: skip
-    """Item ``r * H + h``: all positions of head h of decode row r. ``shape`` is T, H, P, G, N; y is flat."""
+    """Update states. Item ``r * H + h`` is all positions of head h of decode row r.
+
+    ``shape`` is T, H, P, G, N; y is flat.
+    """
     by_chance, layer_seed, first_head = rounding
     num_positions, num_heads, head_dim, num_groups, width = shape
     slot_stride, head_stride, row_stride = state_strides

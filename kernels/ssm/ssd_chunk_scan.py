@@ -1,18 +1,18 @@
 """Prefill of a Mamba-2 layer: the SSM recurrence over ragged rows, by chunks.
 
     dt' = clamp(softplus(dt + dt_bias), *dt_limit)
-    h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] a head
+    h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] per head
     y_t = h_t C_t + D x_t
 
 Head h uses B and C of group ``h // (H // G)``. A state of 16 bits is rounded
-(kernels/formats/stochastic_round.py) behind every GRID_TOKENS tokens of its sequence, at boundaries and where
-a row ends, and the scan goes on from what it was rounded to: rows that are cut at multiples of GRID_TOKENS
-leave the states of the uncut one.
+(kernels/formats/stochastic_round.py) after every GRID_TOKENS tokens of its sequence, at boundaries and at the
+end of a row. The scan continues from the rounded state, so a row that is cut at multiples of GRID_TOKENS
+leaves the same states as the uncut row.
 
 | device | form |
 |---|---|
-| CUDA | chunks of at most ``chunk_size`` tokens, their work as GEMMs (Triton) |
-| CPU | the recurrence itself, in registers: faster there (kernels/ssm/ssd_chunk_scan_cpu.py) |
+| CUDA | chunks of at most ``chunk_size`` tokens, with GEMMs (Triton) |
+| CPU | the recurrence itself, in registers, which is faster on CPU (kernels/ssm/ssd_chunk_scan_cpu.py) |
 | float64 anywhere | reference |
 """
 
@@ -74,7 +74,7 @@ def ssd_chunk_scan_reference(
 
 # Two launches, after "Transformers are SSMs" (Dao and Gu, 2024), section 6:
 #
-#   | launch                                               | one program a         |
+#   | launch                                               | one program per       |
 #   |------------------------------------------------------|-----------------------|
 #   | step, and the running sum of A * step in a chunk     | chunk, BLOCK_H heads  |
 #   | the chunks of a row, one after the other: outputs of | row, head,            |
@@ -82,15 +82,15 @@ def ssd_chunk_scan_reference(
 #   | within it, as in flash attention; then the state     |                       |
 #
 # The state, [N, BLOCK_P] in float32, stays in registers from a row's first token to its last: it is read and
-# written once, where a workspace of states between chunks would be several times the traffic of x and y.
-# Heads and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32;
-# float32 goes in as three TF32 terms, since one would keep 10 bits. C B^T is one for all heads of a group and
-# yet computed for each: from cache, on tensor cores that have the time.
+# written once. A workspace of states between chunks would take several times the traffic of x and y. Heads
+# and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32; float32
+# is passed as three TF32 terms, since one term would keep 10 bits. C B^T is the same for all heads of a group
+# but is computed for each head: from cache, on tensor cores that have time for it.
 #
-# A state can be kept only where a chunk ends, so chunks are counted from the last boundary: the first launch
-# runs over segments (boundaries.py) as though they were rows, the second through a row's segments. Of a pool
-# of 16 bits they are counted from the sequence's first token, so that they end where the state is rounded:
-# ``offset`` tokens of a segment's first chunk lie before the segment.
+# A state can be stored only at the end of a chunk, so chunks are counted from the last boundary: the first
+# launch treats segments (boundaries.py) as rows, the second goes through a row's segments. For a pool of 16
+# bits, chunks are counted from the sequence's first token, so that they end where the state is rounded:
+# ``offset`` tokens of a segment's first chunk are before the segment.
 
 
 @triton_jit
@@ -210,8 +210,8 @@ def _scan_rows_kernel(
             decay = tl.load(sums + tokens, mask=live, other=0.0)
             total = tl.load(sums + tl.minimum(first + CHUNK, end) - 1)
             scores = tl.dot(C, tl.trans(B), input_precision=PRECISION)
-            # Masked before the exponential: a later key's would overflow, as those of queries behind the end,
-            # which are not stored, still may.
+            # Masked before the exponential: for later keys it would overflow. For queries after the end it
+            # still may, but these are not stored.
             lag = tl.where(causal & live[None, :], decay[:, None] - decay[None, :], float("-inf"))
             scores = scores * tl.exp(lag) * step[None, :]
             y = tl.dot(C, h.to(C.dtype), input_precision=PRECISION) * tl.exp(decay)[:, None]
@@ -235,7 +235,7 @@ def _scan_rows_kernel(
 
 @functools.cache
 def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileRequest:
-    """Tiles that keep state, scores and outputs in registers: float32 takes three terms of each operand."""
+    """Tiles for which state, scores and outputs stay in registers: float32 takes three terms per operand."""
     exact, block_p = dtype == torch.float32, max(16, triton.next_power_of_2(head_dim))
     return TileRequest.of(
         "ssd_chunk_scan",
@@ -274,7 +274,7 @@ def _launch(
         *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *places, num_tokens, num_heads, head_dim,
         state_dim, HEADS_PER_GROUP=num_heads // num_groups,
         BLOCK_N=max(16, triton.next_power_of_2(state_dim)),
-        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",  # other dtypes don't look at it
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",  # no effect on other dtypes
         **flags, **tiles,
     )  # fmt: skip
     return y
@@ -337,15 +337,15 @@ def ssd_chunk_scan(
     num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """Scan the ragged rows of a prefill batch and leave each row's last state in its write slot.
+    """Scan the ragged rows of a prefill batch and store each row's last state in its write slot.
 
     x ``[num_tokens, H, P]``, dt ``[num_tokens, H]``, A, D and dt_bias ``[H]``, B and C
     ``[num_tokens, G, N]``, ssm_state ``[num_slots, H, P, N]``, cu_seqlens ``[S + 1]``, read_slots,
-    write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` where ``has_initial[s]``, else
-    from zeros. It may write the slot that it reads, but none that another row reads. The states at
-    ``boundaries`` are stored as well. The pool is of float32 or, as ``rounding`` says, of bfloat16; for that,
-    num_before ``[S]`` int32 are each row's tokens before this batch. Returns y ``[num_tokens, H, P]``; zero
-    in padding rows (write slot 0).
+    write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` if ``has_initial[s]``, else
+    from zeros. A row may write the slot that it reads, but no slot that another row reads. The states at
+    ``boundaries`` are stored as well. The pool is float32, or bfloat16 rounded by ``rounding``; bfloat16
+    needs num_before ``[S]`` int32, each row's number of tokens before this batch. Returns y
+    ``[num_tokens, H, P]``, zero in padding rows (write slot 0).
     """
     assert num_before is not None or ssm_state.dtype != torch.bfloat16
     operands = (x, dt, A, B, C, D, dt_bias, ssm_state)

@@ -2,14 +2,14 @@
 
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
-A head's state ``[P, N]`` is turned into ``[N, P]`` first. Four rows of that, two vectors wide, stand in
-registers while 64 tokens pass by: vectors run along P, so B and C are broadcast, B and C of a group are
-packed once for all its heads, and no sum runs across a vector. That is 3 operations a vector, token and row,
-as fast as the FMA units take them. Every token and element takes the same operations in the same order
-however the prompt is cut into chunks. A state of 16 bits is rounded behind every GRID_TOKENS tokens of its
-sequence, in registers as in the pool, and where a row ends: cuts at those places change nothing either.
+First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four rows of it, two vectors wide, stay in
+registers during 64 tokens. Vectors run along P, so B and C are broadcast, B and C of a group are packed once
+for all its heads, and no sum runs across a vector. This takes 3 operations per vector, token and row, at the
+full speed of the FMA units. Every token and element takes the same operations in the same order, however the
+prompt is cut into chunks. A state of 16 bits is rounded after every GRID_TOKENS tokens of its sequence, in
+registers and in the pool, and at the end of a row, so cuts at these places change nothing either.
 
-Arrays are flat with explicit strides where they may be views of something wider; the last axis is adjacent.
+Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from kernels.cpu.vector import (
 )
 from kernels.formats.stochastic_round import GRID_TOKENS
 
-_TILE_TOKENS = GRID_TOKENS  # inputs and outputs of so many stay in the first-level cache
-_PASS_TOKENS = 256  # between loading and storing a state: B and C of these stay in the second-level cache
-_ROW_PAD = 16  # floats behind a token's B and C: rows of 2^n bytes would all start in a few sets of the cache
+_TILE_TOKENS = GRID_TOKENS  # their inputs and outputs stay in the first-level cache
+_PASS_TOKENS = 256  # tokens between loading and storing a state: their B and C stay in the second-level cache
+_ROW_PAD = 16  # floats after a token's B and C: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO = np.float32(0)
 
 
 @cpu_jit
 def _pack_group(B, B_offset, B_stride, C, C_offset, C_stride, width, num_tokens, packed, row_size):
-    """Row t holds B and, from the middle on, C of token t; zeros behind the width."""
+    """Pack token t's B, and its C from the middle on, into row t; zeros after the width."""
     half = (row_size - _ROW_PAD) // 2
     for t in range(num_tokens):
         b, c, o = B_offset + t * B_stride, C_offset + t * C_stride, t * row_size
@@ -59,7 +59,7 @@ def _pack_group(B, B_offset, B_stride, C, C_offset, C_stride, width, num_tokens,
 
 @cpu_jit
 def load_state(state, offset, row_stride, count, width, h):
-    """``h[n, p] = state[p, n]`` of ``count`` rows p."""
+    """``h[n, p] = state[p, n]`` for ``count`` rows p."""
     tile = 2 * lanes()
     if count == tile and width % lanes() == 0:
         for p in range(0, tile, lanes()):
@@ -86,7 +86,7 @@ def store_state(state, offset, row_stride, count, width, h):
 
 @cpu_jit
 def _advance(h, row, packed, row_size, decay, u, y, first, last):
-    """Four rows of h over tokens ``first`` to ``last``; adds to y what they contribute."""
+    """Advance four rows of h over tokens ``first`` to ``last``; add their contributions to y."""
     w = lanes()
     o, half = row * 2 * w, (row_size - _ROW_PAD) // 2
     h00, h01, h10, h11 = load(h, o), load(h, o + w), load(h, o + 2 * w), load(h, o + 3 * w)
@@ -121,7 +121,7 @@ def _advance(h, row, packed, row_size, decay, u, y, first, last):
 
 @cpu_jit
 def _load_inputs(x, offset, stride, step, D, count, u, y):
-    """``u = step x`` and ``y = D x`` of ``count`` columns."""
+    """``u = step x`` and ``y = D x`` for ``count`` columns."""
     w = lanes()
     for t in range(step.shape[0]):
         o, i = offset + t * stride, t * 2 * w
@@ -152,7 +152,7 @@ def _store_outputs(tile_y, num_tokens, count, y, offset, stride):
 
 @cpu_jit
 def round_columns(state, h, p, width, by_chance, key):
-    """Columns of h, rows of the state from p on, as the pool keeps them."""
+    """Round h's columns, which are rows of the state from p on, as the pool stores them."""
     w = lanes()
     for n in range(width):
         o, e = n * 2 * w, p * width + n
@@ -165,9 +165,9 @@ def _scan_tile(
     x, x_offset, x_stride, step, decay, D, count, packed, row_size, h, u, tile_y, y, y_offset, y_stride,
     state, position, p, width, by_chance, head_seed,
 ):  # fmt: skip
-    """``count`` columns of one head, from p on, over a pass's tokens, their state in h.
+    """Scan a pass's tokens for ``count`` columns of one head, from p on; their state is h.
 
-    ``position`` tokens of the sequence are before them.
+    ``position`` tokens of the sequence come before the pass.
     """
     num_tokens, num_rows = step.shape[0], (row_size - _ROW_PAD) // 2
     _load_inputs(x, x_offset, x_stride, step, D, count, u, tile_y)
@@ -188,9 +188,9 @@ def scan_heads(
     step, decay, D, num_groups, head_dim, width, state, slot_stride, head_stride, row_stride,
     bounds, read_slots, write_slots, has_initial, num_before, rounding, y, begin, end,
 ):  # fmt: skip
-    """Items are heads: all rows of a prefill batch, in order, so that a row may start where an earlier ended.
+    """Scan all rows of a prefill batch, in order, so that a row may start where an earlier row ended.
 
-    step and decay ``[H, num_tokens]``, y zero.
+    Items are heads. step and decay ``[H, num_tokens]``, y zero.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = step.shape[0], 2 * lanes(), rounding
     most = min(_PASS_TOKENS, step.shape[1])

@@ -1,7 +1,7 @@
-"""A float32 copy of the few slots that one step touches, for CPU kernels over float32 pools.
+"""A float32 copy of the few slots that one step uses, for CPU kernels that need float32 pools.
 
-numpy has no bfloat16, so a pool of another dtype can't be handed to numba. Only the slots that rows read and
-write are copied, never the pool.
+numpy has no bfloat16, so such a pool can't be passed to numba. Only the slots that rows read and write are
+copied, never the whole pool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class StagedSlots:
-    """``pool`` has the few slots, numbered anew, and null; read_slots and write_slots are the new numbers."""
+    """``pool`` has these slots, renumbered, and the null slot; read_slots and write_slots are new numbers."""
 
     pool: torch.Tensor
     read_slots: torch.Tensor
@@ -21,7 +21,7 @@ class StagedSlots:
 
     @classmethod
     def gather(cls, pool: torch.Tensor, read_slots: torch.Tensor, write_slots: torch.Tensor) -> StagedSlots:
-        """Copy the slots that are read, ``[R]``; the null slot stays null and is not looked at."""
+        """Copy the slots that are read, ``[R]``; the null slot keeps its number and is not read."""
         num_rows = len(read_slots)
         named = torch.cat([read_slots.new_zeros(1), read_slots, write_slots.reshape(-1)])
         distinct, numbers = torch.unique(named, return_inverse=True)  # ascending: null is first
@@ -32,6 +32,6 @@ class StagedSlots:
         return cls(staged, numbers[:num_rows], numbers[num_rows:].view(write_slots.shape))
 
     def scatter(self, pool: torch.Tensor, write_slots: torch.Tensor) -> None:
-        """Store the states that the step wrote, all of ``write_slots`` but null, in the pool's dtype."""
+        """Store the states that the step wrote, of all ``write_slots`` except null, in the pool's dtype."""
         written = write_slots != 0
         pool[write_slots[written]] = self.pool[self.write_slots[written]].to(pool.dtype)

@@ -1,4 +1,4 @@
-"""What kernels of recurrent layers take for rows and for the states of a pool, whatever recurs."""
+"""Arguments of recurrent layers' kernels for rows and for a pool's states, for any recurrence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.ssm.boundaries import Segments
 
 
 def flat_rows(*operands: Tensor) -> Iterator[Any]:
-    """For a CPU kernel: operands in float32, each flat and with its first strides, at most three."""
+    """For a CPU kernel: operands in float32, each flat and followed by its first strides, at most three."""
     for operand in operands:
         rows = adjacent(operand.float())
         yield from (as_flat_array(rows), rows.stride()[:3])
@@ -38,7 +38,7 @@ def scan_states(pool: Tensor, segments: Segments, rounding: StateRounding) -> tu
 def scan_launch(
     pool: Tensor, segments: Segments, rounding: StateRounding, chunk: int
 ) -> tuple[int, int, tuple[Any, ...], tuple[int, ...], dict[str, Any]]:
-    """For Triton: tokens of a chunk where ``chunk`` are wished, most chunks of a segment, the arguments
+    """For Triton: the tokens of a chunk (``chunk`` if possible), the most chunks of a segment, the arguments
     from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and constants."""
     *rows, has_initial = segments.as_rows()
     is_narrow = pool.dtype == torch.bfloat16

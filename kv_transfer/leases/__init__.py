@@ -1,1 +1,1 @@
-"""The prefill side: memory that is lent until it was read, given back, or its time is over; epochs say so."""
+"""The prefill side: memory lent until it is read, given back or expired. Epochs tell readers of the end."""

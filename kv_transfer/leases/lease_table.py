@@ -1,8 +1,9 @@
-"""Who may still be reading: leases with a time to live, and the epochs that make late reads harmless.
+"""Leases with a time to live, and the epochs that make late reads harmless.
 
-Each lease has a cell in a table of epochs that readers can see. Ending a lease bumps its cell, and only
-then may the leased memory be reused. A reader looks at the cell after its data: if it moved, the data may be
-another request's and is thrown away (a seqlock with one writer). A late read can be slow; it can't be wrong.
+Each lease has a cell in a table of epochs that readers can see. Ending a lease increments its cell, and only
+then may the leased memory be reused. A reader reads the cell after the data. If the cell has changed, the
+data may be another request's and the reader discards it (a seqlock with one writer). A late read can be slow;
+it can't be wrong.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ class Lease:
 
 
 class LeaseTable:
-    """Leases of one prefill server. ``epochs`` is the table's memory, int64, one cell a lease."""
+    """The leases of one prefill server. ``epochs`` is the table's memory, int64, one cell per lease."""
 
     def __init__(self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float]) -> None:
         self._epochs = epochs
         self._ttl_s = ttl_s
         self._clock = clock
         self._free = list(range(len(epochs) - 1, -1, -1))
-        self._leases: dict[int, Lease] = {}  # soonest to expire first
-        self._open: dict[int, Lease] = {}  # of prompts that are still computed: they do not expire
+        self._leases: dict[int, Lease] = {}  # the soonest to expire comes first
+        self._open: dict[int, Lease] = {}  # leases of prompts still being computed; they do not expire
 
     def __len__(self) -> int:
         return len(self._leases) + len(self._open)
 
     def grant(self, request_id: str) -> Lease:
-        """A new lease. Running out of cells is a fault of ours: the scheduler holds no more at a time."""
+        """Returns a new lease. Running out of cells is a bug: the scheduler never holds more leases."""
         lease = self._take(request_id, self._clock() + self._ttl_s)
         self._leases[lease.lease_id] = lease
         return lease
 
     def open(self, request_id: str) -> Lease:
-        """A new lease that lives until it is ended or, once :meth:`settle` was called, expires."""
+        """Returns a new lease that lives until :meth:`end` or, once :meth:`settle` was called, expires."""
         lease = self._take(request_id, math.inf)
         self._open[lease.lease_id] = lease
         return lease
 
     def settle(self, lease_id: int, epoch: int) -> bool:
-        """An open lease's time to live begins; False if it has ended already."""
+        """Starts an open lease's time to live; False if the lease has already ended."""
         lease = self._open.get(lease_id)
         if lease is None or lease.epoch != epoch:
             return False
@@ -67,7 +68,7 @@ class LeaseTable:
         return Lease(lease_id, int(self._epochs[lease_id]), request_id, expires_at)
 
     def end(self, lease_id: int, epoch: int) -> Lease | None:
-        """Ends a lease and bumps its cell; None if it has ended already (a late or repeated message)."""
+        """Ends a lease and increments its cell; None if it has already ended (a late or repeated message)."""
         lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return None
@@ -78,13 +79,13 @@ class LeaseTable:
         return lease
 
     def renew(self, lease_id: int, epoch: int) -> bool:
-        """Starts a lease's time to live anew; False if it has ended already."""
+        """Restarts a lease's time to live; False if the lease has already ended."""
         lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return False
         if lease_id in self._open:
             return True
-        del self._leases[lease_id]  # it joins the end: all live equally long
+        del self._leases[lease_id]  # moves to the end: all leases have the same time to live
         self._leases[lease_id] = replace(lease, expires_at=self._clock() + self._ttl_s)
         return True
 
@@ -92,7 +93,7 @@ class LeaseTable:
         return self._leases.get(lease_id) or self._open.get(lease_id)
 
     def end_expired(self) -> list[Lease]:
-        """Ends all leases whose time to live is over."""
+        """Ends and returns all leases whose time to live is over."""
         now = self._clock()
         expired: list[Lease] = []
         for lease in self._leases.values():

@@ -1,4 +1,4 @@
-"""How prompts get on that are leased while they are computed, told to whoever follows them."""
+"""The progress of prompts that are leased while they are being computed, sent to their followers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire.messages.handoff import AnyTicket, Follow, Progress, Ticket
 
 @dataclass
 class _Feed:
-    """One lease's."""
+    """The feed of one lease."""
 
     block_ids: list[int] = field(default_factory=list)
     ticket: Ticket | None = None
@@ -25,7 +25,7 @@ class _Feed:
 
 
 class ProgressFeeds:
-    """One feed a lease, from its early ticket to its end. Lives on the event loop."""
+    """One feed per lease, from the early ticket to the lease's end. Lives on the event loop."""
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
@@ -38,30 +38,31 @@ class ProgressFeeds:
         self._feeds[early.lease_id, early.epoch] = _Feed()
 
     def add(self, early: AnyTicket, block_ids: Sequence[int]) -> None:
-        """Further blocks are full and will not change any more."""
+        """Adds blocks that are full and will not change any more."""
         feed = self._feeds.get((early.lease_id, early.epoch))
         if feed is not None and block_ids:
             feed.block_ids += block_ids
             feed.wake()
 
     def complete(self, ticket: Ticket) -> None:
-        """The prompt is computed."""
+        """Sends the whole ticket to followers: the prompt is computed."""
         feed = self._feeds.get((ticket.lease_id, ticket.epoch))
         if feed is not None:
             feed.ticket = ticket
             feed.wake()
 
     def end(self, lease_id: int, epoch: int) -> None:
-        """The lease is over, whether or not the prompt was computed."""
+        """Ends the feed: the lease is over, whether or not the prompt was computed."""
         feed = self._feeds.pop((lease_id, epoch), None)
         if feed is not None:
             feed.has_ended = True
             feed.wake()
 
     async def follow(self, message: Follow) -> AsyncGenerator[Progress | Ticket, None]:
-        """What is known at once, then the rest as it comes; several steps' news may come as one.
+        """Yields the blocks that are full, at once, then further ones as they become full, then the ticket.
 
-        Raises :class:`LeaseError` if the lease ends before the prompt is computed.
+        One message may cover several steps. Raises :class:`LeaseError` if the lease ends before the prompt is
+        computed.
         """
         feed = self._feeds.get((message.lease_id, message.epoch))
         if feed is None or message.incarnation != self._incarnation:
@@ -72,7 +73,7 @@ class ProgressFeeds:
         try:
             while feed.ticket is None:
                 if feed.has_ended:
-                    raise LeaseError("the prompt was given up while it was computed")
+                    raise LeaseError("the prompt was given up while it was being computed")
                 if len(feed.block_ids) == num_told:
                     news.clear()
                     await news.wait()

@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 LINGER_S = 5e-3
-"""How long to go on polling after the last lease has ended, so that its reader learns that we know."""
+"""How long to poll after the last lease has ended, so that its reader learns that ``Done`` has arrived."""
 CONNECT_WINDOW_S = 5.0
-"""After a handshake the peer connects, which takes our polling even while no lease is held."""
+"""How long to poll after a handshake, even with no lease held: a peer that connects needs our polling."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,24 @@ class EndedLease:
 
 
 class SourceListener:
-    """Whoever lends memory; this one takes note of nothing. Told on the transfer thread."""
+    """Callbacks to the memory's owner, on the transfer thread. This base class ignores every call."""
 
     def lease_ended(self, lease: EndedLease) -> None:
-        """Once a lease, after its epoch has moved."""
+        """Called once for each lease, after its epoch has changed."""
 
     def serving(self, is_on: bool) -> None:
-        """Whether others may be reading just now."""
+        """Called when others may begin to read, and when they no longer do."""
 
     def failed(self, fault: BaseException) -> None:
-        """A fault of ours: leases end no more, and the process is expected to end."""
+        """Called for a bug in the transfer thread: no lease ends any more, and the process should end."""
 
 
 class TransferSource:
     """Owns the prefill server's leases and its NIXL agent. Methods are thread-safe.
 
-    ``introduction`` says who we are, ``address`` where. ``other_ranks`` is the memory of tensor-parallel
-    ranks 1 and up, which hold shares of the same blocks and slots.
+    ``introduction`` is what this server sends in a handshake, ``address`` where others reach it.
+    ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the same blocks and
+    slots.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class TransferSource:
         self._address = address
         self._lease_ttl_s = lease_ttl_s
         self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
-        self._lock = threading.Lock()  # of the lease table: granted by the engine, ended by many
+        self._lock = threading.Lock()  # for the lease table: the engine grants, several threads end leases
         self._agent = TransferAgent(introduction.incarnation, [caches.kv, caches.state, epochs])
         self._reply = HandshakeReply(
             incarnation=introduction.incarnation,
@@ -114,7 +115,10 @@ class TransferSource:
         return len(self._leases)
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
-        """All a decode server needs to read from here; :class:`HandshakeError` if it may not."""
+        """Returns all that a decode server needs to read from here.
+
+        Raises :class:`HandshakeError` if it may not.
+        """
         check_same_model(self._introduction, request, f"decode server {request.incarnation}")
         self._thread.post(self._expect_connection)
         return self._reply
@@ -143,13 +147,13 @@ class TransferSource:
         state_slot: int,
         digests: Digests | None = None,
     ) -> Ticket:
-        """The same for whoever may come one day: a reader makes itself known by renewing the lease."""
+        """Like :meth:`grant`, without expecting a reader: a reader announces itself by renewing the lease."""
         with self._lock:
             lease = self._leases.grant(request_id)
         return self._early_ticket(lease, num_tokens).completed(block_ids, state_slot, digests)
 
     def open(self, request_id: str, *, num_tokens: int) -> PartialTicket:
-        """Leases a prompt that is still computed: blocks stay as they are once they were told to be full."""
+        """Leases a prompt that is still being computed. A block stays unchanged once it was reported full."""
         with self._lock:
             lease = self._leases.open(request_id)
         self._thread.post(self._expect_reader)
@@ -174,25 +178,25 @@ class TransferSource:
         state_slot: int,
         digests: Digests | None = None,
     ) -> Ticket | None:
-        """The whole ticket of an open lease whose prompt is computed; None if the lease has ended already."""
+        """Returns the whole ticket of an open lease whose prompt is computed; None if it has ended."""
         with self._lock:
             is_settled = self._leases.settle(early.lease_id, early.epoch)
         self._thread.post(self._expect_reader)
         return early.completed(block_ids, state_slot, digests) if is_settled else None
 
     def revoke(self, ticket: AnyTicket) -> None:
-        """Ends a lease here and now: its memory is about to be reused."""
+        """Ends a lease before this call returns: its memory is about to be reused."""
         with self._lock:
             lease = self._leases.end(ticket.lease_id, ticket.epoch)
         if lease is not None:
             self._thread.post(lambda: self._tell(lease, "ended"))
 
     def end(self, message: EndLease) -> None:
-        """Ends a lease before it was read; one that has ended already is left alone."""
+        """Ends a lease before it is read. Does nothing if the lease has already ended."""
         self._thread.post(lambda: self._end(message.lease_id, message.epoch, "ended"))
 
     def renew(self, message: RenewLeases) -> RenewedLeases:
-        """Starts the time to live of leases anew whose reader still waits for room, or is about to read."""
+        """Restarts the time to live of leases whose reader still waits for room or is about to read."""
         with self._lock:
             ended = [one for one, epoch in message.leases if not self._leases.renew(one, epoch)]
         self._thread.post(self._expect_reader)
@@ -219,7 +223,7 @@ class TransferSource:
         return poll_delay(now - self._last_news_s) if is_serving else idle_delay(now - self._last_unread_s)
 
     def _expects_reads(self, now: float) -> bool:
-        """Whether somebody may be reading, connecting, or waiting to see that its ``Done`` has arrived."""
+        """Whether a reader may be reading, connecting, or waiting to see that its ``Done`` has arrived."""
         if self.num_leases > 0 and now < self._reader_until_s:
             return True
         return now <= max(self._connect_until_s, self._last_news_s + LINGER_S)
@@ -228,7 +232,7 @@ class TransferSource:
         try:
             done = decode(message, Done)
         except WireError as error:
-            kind = f"a notification of {sender} can't be read"
+            kind = f"a notification from {sender} can't be decoded"
             lines.write(logging.WARNING, kind, "%s: %s", kind, error)
             return
         self._end(done.lease_id, done.epoch, "done")
@@ -238,7 +242,7 @@ class TransferSource:
             lease = self._leases.end(lease_id, epoch)
         self._note_news()
         if lease is None:
-            log.debug("lease %d, epoch %d, had ended before", lease_id, epoch)
+            log.debug("lease %d, epoch %d, had already ended", lease_id, epoch)
         else:
             self._tell(lease, reason)
 
@@ -251,7 +255,7 @@ class TransferSource:
         self._last_news_s = time.monotonic()
 
     def _expect_reader(self) -> None:
-        """Whoever reads renews its lease before its time to live is over."""
+        """Expects reads for one time to live: a reader renews its lease before that is over."""
         self._note_news()
         self._reader_until_s = self._last_news_s + self._lease_ttl_s
 
@@ -261,7 +265,7 @@ class TransferSource:
 
 
 def transfer_handlers(source: TransferSource) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Handlers of :data:`wire.rpc.TRANSFER_SERVICE`, by method name: handshake, renewal and early end."""
+    """Returns handlers of :data:`wire.rpc.TRANSFER_SERVICE` by method name: handshake, renewal, early end."""
 
     async def handshake(message: HandshakeRequest, _context: Any) -> HandshakeReply:
         return await asyncio.to_thread(source.handshake, message)

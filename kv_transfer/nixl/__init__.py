@@ -1,1 +1,1 @@
-"""NIXL: agents, descriptors, reads in flight, and the thread that polls them."""
+"""NIXL: agents, descriptors, reads under way, and the thread that polls them."""

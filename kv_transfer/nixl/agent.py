@@ -1,8 +1,8 @@
 """A thin wrapper of NIXL's agent: registered memory, peers, reads, notifications.
 
-One thread uses it. Only addresses and lengths are handed to NIXL, built here from validated messages: its
-own serialised descriptor lists are pickles and never accepted. The one opaque thing that comes from a
-peer is NIXL's agent metadata (connection details and remote keys).
+Only one thread uses the agent. NIXL gets only addresses and lengths, built here from validated messages.
+NIXL's own serialised descriptor lists are pickles and are never accepted. The only opaque data from a peer is
+NIXL's agent metadata (connection details and remote keys).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from wire.messages.handoff import RankMemory, Region
 
 log = logging.getLogger(__name__)
 
-# When it is imported, NIXL gives its logger a handler that writes to stdout in a form of its own.
+# When imported, NIXL gives its logger a handler that writes to stdout in NIXL's own format.
 _nixl_log = logging.getLogger("nixl")
 _nixl_log.handlers.clear()
 _nixl_log.propagate = True
 _nixl_log.setLevel(logging.WARNING)
 
-# NIXL's exceptions have no base class of their own.
+# NIXL's exceptions have no common base class.
 NIXL_ERRORS = (
     bindings.nixlBackendError,
     bindings.nixlCancelledError,
@@ -54,7 +54,7 @@ _STATES: dict[str, TransferState] = {"PROC": "busy", "DONE": "done", "ERR": "fai
 
 
 class TransferAgent:
-    """NIXL's agent under the name of this process's incarnation, with some tensors registered."""
+    """NIXL's agent, named after this process's incarnation, with its registered tensors."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         # No progress thread: the transfer thread polls exactly while there is something to move.
@@ -68,7 +68,7 @@ class TransferAgent:
         return data
 
     def add_peer(self, metadata: bytes) -> str:
-        """Makes a peer's memory readable; returns the peer's name. Raises :class:`TransferError`."""
+        """Makes a peer's memory readable and returns the peer's name. Raises :class:`TransferError`."""
         try:
             name = self._agent.add_remote_agent(metadata)
             self._agent.make_connection(name)
@@ -79,19 +79,19 @@ class TransferAgent:
         except UnicodeDecodeError as error:  # NIXL takes any bytes for a name
             with contextlib.suppress(*NIXL_ERRORS):
                 self._agent.remove_remote_agent(name)
-            raise TransferError(f"the peer's metadata has {name!r:.80} for a name") from error
+            raise TransferError(f"the name in the peer's metadata isn't UTF-8: {name!r:.80}") from error
 
     def remove_peer(self, name: str) -> None:
-        """Disconnects from a peer. Does not stop reads of it that are under way: their bytes still land."""
+        """Disconnects from a peer. Reads of it that are under way don't stop: their bytes still land."""
         try:
             self._agent.remove_remote_agent(name)
         except NIXL_ERRORS as error:
-            log.info("peer %s was gone already: %s", name, error)
+            log.info("peer %s was already gone: %s", name, error)
 
     def read(self, peer: str, ranges: Ranges, *, local: Region, remote: Region) -> Read:
         """Posts one READ of all ``ranges``. Raises :class:`TransferError` if NIXL can't.
 
-        ``local`` and ``remote`` say which kind of memory and which device the addresses are of.
+        ``local`` and ``remote`` give the kind of memory and the device of the addresses.
         """
         try:
             handle = self._agent.initialize_xfer(
@@ -111,9 +111,9 @@ class TransferAgent:
         return self._agent.get_xfer_descs(rows, region.memory)
 
     def prepare(self, peer: str | None, descriptors: Descriptors, region: Region) -> PreparedList:
-        """A list of a peer's memory, or of our own, for :meth:`read_listed`. Raises :class:`TransferError`.
+        """Prepares a list of a peer's memory, or of our own, for :meth:`read_listed`.
 
-        ``region`` says which kind of memory and which device all of them are of.
+        ``region`` gives the kind of memory and the device of all descriptors. Raises :class:`TransferError`.
         """
         addresses, lengths = descriptors[:, 0], descriptors[:, 1]
         try:
@@ -126,7 +126,7 @@ class TransferAgent:
         return prepared
 
     def release(self, prepared: PreparedList) -> None:
-        """Gives a list back."""
+        """Gives a list back to NIXL."""
         self._lists.remove(prepared)
         try:
             self._agent.release_dlist_handle(prepared.handle)
@@ -154,8 +154,7 @@ class TransferAgent:
             raise TransferError(f"the notification could not be sent: {error}") from error
 
     def poll(self) -> Iterable[tuple[str, bytes]]:
-        """Moves everything under way on; returns the notifications that have come, each with its sender's
-        name."""
+        """Lets NIXL make progress; returns the notifications that have arrived, with their senders' names."""
         by_peer: dict[str, list[bytes]] = self._agent.get_new_notifs()
         return [(sender, message) for sender, messages in by_peer.items() for message in messages]
 
@@ -170,7 +169,7 @@ class TransferAgent:
 
 @dataclass(frozen=True, eq=False)
 class PreparedList:
-    """Descriptors that NIXL has taken; reads name them by index. It does not keep the agent alive."""
+    """A list of descriptors held by NIXL; reads name them by index. It doesn't keep the agent alive."""
 
     handle: Any
 
@@ -184,7 +183,7 @@ class Read:
         self._state = state
 
     def poll(self) -> TransferState:
-        """Where it stands; "failed" also if the peer has gone."""
+        """Returns the read's state; "failed" also if the peer is gone."""
         if self._state == "busy":
             try:
                 self._state = _STATES[self._agent.check_xfer_state(self._handle)]
@@ -194,7 +193,7 @@ class Read:
         return self._state
 
     def release(self) -> None:
-        """Gives NIXL's handle back; only once the read is done, has failed, or its peer is removed."""
+        """Gives NIXL's handle back. Only when the read is done or has failed, or its peer is removed."""
         try:
             self._agent.release_xfer_handle(self._handle)
         except NIXL_ERRORS as error:
@@ -202,14 +201,14 @@ class Read:
 
 
 def memory_of(caches: Caches, agent: TransferAgent) -> RankMemory:
-    """A rank's pools as others are told of them, registered with ``agent``."""
+    """Returns the message that describes a rank's pools, registered with ``agent``, to other servers."""
     return RankMemory(
         caches.kv_layout, caches.state_layout, agent.metadata, region_of(caches.kv), region_of(caches.state)
     )
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """Where a contiguous tensor lies, as NIXL addresses it."""
+    """Returns a contiguous tensor's place in memory, as NIXL addresses it."""
     return Region(
         address=tensor.data_ptr(),
         num_bytes=tensor.numel() * tensor.element_size(),

@@ -1,8 +1,8 @@
-"""From block and slot ids on both sides to bounds-checked indices into lists of descriptors. Pure arithmetic.
+"""Turns block and slot ids of both sides into bounds-checked indices of descriptor lists. Pure arithmetic.
 
-A list names every piece of every unit of a pool and is prepared with NIXL once a peer; a read then takes
-indices (measured: 5 to 50 µs instead of 80 to 250 for descriptors of its own). NIXL joins those that are
-neighbours on both sides. Layouts name their axes, and nothing is inferred from a size.
+A list names every piece of every unit of a pool. NIXL prepares it once for each peer; a read then only names
+indices (measured: 5 to 50 µs instead of 80 to 250 for a read with its own descriptors). NIXL joins entries
+that are neighbours on both sides. Layouts name their axes, and nothing is inferred from a size.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ Descriptors = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 EPOCH_BYTES = 8
 MAX_DESCRIPTORS = 1 << 22
-"""Of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
+"""Limit of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What of a block and of a slot is read from one rank of a peer."""
+    """The pieces of a block and of a slot that are read from one rank of a peer."""
 
     block: Cut
     slot: Cut
 
 
 def local_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
-    """Pieces of all units of our pool at ``address``: of ``P``, piece ``p`` of unit ``u`` is ``u P + p``."""
+    """Returns the pieces of all units of our pool at ``address``.
+
+    With ``P`` pieces per unit, piece ``p`` of unit ``u`` has index ``u P + p``.
+    """
     return _descriptors(layout, address, [(piece.local, piece.num_bytes) for piece in cut])
 
 
 def remote_descriptors(layout: Layout, address: int, cut: Cut) -> Descriptors:
-    """The same of a peer's pool."""
+    """Like :func:`local_descriptors`, for a peer's pool."""
     return _descriptors(layout, address, [(piece.remote, piece.num_bytes) for piece in cut])
 
 
 def cells_of(epochs: Region) -> Descriptors:
-    """The cells of a table of epochs."""
+    """Returns a descriptor for each cell of a table of epochs."""
     num_cells = epochs.num_bytes // EPOCH_BYTES
     _check_length(num_cells, "epochs")
     starts = np.arange(num_cells, dtype=np.uint64) * np.uint64(EPOCH_BYTES) + np.uint64(epochs.address)
@@ -53,7 +56,7 @@ def cells_of(epochs: Region) -> Descriptors:
 
 
 def own_list(ours: RankMemory, share: Share) -> Descriptors:
-    """All blocks, then all slots, as far as they are read from one rank of a peer."""
+    """Returns our pieces of all blocks, then of all slots, that are read from one rank of a peer."""
     return np.concatenate(
         [
             local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
@@ -63,7 +66,7 @@ def own_list(ours: RankMemory, share: Share) -> Descriptors:
 
 
 def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
-    """The same on the peer's side."""
+    """Like :func:`own_list`, on the peer's side."""
     return np.concatenate(
         [
             remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),
@@ -74,7 +77,7 @@ def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
 
 def _check_length(count: int, what: str) -> None:
     if count > MAX_DESCRIPTORS:
-        raise HandshakeError(f"a list of {count} {what} is longer than the {MAX_DESCRIPTORS} that are taken")
+        raise HandshakeError(f"a list of {count} {what} is longer than the limit of {MAX_DESCRIPTORS}")
 
 
 def _descriptors(layout: Layout, address: int, pieces: list[tuple[int, int]]) -> Descriptors:
@@ -94,19 +97,19 @@ class UnitIndices:
     local: Indices
     remote: Indices
     num_runs: int
-    """Reads that are left when neighbours on both sides are joined."""
+    """Number of reads that remain when neighbours on both sides are joined."""
 
 
 def unit_indices(
     local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int], num_pieces: int
 ) -> UnitIndices:
-    """Entries of both lists that copy unit ``remote_ids[i]`` of a peer's pool to unit ``local_ids[i]``.
+    """Returns entries of both lists that copy a peer's unit ``remote_ids[i]`` to our unit ``local_ids[i]``.
 
     Raises :class:`TransferError` for an id that is the null entry or outside its pool, and for lists of
     different length.
     """
     if len(local_ids) != len(remote_ids):
-        raise TransferError(f"{len(remote_ids)} {remote.unit}s can't be read into {len(local_ids)}")
+        raise TransferError(f"can't read {len(remote_ids)} {remote.unit}s into {len(local_ids)} of ours")
     ours, ours_run = _checked(local, local_ids, "this server's")
     theirs, theirs_run = _checked(remote, remote_ids, "the prefill server's")
     if num_pieces == 1:
@@ -117,13 +120,14 @@ def unit_indices(
 
 
 def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, bool]:
-    """The ids, and whether they are one run, each the one before plus 1.
+    """Returns the ids, and whether they are one run (each id is its predecessor plus 1).
 
-    Most are, and that is found and checked without numpy: when a read has just gone through the processor's
-    caches, each of its functions takes 10 µs, and with them a handoff of 4 MB was a tenth longer.
+    Most lists are one run. That case is found and checked without numpy: when a read has just gone through
+    the processor's caches, each numpy function takes 10 µs, and with numpy a handoff of 4 MB took a tenth
+    longer.
     """
     last = layout.num_units - 1
-    # The length first: a peer may name the first unit of a pool and the last one of millions.
+    # Compare the length first: a peer may name the first unit of a pool and the last one of millions.
     spans = bool(ids) and ids[0] >= 1 and ids[-1] <= last and ids[-1] - ids[0] == len(ids) - 1
     if spans and list(ids) == list(range(ids[0], ids[-1] + 1)):
         return np.arange(ids[0], ids[-1] + 1, dtype=np.int64), True
@@ -136,9 +140,7 @@ def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, b
         is_good = len(array) == 0 or bool(array.min() >= 1 and array.max() <= last)
     if not is_good:
         bad = next(index for index in ids if not 1 <= index <= last)
-        raise TransferError(
-            f"{layout.unit} {bad} is not one that can be read: {whose} pool has {layout.unit}s 1 to {last}"
-        )
+        raise TransferError(f"{layout.unit} {bad} can't be read: {whose} pool has {layout.unit}s 1 to {last}")
     return array, False
 
 

@@ -1,7 +1,7 @@
-"""Reads under way, whatever they are for. On the transfer thread.
+"""Reads under way, for any purpose. On the transfer thread.
 
-A read that is late is reported and stays: its bytes may land as long as NIXL does not say that it has ended,
-since a frozen peer may thaw. Who posted it keeps the destination in quarantine until then.
+A read that is late is reported and stays under way: until NIXL says that it has ended, its bytes may land,
+since a frozen peer may thaw. Until then the caller that posted the read keeps its destination in quarantine.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from wire.messages.handoff import RankMemory
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One rank of one life of a server whose memory can be read, under the name that NIXL knows it by."""
+    """One rank of one incarnation of a server whose memory can be read, with its name in NIXL."""
 
     name: str
     address: str
     incarnation: str
     memory: RankMemory
     share: Share
-    """What of each block and slot is read from this rank."""
+    """The pieces of each block and slot that are read from this rank."""
     own_list: PreparedList
     peer_list: PreparedList
-    """Entries of both as :class:`kv_transfer.reads.part.PartIndices` has them."""
+    """:class:`kv_transfer.reads.part.PartIndices` holds entries of both lists."""
     epochs: PreparedList | None = None
-    """One entry a lease, of a rank 0 whose leases are validated here."""
+    """One entry per lease. Only for a rank 0 whose leases are validated here."""
 
 
 class Patience:
-    """How long there may be something to read and nothing comes. Flights may share one; news renew it."""
+    """How long a read may go without news before it is late. Flights may share one; news renew it."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -51,19 +51,19 @@ class Patience:
 
 @dataclass
 class Flight:
-    """A read under way and what to do when it ends or is late."""
+    """A read under way, and the callbacks for its end and for its lateness."""
 
     peer: PeerMemory
     read: Read
     patience: Patience
     on_end: Callable[[TransferError | None], None]
-    """Called once, with what went wrong."""
+    """Called once, with the error, or None if the read succeeded."""
     on_late: Callable[[], None]
     is_late: bool = False
 
 
 class Flights:
-    """Posts reads and sees to their ends. ``on_lost`` is told of a peer that can't be read from any more."""
+    """Posts reads and reports their ends. ``on_lost`` is called for a peer that can't be read any more."""
 
     def __init__(self, agent: TransferAgent, on_lost: Callable[[PeerMemory], None]) -> None:
         self._agent = agent
@@ -83,7 +83,7 @@ class Flights:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Posts a read by ``start``; small ones are often over, and reported, when the call returns."""
+        """Posts a read by ``start``. A small read has often ended, and is reported, before this returns."""
         self._last_news_s = time.monotonic()
         try:
             read = start()
@@ -96,9 +96,9 @@ class Flights:
             self._flights.append(flight)
 
     def poll(self) -> float | None:
-        """Looks at all of them; seconds until it wants to again, None if none is under way."""
+        """Checks all reads; returns the seconds until the next check, None if no read is under way."""
         flights, self._flights = self._flights, []
-        for flight in flights:  # what ends may post the next read, which joins the new list
+        for flight in flights:  # a read that ends may cause the next one to be posted, to the new list
             if not self._has_ended(flight):
                 self._flights.append(flight)
         quiet_s = time.monotonic() - self._last_news_s
@@ -108,7 +108,10 @@ class Flights:
         return any(flight.peer.name == peer.name for flight in self._flights)
 
     def drain(self, give_up_s: float) -> None:
-        """Lets reads end that a living peer is answering; over TCP it might not survive to find us gone."""
+        """Waits for the end of reads that a live peer is answering.
+
+        Over TCP the peer's process might not survive if its reader were suddenly gone.
+        """
         give_up = time.monotonic() + give_up_s
         while self._flights and time.monotonic() < give_up:
             time.sleep(FAST_S)
@@ -116,7 +119,7 @@ class Flights:
             self.poll()
 
     def release(self) -> None:
-        """Gives all handles back: one that is kept would keep NIXL's agent alive, and late bytes coming."""
+        """Gives all handles back. One that is kept would keep NIXL's agent alive, and late bytes landing."""
         for flight in self._flights:
             flight.read.release()
         self._flights.clear()
@@ -133,5 +136,5 @@ class Flights:
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
         flight.on_end(error)
-        flight.read.release()  # last: a request waits for the news, and nobody for this
+        flight.read.release()  # last: a request waits for the report above, nobody for the release
         return True

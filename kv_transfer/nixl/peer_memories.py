@@ -1,4 +1,4 @@
-"""The servers whose memory can be read: connecting, and letting NIXL forget the ones that are gone."""
+"""The servers whose memory can be read: connecting to them, and making NIXL forget those that are gone."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ OnConnected = Callable[[TransferError | None], None]
 
 @dataclass(frozen=True)
 class Peer:
-    """One life of a server, as far as this rank reads from it."""
+    """One incarnation of a server, with those of its ranks that this rank reads from."""
 
     address: str
     reply: HandshakeReply
     ranks: tuple[PeerMemory, ...]
-    """Those that hold something of ours; the first is its rank 0, with the leases' epochs, if we validate."""
+    """The peer's ranks that hold data for us. If we validate, its rank 0 comes first, with the epochs."""
 
 
 def agent_name(incarnation: str, rank: int) -> str:
-    """By which NIXL knows a rank of a server; of rank 0 it is the incarnation alone."""
+    """Returns the name of a server's rank in NIXL. For rank 0 this is only the incarnation."""
     return f"{incarnation}.{rank}" if rank else incarnation
 
 
 class PeerMemories:
-    """By incarnation. On the transfer thread, but for :meth:`knows`.
+    """The peers, by incarnation. Used on the transfer thread, except :meth:`knows`.
 
-    ``rank`` is ours; rank 0 validates, and connects to each peer's rank 0 whether or not that holds something
-    of ours. ``scratch`` takes the few bytes of a first read.
+    ``rank`` is our own rank. Rank 0 validates leases, so it connects to each peer's rank 0 even if that holds
+    none of our data. ``scratch`` takes the few bytes of a first read.
     """
 
     def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, scratch: Region) -> None:
         self._agent = agent
         self.flights = Flights(agent, self._lost)
-        """Reads of peers' memory, whatever they are for."""
+        """Reads of peers' memory, for any purpose."""
         self._ours = ours
         self._rank = rank
         self._scratch = scratch
@@ -52,7 +52,7 @@ class PeerMemories:
         self._gone: list[PeerMemory] = []
 
     def knows(self, incarnation: str) -> bool:
-        """From any thread."""
+        """Whether this incarnation's memory can be read. From any thread."""
         return incarnation in self._peers
 
     def get(self, incarnation: str) -> Peer | None:
@@ -83,7 +83,7 @@ class PeerMemories:
         on_connected(error)
 
     def _place_in(self, reply: HandshakeReply, one: PeerMemory) -> Region:
-        """What a first read reads from: the epochs, if they are ours to read."""
+        """Returns the region of a first read: the epochs, if this rank reads them."""
         if one.name == reply.incarnation and self._rank == 0:
             return reply.epoch_region
         return one.memory.state_region if one.share.slot else one.memory.kv_region
@@ -99,7 +99,7 @@ class PeerMemories:
         )
 
     def _add_to_agent(self, address: str, reply: HandshakeReply) -> Peer:
-        """Tells NIXL of the ranks that we read from. Raises :class:`TransferError` if one can't be added."""
+        """Adds to NIXL the ranks that we read from. Raises :class:`TransferError` if one can't be added."""
         blocks = cut_unit(self._ours.kv_layout, [one.kv_layout for one in reply.ranks], rank=self._rank)
         slots = cut_unit(self._ours.state_layout, [one.state_layout for one in reply.ranks], rank=self._rank)
         added: list[PeerMemory] = []
@@ -139,25 +139,25 @@ class PeerMemories:
 
     def _add_rank(self, expected: str, metadata: bytes) -> str:
         if any(peer.name == expected for peer in self._gone):
-            raise TransferError("reads that it failed to answer have not ended yet; try again later")
+            raise TransferError("earlier reads of this peer have not ended yet; try again later")
         name = self._agent.add_peer(metadata)
         if name != expected:
             if not self._is_in_use(name):
                 self._agent.remove_peer(name)
-            raise TransferError(f"its metadata is of {name!r}, its handshake of {expected!r}")
+            raise TransferError(f"its metadata names {name!r}, its handshake {expected!r}")
         return name
 
     def _is_in_use(self, name: str) -> bool:
         return any(one.name == name for peer in self._peers.values() for one in peer.ranks)
 
     def _lost(self, one: PeerMemory) -> None:
-        """A rank can't be read from any more: its server is gone."""
+        """Forgets the server of a rank that can't be read from any more."""
         self.forget(one.incarnation)
 
     def forget(self, incarnation: str) -> None:
-        """The peer is gone or another; NIXL lets go of it once no read of it is under way.
+        """Forgets a peer that is gone or has restarted. NIXL removes it once no read of it is under way.
 
-        Not before: removing a peer does not stop a read, it only hides that the bytes still land.
+        Not earlier: removing a peer does not stop a read, it only hides that the bytes still land.
         """
         peer = self._peers.pop(incarnation, None)
         if peer is not None:
@@ -174,7 +174,7 @@ class PeerMemories:
 
 
 class _FirstContact:
-    """The first reads from a peer's ranks: one outcome for all of them, told once."""
+    """The first reads from a peer's ranks. One outcome for all of them is reported once."""
 
     def __init__(self, num_reads: int, on_outcome: Callable[[TransferError | None], None]) -> None:
         self._num_left = num_reads
@@ -189,7 +189,7 @@ class _FirstContact:
             self._tell(self._error)
 
     def late(self) -> None:
-        """What a peer did not answer in time is not built on, even if it comes."""
+        """Reports a failure. An answer that comes later changes nothing."""
         if not self._is_told:
             self._tell(TransferError(f"no answer within {WARM_UP_DEADLINE_S} s"))
 

@@ -1,9 +1,9 @@
 """How one rank's unit (a block or a slot) is put together from units of a peer's ranks.
 
-Both sides say by ranges of the whole model's heads and channels what stands where
-(:attr:`wire.messages.layout.Segment.ranges`). Each range of ours is found in theirs, whatever the two numbers
-of ranks: KV heads are one range, the convolution's channels three (x, B, C), SSM heads one a layer. Where
-several ranks of the peer hold a copy of a head, ours choose different ones.
+Both sides describe the content of a unit by ranges of the whole model's heads and channels
+(:attr:`wire.messages.layout.Segment.ranges`). Each of our ranges is looked up in the peer's, for any two
+numbers of ranks: KV heads are one range, the convolution's channels three (x, B, C), SSM heads one per layer.
+If several ranks of the peer hold a copy of a head, our ranks choose different copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wire.messages.layout import Layout, Segment
 
 @dataclass(frozen=True)
 class Piece:
-    """``num_bytes`` at ``remote`` of a peer's unit belong at ``local`` of ours; offsets in bytes."""
+    """``num_bytes`` at ``remote`` in a peer's unit belong at ``local`` in ours; offsets in bytes."""
 
     local: int
     remote: int
@@ -25,18 +25,18 @@ class Piece:
 
 
 Cut = tuple[Piece, ...]
-"""What of a unit of ours comes from one rank of the peer; empty: nothing."""
+"""The pieces of our unit that come from one rank of the peer; may be empty."""
 
 
 def whole(layout: Layout) -> Cut:
-    """All of a unit."""
+    """Returns the cut that takes a whole unit."""
     return (Piece(0, 0, layout.unit_bytes),) if layout.unit_bytes else ()
 
 
 def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut]:
-    """What our rank ``rank`` reads of each of the peer's ranks, for one unit.
+    """Returns for each of the peer's ranks what our rank ``rank`` reads from it, for one unit.
 
-    Raises :class:`HandshakeError` where the peer's ranks together lack something of ours.
+    Raises :class:`HandshakeError` if the peer's ranks together lack a part of our unit.
     """
     if len(remotes) == 1 and local.same_unit(remotes[0]):
         return [whole(local)]
@@ -56,7 +56,7 @@ def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut
 
 
 def _owner(segments: Sequence[Segment], entry: int, rank: int) -> tuple[int, int, int]:
-    """Which of the peer's ranks our ``rank`` reads an entry from, and what :func:`_find` says of it there."""
+    """Returns the peer's rank that our ``rank`` reads an entry from, and :func:`_find`'s result there."""
     places = [(i, _find(segment, entry)) for i, segment in enumerate(segments)]
     held = [(i, *place) for i, place in places if place is not None]
     if not held:
@@ -66,7 +66,7 @@ def _owner(segments: Sequence[Segment], entry: int, rank: int) -> tuple[int, int
 
 
 def _find(segment: Segment, entry: int) -> tuple[int, int] | None:
-    """Where in the peer's unit an entry of the outermost axis stands, and the end of the range it is in."""
+    """Returns an entry's offset in the peer's unit, and the end of its range. Of the outermost axis."""
     offset = segment.offset
     for start, stop in segment.ranges:
         if start <= entry < stop:
@@ -76,7 +76,7 @@ def _find(segment: Segment, entry: int) -> tuple[int, int] | None:
 
 
 def _append(cut: list[Piece], piece: Piece) -> None:
-    """Joins the piece with the last one where both sides are adjacent."""
+    """Appends the piece, or joins it with the last one if both sides are adjacent."""
     if cut:
         last = cut[-1]
         if (last.local + last.num_bytes, last.remote + last.num_bytes) == (piece.local, piece.remote):

@@ -1,1 +1,1 @@
-"""Reads by servers whose ranks are processes of their own."""
+"""Reads by servers whose ranks are separate processes."""

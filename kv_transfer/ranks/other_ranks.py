@@ -13,12 +13,12 @@ from wire.messages.handoff import RankMemory
 from wire.messages.ranks import Introduce, RankConnected, RankPartEnded, RankPartLate, RankServes, ServePeers
 
 REPORTS = (RankServes, RankConnected, RankPartLate, RankPartEnded)
-"""What :func:`kv_transfer.ranks.rank_exchange.serve_rank` may send."""
+"""The messages that :func:`kv_transfer.ranks.rank_exchange.serve_rank` may send."""
 START_TIMEOUT_S = 60.0
 
 
 class OtherRanks:
-    """Ranks 1 and up, of which there may be none. Hands what they report of reads to ``take_report``."""
+    """Ranks 1 and up; there may be none. Passes their reports about reads to ``take_report``."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class OtherRanks:
             ranks.tell(Introduce(incarnation))
 
     def memories(self) -> list[RankMemory]:
-        """What they told when they were ready, in the order of ranks; waits for that."""
+        """Waits until all ranks are ready, and returns the memory that each one reported, in rank order."""
         num_others = 0 if self._ranks is None else self._ranks.size - 1
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._memories) == num_others, START_TIMEOUT_S):
@@ -47,7 +47,7 @@ class OtherRanks:
             return [self._memories[rank] for rank in sorted(self._memories)]
 
     def serve(self, is_on: bool) -> None:
-        """Whether peers may be reading just now."""
+        """Tells the ranks whether peers may be reading now."""
         if self._ranks is not None:
             self._ranks.tell(ServePeers(is_on))
 

@@ -1,7 +1,6 @@
-"""The handoff on a tensor-parallel rank other than 0: its memory is read and it reads its share of others'.
+"""The handoff on a tensor-parallel rank other than 0: peers read its memory, and it reads a share of theirs.
 
-What is read when, and whether it may be used, is rank 0's business; see
-:mod:`kv_transfer.reads.rank_readers`.
+Rank 0 decides what is read when, and whether the data may be used; see :mod:`kv_transfer.reads.rank_readers`.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from wire.messages.ranks import (
 
 
 def rank_main(role: Role) -> RankMain:
-    """What the process of such a rank runs, on a server of that role."""
+    """Returns the main function for the process of a rank other than 0, on a server of this role."""
     return work if role == "both" else serve_rank
 
 
 def serve_rank(engine: Engine, link: RankLink) -> None:
-    """A rank of a prefill or a decode server."""
+    """Runs a rank of a prefill or a decode server."""
     incarnation = link.receive(Introduce).incarnation
     failures: list[BaseException] = []
     exchange = RankExchange(
@@ -56,7 +55,7 @@ def serve_rank(engine: Engine, link: RankLink) -> None:
 
 
 class RankExchange:
-    """One NIXL agent for both sides of the handoff."""
+    """Both sides of the handoff on one rank, with one NIXL agent."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class RankExchange:
         link.send(RankServes(self._reader.memory))
 
     def takers(self) -> dict[type, Callable[[object], None]]:
-        """What rank 0 asks of the exchange, and who takes it; for :class:`RankWorker`."""
+        """Returns a handler for each kind of message from rank 0; for :class:`RankWorker`."""
 
         def on_thread(take: Callable[..., None]) -> Callable[[object], None]:
             return lambda message: self._thread.post(lambda: take(message))
@@ -106,7 +105,7 @@ class RankExchange:
         reads = _RankPart(message, self._link)
         peer = self._reader.peers.get(message.incarnation)
         part = Part(message.local_blocks, message.remote_blocks, message.local_slots, message.remote_slots)
-        reads.took_off()  # until all are posted
+        reads.took_off()  # counts as one read until all are posted
         if peer is None:
             reads.landed(TransferError("the server that wrote the ticket is gone"), NOTHING)
             return
@@ -126,7 +125,7 @@ class RankExchange:
 
 
 class _RankPart:
-    """Reads of one part; one report when the last of them has ended."""
+    """The reads of one part. One report is sent when the last of them has ended."""
 
     def __init__(self, message: ReadRankPart, link: RankLink) -> None:
         self.patience = Patience(message.deadline_s)

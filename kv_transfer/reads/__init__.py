@@ -1,1 +1,1 @@
-"""The decode side: what is read from whom, in which parts. A transfer says when its quarantine is lifted."""
+"""The decode side: what is read from which server, in which parts, and when a quarantine ends."""

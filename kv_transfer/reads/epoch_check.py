@@ -1,6 +1,7 @@
-"""The seqlock's reader: after the data, the lease's epoch; if it moved, the data may be another request's.
+"""The seqlock's reader. It reads the lease's epoch after the data.
 
-NIXL gives no order within one read, hence a read of its own behind the last of the data.
+If the epoch has changed, the data may be another request's. NIXL guarantees no order within one read, so the
+epoch gets a separate read after the last of the data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ lines = RepeatedLines(log)
 class EpochCheck:
     """Reads epochs into ``epochs``, int64, registered with the agent. On the transfer thread.
 
-    Every read that somebody waits for has a cell to itself; cell 0 takes what nobody looks at.
+    Every read whose result is needed has its own cell; cell 0 takes the results that nobody needs.
     """
 
     def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
@@ -49,14 +50,14 @@ class EpochCheck:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Reads the lease's epoch; ``on_end`` is told an error if that failed or the lease had ended by then.
+        """Reads the lease's epoch. ``on_end`` gets an error if the read failed or the lease had ended.
 
-        Raises :class:`TransferError` if the peer has no such lease, or if as many reads as there are cells
-        have not ended.
+        Raises :class:`TransferError` if the peer has no such lease, or if every cell belongs to a read that
+        has not ended.
         """
         if self._free.num_free == 0:
             raise TransferError(
-                f"{self._free.capacity} reads of leases' epochs have not ended: their servers do not answer",
+                f"{self._free.capacity} reads of lease epochs have not ended: their servers do not answer",
                 cause="deadline",
             )
         (cell,) = self._free.allocate(1)
@@ -82,7 +83,7 @@ class EpochCheck:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Reads a lease's epoch into ``cell``; :class:`TransferError` if the peer has no such lease."""
+        """Reads an epoch into ``cell``. Raises :class:`TransferError` if the peer has no such lease."""
         epochs = peer.ranks[0].epochs
         assert epochs is not None
         theirs = np.array([checked_lease(lease_id, peer.reply.epoch_region)])
@@ -95,37 +96,37 @@ class EpochCheck:
         )
 
     def conclude(self, peer: Peer, lease: Done, request_id: str) -> None:
-        """Tells the peer that its lease may end, and sees to it that this arrives."""
+        """Tells the peer that its lease may end, and makes sure that the message arrives."""
         try:
             self._agent.notify(peer.ranks[0].name, encode(lease))
         except TransferError as error:  # the data is valid; the lease ends by its time to live
-            kind = f"prefill server {peer.address} was not told that it was read"
+            kind = f"prefill server {peer.address} was not told that its lease was read"
             lines.write(logging.WARNING, kind, "request %s: %s: %s", request_id, kind, error)
         self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
-        """A small read behind a notification: when it has ended, the notification has arrived.
+        """Posts a small read after a notification: when the read has ended, the notification has arrived.
 
-        It keeps this thread polling until then, and whatever wait for the peer a notification causes is over
-        before the next transfer's read, which would otherwise end with it (measured: 0.1 to 1 ms).
+        The read keeps this thread polling until then. A notification can make the next read wait for the peer
+        (measured: 0.1 to 1 ms); this read takes that wait, so that the next transfer's read doesn't.
         """
         nobody = Patience(math.inf)
         self._read(peer, 0, 0, patience=nobody, on_end=lambda error: None, on_late=lambda: None)
 
 
 def _moved(found: int, lease: Done) -> TransferError | None:
-    """What is wrong where the lease had ended before its epoch was read."""
+    """Returns an error if the lease had ended before its epoch was read."""
     if found == lease.epoch:
         return None
     return TransferError(
-        f"the lease ended while its data was read (epoch {found}, the ticket's is {lease.epoch}); what was "
-        "read is thrown away",
+        f"the lease ended while its data was read (epoch {found}, the ticket's is {lease.epoch}); "
+        "the data is discarded",
         cause="lease_ended",
     )
 
 
 def checked_lease(lease_id: int, epochs: Region) -> int:
-    """The lease's entry in the table's list. Raises :class:`TransferError` if there is none."""
+    """Returns the lease's entry in the table's list. Raises :class:`TransferError` if there is none."""
     if not 0 <= lease_id < epochs.num_bytes // EPOCH_BYTES:
         raise TransferError(
             f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"

@@ -1,4 +1,4 @@
-"""How many tickets' state did not come, by cause."""
+"""How often a ticket's state did not arrive, by cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wire.errors import DeadlineError, TransferError, TransferFailure, TwinfangE
 
 
 class FailureCounts:
-    """Counts since the start. Thread-safe: handshakes fail on the event loop, reads elsewhere."""
+    """Counts since the start. Thread-safe: handshakes fail on the event loop, reads on other threads."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = dict.fromkeys(get_args(TransferFailure), 0)
@@ -24,16 +24,16 @@ class FailureCounts:
         self.add(cause_of(error))
 
     def counts(self) -> dict[str, int]:
-        """By cause, those that never happened included."""
+        """Returns the counts by cause, including causes that never occurred."""
         with self._lock:
             return dict(self._counts)
 
 
 def cause_of(error: TwinfangError) -> TransferFailure:
-    """Why a handshake or a read failed with this error."""
+    """Returns why a handshake or a read failed with this error."""
     if isinstance(error, TransferError):
         return error.cause
     if isinstance(error, DeadlineError):
         return "deadline"
-    # A peer that can't be called is gone; one that answers with anything else refuses.
+    # A peer that can't be called is gone; a peer that answers with any other error refuses.
     return "peer_gone" if isinstance(error, UnavailableError) else "handshake_refused"

@@ -1,4 +1,4 @@
-"""Reads prompts of other servers while those still compute them, a part for each piece of news."""
+"""Reads prompts from other servers that are still computing them: one part for each progress message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Followers:
     """One task for each lease that is followed. Lives on the event loop.
 
-    ``on_ticket`` is told which request's prompt is computed, before the last part is read.
+    ``on_ticket`` is called when a request's prompt is computed, before the last part is read.
     """
 
     def __init__(self, peers: Peers, on_ticket: Callable[[str, Ticket], None]) -> None:
@@ -30,14 +30,14 @@ class Followers:
         self._tasks: dict[tuple[str, int, int], tuple[asyncio.Task[None], SinkTransfer]] = {}
 
     def start(self, early: PartialTicket, plan: PartPlan, transfer: SinkTransfer) -> None:
-        """Brings the transfer to an end in any case."""
+        """Follows a prompt. Finishes or fails the transfer in any case."""
         key = lease_of(early)
         task = asyncio.create_task(self._follow(early, plan, transfer))
         self._tasks[key] = (task, transfer)
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def stop(self, ticket: AnyTicket) -> None:
-        """The prompt is not wanted any more; nothing happens if it is not followed."""
+        """Stops following a prompt that is not wanted any more. Does nothing if it is not followed."""
         task, transfer = self._tasks.get(lease_of(ticket), (None, None))
         if task is not None and transfer is not None:
             task.cancel()
@@ -76,4 +76,4 @@ class Followers:
             part = plan.part(message)
             if part is not None:
                 transfer.read_part(part)
-        raise TransferError("its news ended before the prompt was computed")
+        raise TransferError("the server's progress messages ended before the prompt was computed")

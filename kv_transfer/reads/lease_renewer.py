@@ -1,9 +1,9 @@
-"""Keeps the leases of requests alive that wait for room here.
+"""Keeps alive the leases of requests that wait for room here.
 
-A lease's time to live measures whether its reader lives, not how long the reader's queue is: a burst of
+A lease's time to live checks whether its reader is alive, not how long the reader's queue is: a burst of
 requests on a small server must not lose its prompts to a deadline (tokenspeed PR 1427). While a request
-waits, its lease is renewed several times a lifetime, all leases of one server in one call. A process that
-dies renews nothing, so what it held comes free by itself.
+waits, its lease is renewed several times within its time to live, all leases of one server in one call. A
+process that dies renews nothing, so its leases expire.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 RENEWALS_PER_LIFETIME = 3
-"""Two may be lost before a lease is."""
+"""Two renewals may be lost before the lease is."""
 
 
 class Peers(Protocol):
-    """Who calls other servers."""
+    """The object that calls other servers."""
 
     async def renew(self, address: str, leases: RenewLeases, *, timeout_s: float) -> RenewedLeases:
         """Keeps leases of the server at ``address`` alive. Raises :class:`TwinfangError`."""
@@ -37,7 +37,7 @@ class Peers(Protocol):
 class _Held:
     ticket: AnyTicket
     due: float
-    """When it has to be renewed next, in the event loop's time."""
+    """When the lease has to be renewed next, in the event loop's time."""
 
     @property
     def interval_s(self) -> float:
@@ -58,7 +58,7 @@ class LeaseRenewer:
         return len(self._held)
 
     def hold(self, ticket: AnyTicket) -> None:
-        """From now on the ticket's lease is renewed, until :meth:`let_go`."""
+        """Renews the ticket's lease from now on, until :meth:`let_go`."""
         held = _Held(ticket, 0.0)
         held.due = asyncio.get_running_loop().time() + held.interval_s
         self._held[lease_of(ticket)] = held
@@ -67,12 +67,12 @@ class LeaseRenewer:
             self._task = asyncio.create_task(self._renew_while_any())
 
     def announce(self, ticket: AnyTicket) -> None:
-        """The same, and its server is told at once that it will be read: nobody was expected there."""
+        """Like :meth:`hold`, with a first renewal at once: the ticket's server expected no reader so far."""
         self.hold(ticket)
         self._held[lease_of(ticket)].due = 0.0
 
     def let_go(self, ticket: AnyTicket) -> None:
-        """The read has ended, or will never begin."""
+        """Stops renewing: the read has ended or will never begin."""
         self._held.pop(lease_of(ticket), None)
 
     async def close(self) -> None:
@@ -83,7 +83,7 @@ class LeaseRenewer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _renew_while_any(self) -> None:
-        """Ends when nothing waits any more: an idle server has no timer."""
+        """Renews leases that are due, until no lease is held: an idle server has no timer."""
         loop = asyncio.get_running_loop()
         while self._held:
             self._joined.clear()
@@ -118,5 +118,5 @@ class LeaseRenewer:
 
 
 def lease_of(ticket: AnyTicket) -> tuple[str, int, int]:
-    """Which lease a ticket is of, among those of all servers."""
+    """Returns the key of the ticket's lease, unique among the leases of all servers."""
     return ticket.incarnation, ticket.lease_id, ticket.epoch

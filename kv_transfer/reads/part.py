@@ -1,7 +1,7 @@
-"""A part of a transfer: some blocks, and with the last of them states, that are read from one peer at once.
+"""A part of a transfer: blocks that are read from one peer at once; the last part also has the state.
 
-Reading a part validates nothing: :mod:`kv_transfer.reads.epoch_check` does that once for all parts of a
-transfer.
+Reading a part validates nothing: :mod:`kv_transfer.reads.epoch_check` validates all parts of a transfer at
+once.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ class Part:
     def last(
         cls, local_blocks: Sequence[int], remote_blocks: Sequence[int], local_slot: int, remote_slot: int
     ) -> Part:
-        """With the state; where the model has none both slots are the null one."""
+        """Returns a transfer's last part, with the state. Both slots are null if the model has no state."""
         return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot))
 
 
 @dataclass(frozen=True)
 class PartIndices:
-    """A part as entries of the two lists that :mod:`kv_transfer.nixl.descriptors` makes of a pair of
-    ranks."""
+    """A part as entries of the two lists that :mod:`kv_transfer.nixl.descriptors` makes per pair of ranks."""
 
     local: Indices
     remote: Indices
     num_bytes: int
     num_descriptors: int
-    """After neighbours on both sides were joined."""
+    """The count after neighbours on both sides were joined."""
 
 
 def _named(slot: int) -> tuple[int, ...]:
@@ -51,7 +50,10 @@ def _named(slot: int) -> tuple[int, ...]:
 
 
 def part_indices(part: Part, ours: RankMemory, theirs: RankMemory, share: Share) -> PartIndices:
-    """The part's entries on both sides; :class:`TransferError` for a unit outside either side's pools."""
+    """Returns the part's entries on both sides.
+
+    Raises :class:`TransferError` for a unit outside either side's pools.
+    """
     num_block, num_slot = len(share.block), len(share.slot)
     blocks = unit_indices(ours.kv_layout, part.local_blocks, theirs.kv_layout, part.remote_blocks, num_block)
     slots = unit_indices(

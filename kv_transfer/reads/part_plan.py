@@ -1,4 +1,4 @@
-"""Which parts a followed prompt is read in: from what a prefill server tells to what is read where. Pure."""
+"""Turns a prefill server's progress messages into the parts in which a followed prompt is read. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from wire.messages.handoff import PartialTicket, Progress, Ticket
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a prompt's blocks and its state are to land."""
+    """The place where a prompt's blocks and its state will land."""
 
     block_ids: Sequence[int]
-    """Of the whole prompt, in order; none where the model keeps no KV."""
+    """The blocks of the whole prompt, in order; empty if the model keeps no KV."""
     num_cached: int
-    """The first so many hold their content already."""
+    """How many of the first blocks already hold their content."""
     state_slot: int
-    """Null where the model has no state."""
+    """Null if the model has no state."""
     block_size: int
 
 
 class PartPlan:
-    """Turns a lease's news, in order, into parts. Raises :class:`TransferError` for news that can't be."""
+    """Turns a lease's messages, in order, into parts. Raises :class:`TransferError` for impossible ones."""
 
     def __init__(self, early: PartialTicket, destination: Destination) -> None:
         self._early = early
@@ -33,20 +33,20 @@ class PartPlan:
         self._told: list[int] = []
 
     def part(self, progress: Progress) -> Part | None:
-        """What to read of further full blocks; None if all of them are here."""
+        """Returns the part with further full blocks, without those that are here; None if all of them are."""
         self._told += progress.block_ids
         num_full = min(self._early.num_tokens // self._to.block_size, len(self._to.block_ids))
         if len(self._told) > num_full:
             raise TransferError(
-                f"{len(self._told)} full blocks were told of a prompt that has {num_full} in "
-                f"{self._early.num_tokens} tokens",
+                f"the prefill server reported {len(self._told)} full blocks; its prompt of "
+                f"{self._early.num_tokens} tokens has {num_full}",
                 cause="ticket_refused",
             )
         part = self._part_from(len(self._told) - len(progress.block_ids), self._told)
         return part if part.remote_blocks else None
 
     def last_part(self, ticket: Ticket) -> Part:
-        """The blocks that are left, and the state."""
+        """Returns the part with the remaining blocks and the state."""
         early = self._early
         if (ticket.lease_id, ticket.epoch, ticket.incarnation, ticket.num_tokens) != (
             early.lease_id,
@@ -55,17 +55,17 @@ class PartPlan:
             early.num_tokens,
         ):
             raise TransferError(
-                "the ticket that came is not of the lease that was followed", cause="ticket_refused"
+                "the ticket received belongs to another lease than the one followed", cause="ticket_refused"
             )
         num_blocks = min(blocks_for(early.num_tokens, self._to.block_size), len(self._to.block_ids))
         if len(ticket.block_ids) != num_blocks:
             raise TransferError(
                 f"the ticket covers {ticket.num_tokens} tokens in {len(ticket.block_ids)} blocks, "
-                f"not in {num_blocks}",
+                f"expected {num_blocks}",
                 cause="ticket_refused",
             )
         if list(ticket.block_ids[: len(self._told)]) != self._told:
-            raise TransferError("the ticket names other blocks than were told before", cause="ticket_refused")
+            raise TransferError("the ticket names other blocks than were reported", cause="ticket_refused")
         return self._part_from(len(self._told), ticket.block_ids, ticket.state_slot)
 
     def _part_from(self, first: int, remote: Sequence[int], state_slot: int | None = None) -> Part:

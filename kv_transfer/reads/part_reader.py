@@ -1,4 +1,4 @@
-"""Who reads a part of a transfer: this process, and those of the server's other tensor-parallel ranks."""
+"""The readers of a part of a transfer: this process, and those of the server's other ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kv_transfer.reads.part import Part, part_indices
 from wire.errors import TransferError
 
 DRAIN_S = 0.2
-"""What reads under way get to end when their reader is closed."""
+"""How long reads under way may take to end when their reader is closed."""
 
 
 @dataclass(frozen=True)
 class ReadSize:
-    """What a read has brought."""
+    """The size of a read that has ended."""
 
     num_bytes: int
     num_descriptors: int
@@ -32,18 +32,18 @@ NOTHING = ReadSize(0, 0)
 
 
 class PartReceiver(Protocol):
-    """Whoever waits for a part: a :class:`kv_transfer.reads.transfer.Transfer`."""
+    """The object that waits for a part, such as :class:`kv_transfer.reads.transfer.Transfer`."""
 
     @property
     def patience(self) -> Patience: ...
 
     def took_off(self) -> None:
-        """A read of the part was posted; exactly one :meth:`landed` follows."""
+        """Called when a read of the part was posted; exactly one :meth:`landed` follows."""
 
     def landed(self, error: TransferError | None, size: ReadSize) -> None: ...
 
     def late(self) -> None:
-        """A read is late; it still ends some time."""
+        """Called when a read is late; it will still end at some time."""
 
 
 class PartReader(Protocol):
@@ -54,10 +54,10 @@ class PartReader(Protocol):
 
 
 class OwnReader:
-    """This process's share, from each of the peer's ranks that hold something of it.
+    """Reads this process's share of a part, from each of the peer's ranks that hold some of it.
 
-    Has what one rank needs to read others' memory: NIXL's agent, the peers that it knows, reads under way.
-    On the transfer thread. ``scratch`` is registered beside the pools, and takes what is not a part.
+    Has all that one rank needs to read other servers' memory: NIXL's agent, the known peers, the reads under
+    way. On the transfer thread. ``scratch`` is registered with the pools; reads other than parts go there.
     """
 
     def __init__(self, caches: Caches, scratch: torch.Tensor, *, incarnation: str, rank: int = 0) -> None:
@@ -86,14 +86,14 @@ class OwnReader:
             )
 
     def poll(self) -> float | None:
-        """Moves everything on; seconds until it wants to again, None if nothing is under way."""
+        """Makes all reads progress; returns the seconds until the next call, None if none is under way."""
         self.agent.poll()
         delay_s = self.flights.poll()
         self.peers.remove_gone()
         return delay_s
 
     def close(self, thread: PollThread) -> None:
-        """Ends the transfer thread, and lets go of all that was read from. From any other thread."""
+        """Ends the transfer thread and releases all peers and the agent. From any other thread."""
         thread.post(lambda: self.flights.drain(DRAIN_S))
         thread.stop()
         self.peers.remove_all()

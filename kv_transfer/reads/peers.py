@@ -1,4 +1,4 @@
-"""The servers that this one has shaken hands with, to read from their memory."""
+"""gRPC connections to the servers whose memory this one reads: handshakes, leases, progress of prompts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 RECONNECT_S = 1.0
-"""What a channel that broke gets to connect again before a handshake, longer than gRPC's pause between two
-tries: a server that has just come back must not be given up because of that pause."""
+"""How long a broken channel may take to connect again before a handshake. This is longer than gRPC's pause
+between two tries: a server that has just come back must not be given up because of that pause."""
 
 
 class Peers:
-    """One channel an address, one handshake an incarnation. Lives on the event loop."""
+    """One channel per address, one handshake per incarnation. Lives on the event loop."""
 
     def __init__(self, sink: TransferSink, failures: FailureCounts, *, timeout_s: float) -> None:
         self._sink = sink
@@ -70,14 +70,14 @@ class Peers:
         self._spawn(self._connect_quietly(address))
 
     def end_lease_soon(self, ticket: AnyTicket) -> None:
-        """Tells the server that nobody will read; its time to live covers a message that is lost."""
+        """Tells the server that nobody will read. If the message is lost, the lease expires."""
         self._spawn(self._end_lease(ticket))
 
     def follow(self, early: PartialTicket) -> AsyncGenerator[Progress | Ticket, None]:
-        """How a prompt gets on that its server still computes, and last its ticket.
+        """Yields the progress of a prompt that its server is still computing, and its ticket last.
 
-        Raises :class:`TwinfangError`. There is no deadline: a server that dies ends the call, one that is
-        frozen loses it to gRPC's keepalive.
+        Raises :class:`TwinfangError`. There is no deadline: if the server dies, the call ends; if it is
+        frozen, gRPC's keepalive ends the call.
         """
         message = Follow(early.incarnation, early.lease_id, early.epoch)
         return call_for_replies(self._channel(early.address), FOLLOW, message, timeout_s=None)
@@ -101,7 +101,7 @@ class Peers:
         return self._channels[address]
 
     async def _connect(self, address: str) -> None:
-        """One handshake at a time an address; whoever comes meanwhile waits for the same one."""
+        """Makes one handshake at a time per address; later callers wait for the same handshake."""
         task = self._handshakes.get(address)
         if task is None:
             task = asyncio.create_task(self._shake_hands(address))
@@ -114,7 +114,7 @@ class Peers:
             reply = await self._ask_for_memory(address)
         except UnavailableError as error:
             raise UnavailableError(f"the server at {address} is out of reach: {error.message}") from error
-        except DeadlineError as error:  # not the request's deadline: it may be tried again elsewhere
+        except DeadlineError as error:  # not the request's own deadline: another server may be tried
             raise TransferError(
                 f"the server at {address} is out of reach: {error.message}", cause="deadline"
             ) from error
@@ -123,13 +123,13 @@ class Peers:
             log.info("connected to server %s, incarnation %s", address, reply.incarnation)
 
     async def _ask_for_memory(self, address: str) -> HandshakeReply:
-        """Once more if the channel was broken and connects again."""
+        """Asks a second time if the channel was broken and connects again."""
         request, channel = self._sink.introduction, self._channel(address)
         ask = partial(call, channel, HANDSHAKE, request, timeout_s=self._timeout_s)
         try:
             reply: HandshakeReply = await ask()
         except UnavailableError:
-            with suppress(TimeoutError):  # it is gone: the second call says how
+            with suppress(TimeoutError):  # the server is gone: the second call's error says why
                 await asyncio.wait_for(channel.channel_ready(), RECONNECT_S)
             reply = await ask()
         return reply
@@ -145,7 +145,7 @@ class Peers:
         try:
             await call(self._channel(ticket.address), END_LEASE, message, timeout_s=self._timeout_s)
         except TwinfangError as error:
-            kind = f"a lease of {ticket.address} was not ended"
+            kind = f"a lease at {ticket.address} could not be ended"
             lines.write(logging.WARNING, kind, "request %s: %s: %s", ticket.request_id, kind, error)
 
     def _spawn(self, coroutine: object) -> None:

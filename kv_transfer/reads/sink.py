@@ -1,9 +1,9 @@
-"""The decode side of the handoff: reads a peer's blocks and state, and trusts nothing before it is checked.
+"""The decode side of the handoff: reads a peer's blocks and state, and trusts no data before it is checked.
 
-This is the door to the transfer thread. What happens there is in :mod:`kv_transfer.reads.transfer` (one
-request's parts and their validation), :mod:`kv_transfer.nixl.flights` (reads under way),
-:mod:`kv_transfer.reads.epoch_check` (the seqlock) and :mod:`kv_transfer.nixl.peer_memories` (who can be
-read).
+Other threads use this module to reach the transfer thread. The transfer thread runs
+:mod:`kv_transfer.reads.transfer` (one request's parts and their validation), :mod:`kv_transfer.nixl.flights`
+(reads under way), :mod:`kv_transfer.reads.epoch_check` (the seqlock) and
+:mod:`kv_transfer.nixl.peer_memories` (the servers that can be read).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
 class TransferSink:
     """Owns the decode server's transfers and its NIXL agent. Methods are thread-safe.
 
-    ``introduction`` says who we are. ``ranks`` are this server's others, which read their shares.
+    ``introduction`` is what this server sends in a handshake. ``ranks`` are this server's other ranks; each
+    reads its own share.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class TransferSink:
         listener: TransferListener,
         ranks: RankProcesses | None = None,
     ) -> None:
-        # So many transfers may be under way: each fills a slot, or blocks where the model has no states.
+        # The most transfers that may be under way: each fills a slot, or blocks if the model has no state.
         num_units = caches.num_slots if caches.spec.has_state else caches.num_blocks
         epochs = torch.zeros(num_units, dtype=torch.int64)
         self.introduction = introduction
@@ -57,19 +58,19 @@ class TransferSink:
         self._setup = TransferSetup(self._reader.peers, readers, check, self.counts, listener)
 
     def take_report(self, rank: int, report: RankReport) -> None:
-        """What another rank says of its reads; from any thread."""
+        """Takes another rank's report about its reads. From any thread."""
         assert self._rank_readers is not None
         self._rank_readers.take_report(rank, report)
 
     def knows(self, incarnation: str) -> bool:
-        """Whether memory of this life of a prefill server can be read."""
+        """Whether the memory of this incarnation of a prefill server can be read."""
         return self._reader.peers.knows(incarnation)
 
     def add_peer(self, address: str, reply: HandshakeReply) -> None:
         """Connects to a prefill server and reads once from it, so that no request pays for that.
 
-        Blocks until it is done. Raises :class:`HandshakeError` if the two may not share state or the peer
-        can't be reached.
+        Blocks until both are done. Raises :class:`HandshakeError` if the two servers may not share state or
+        the peer can't be reached.
         """
         check_same_model(self.introduction, reply, f"the prefill server at {address}")
         check_regions(reply)
@@ -87,10 +88,10 @@ class TransferSink:
     # --- transfers -------------------------------------------------------------------------------
 
     def begin(self, request_id: str, incarnation: str, *, deadline_s: float) -> SinkTransfer:
-        """A transfer from that life of a prefill server, of which nothing is read yet.
+        """Returns a new transfer from that incarnation of a prefill server. It has read nothing yet.
 
-        It has to be brought to an end, by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The
-        listener is told, while something is being read no later than about ``deadline_s`` seconds after the
+        The caller must end it by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The listener is
+        told of the end. While a read is under way, that is at most about ``deadline_s`` seconds after the
         last news.
         """
         transfer = Transfer(self._setup, request_id, incarnation, deadline_s=deadline_s)
@@ -108,8 +109,8 @@ class TransferSink:
     ) -> None:
         """Reads all that ``ticket`` names into our ``block_ids`` and ``state_slot``; returns at once.
 
-        The prompt's first ``first_block`` blocks are here already; ``block_ids`` are for the others. The slot
-        is null where the model has no state.
+        The prompt's first ``first_block`` blocks are already here; ``block_ids`` are for the others. The slot
+        is null if the model has no state.
         """
         transfer = self.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s)
         part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
@@ -121,7 +122,7 @@ class TransferSink:
     # --- on the transfer thread ------------------------------------------------------------------
 
     def _connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
-        """The other ranks first: a peer that this one knows can be read from by all."""
+        """Connects the other ranks first: if this rank knows a peer, all ranks can read from it."""
 
         def connect_own(error: TransferError | None) -> None:
             if error is None:
@@ -136,7 +137,7 @@ class TransferSink:
 
 
 class SinkTransfer:
-    """A :class:`Transfer` as other threads drive it; calls return at once and are carried out in order."""
+    """A :class:`Transfer` for use by other threads. Calls return at once and are executed in order."""
 
     def __init__(self, thread: PollThread, transfer: Transfer) -> None:
         self.request_id = transfer.request_id
@@ -144,14 +145,14 @@ class SinkTransfer:
         self._transfer = transfer
 
     def read_part(self, part: Part) -> None:
-        """Reads a part; more may be under way."""
+        """Reads a part; other parts may be under way."""
         self._thread.post(lambda: self._transfer.read_part(part))
 
     def finish(self, part: Part, lease: Done) -> None:
-        """Reads the last part, which has the state, and validates all of them against their lease."""
+        """Reads the last part, which has the state, and validates all parts against their lease."""
         asked_s = time.monotonic()
         self._thread.post(lambda: self._transfer.finish(part, lease, asked_s=asked_s))
 
     def fail(self, error: TwinfangError) -> None:
-        """Nothing more will be read."""
+        """Ends the transfer with ``error``; nothing more will be read."""
         self._thread.post(lambda: self._transfer.fail(error))

@@ -1,11 +1,11 @@
-"""One request's transfer: parts in any number, then one validation for all of them, then ``Done``.
+"""One request's transfer: any number of parts, then one validation for all of them, then ``Done``.
 
-    transfer.read_part(part) …        data alone, several at a time, as the peer computes them
+    transfer.read_part(part) …        only data; several parts at a time, as the peer computes them
     transfer.finish(part, lease)      the last part, with the state; when all have landed, the epoch's check
 
-A part that fails or is late fails the transfer. The patience of a transfer runs only while it has something
-under way: a peer that computes for a minute is not late. What was given up stays in quarantine until every
-part that was posted has ended one way or the other.
+A part that fails or is late fails the transfer. A transfer's patience runs only while it has a read under
+way: a peer that computes for a minute is not late. The destination of a transfer that was given up stays in
+quarantine until every part that was posted has ended, by success or failure.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ class TransferResult:
     num_bytes: int
     num_descriptors: int
     seconds: float
-    """From when all was there to be read (of :meth:`Transfer.finish`; if it never was, from the start)."""
+    """Counted from :meth:`Transfer.finish`, when all could be read; without that call from the start."""
     error: TwinfangError | None
     settled: bool
-    """False: bytes may still land at the destination; the listener is told when none can any more."""
+    """False if bytes may still land at the destination. The listener is told when none can any more."""
     early_bytes: int = 0
-    """Of ``num_bytes``, those that had landed before the last part could be read."""
+    """The part of ``num_bytes`` that had landed before the last part could be read."""
 
 
 class TransferListener:
-    """Whoever asks for transfers; this one takes note of nothing. Told on the transfer thread."""
+    """Callbacks to the owner of transfers, on the transfer thread. This base class ignores every call."""
 
     def transferred(self, result: TransferResult) -> None:
-        """Exactly once a transfer."""
+        """Called exactly once per transfer."""
 
     def settled(self, request_id: str) -> None:
-        """Later, if bytes could still land then: now none can."""
+        """Called when no byte can land any more, if bytes could at the time of :meth:`transferred`."""
 
     def failed(self, fault: BaseException) -> None:
-        """A fault of ours: nothing is read any more, and the process is expected to end."""
+        """Called for a bug in the transfer thread: nothing is read any more, and the process should end."""
 
 
 @dataclass
 class TransferCounts:
-    """Since the start. Written on the transfer thread alone."""
+    """Counts since the start. Only the transfer thread writes them."""
 
     num_in_flight: int = 0
     """Transfers that have neither succeeded, failed nor been given up."""
     bytes_read: int = 0
-    """Of blocks and states."""
+    """Bytes of blocks and states."""
     early_bytes: int = 0
-    """Of :attr:`bytes_read`, those that had landed before their prompt was computed."""
+    """The part of :attr:`bytes_read` that had landed before the prompt was computed."""
     num_parts: int = 0
-    """Parts that have landed, whatever became of their transfers."""
+    """Parts that have landed, including those of transfers that failed later."""
 
 
 @dataclass(frozen=True)
 class TransferSetup:
-    """What all transfers of a server share."""
+    """The objects that all transfers of a server share."""
 
     peers: PeerMemories
     readers: Sequence[PartReader]
@@ -78,7 +78,7 @@ class TransferSetup:
 
 
 class Transfer:
-    """Reads of one request from one peer. Made by who asks for it, from then on the transfer thread's."""
+    """Reads of one request from one peer. Any thread may make it; then only the transfer thread uses it."""
 
     def __init__(self, setup: TransferSetup, request_id: str, incarnation: str, *, deadline_s: float) -> None:
         self.request_id = request_id
@@ -96,7 +96,7 @@ class Transfer:
     # --- what the owner asks for -----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before all else."""
+        """Looks up the peer. Must be called first."""
         self._setup.counts.num_in_flight += 1
         self._peer = self._setup.peers.get(self._incarnation)
 
@@ -107,7 +107,7 @@ class Transfer:
         if self._peer is None:
             self.fail(TransferError("the prefill server that wrote the ticket is gone"))
             return
-        self.took_off()  # until all are posted: a small read is often over when it is
+        self.took_off()  # counts as one read until all are posted: a small read often ends while it is posted
         error = None
         try:
             for reader in self._setup.readers:
@@ -117,7 +117,7 @@ class Transfer:
         self.landed(error, NOTHING)
 
     def finish(self, part: Part, lease: Done, *, asked_s: float) -> None:
-        """Reads the last part; when all have landed, their one validation."""
+        """Reads the last part; when all parts have landed, validates them at once."""
         self._early_bytes = self._num_bytes
         self._waited_since_s = asked_s
         self.read_part(part)
@@ -125,20 +125,20 @@ class Transfer:
         self._go_on()
 
     def fail(self, error: TwinfangError) -> None:
-        """Nothing more will be read: ends with ``error`` once what is under way has landed."""
+        """Ends the transfer with ``error`` once the reads under way have ended. Nothing more will be read."""
         self._error = self._error or error
         self._go_on()
 
     # --- what the reads bring --------------------------------------------------------------------
 
     def took_off(self) -> None:
-        """Something was posted; :meth:`landed` will be called for it."""
+        """Notes that a read was posted; :meth:`landed` will be called for it."""
         if self._num_under_way == 0:
             self.patience.renew()
         self._num_under_way += 1
 
     def landed(self, error: TransferError | None, size: ReadSize) -> None:
-        """Something that was posted has ended."""
+        """Notes that a read has ended."""
         self._num_under_way -= 1
         self.patience.renew()
         self._error = self._error or error
@@ -149,7 +149,7 @@ class Transfer:
         self._go_on()
 
     def _go_on(self) -> None:
-        """If nothing is under way any more, the next thing, whichever that is."""
+        """Takes the transfer's next step if no read is under way any more."""
         if self._num_under_way > 0:
             return
         if self._is_in_quarantine:
@@ -165,7 +165,7 @@ class Transfer:
             self._validate(self._lease)
 
     def _validate(self, lease: Done) -> None:
-        """The data is here; read the lease's epoch to learn whether it was still under lease."""
+        """Reads the lease's epoch to learn whether the data, which is here, was still under lease."""
         assert self._peer is not None
         self.took_off()
         try:
@@ -181,11 +181,11 @@ class Transfer:
 
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
-        self._report(None)  # first: the request need not wait for what only the peer waits for
+        self._report(None)  # first: only the peer waits for the rest, the request need not
         self._setup.check.conclude(self._peer, lease, self.request_id)
 
     def late(self) -> None:
-        """What is under way is late; its destination stays in quarantine."""
+        """Reports that the reads under way are late; their destination stays in quarantine."""
         if not self._is_reported:
             seconds = time.monotonic() - self._waited_since_s
             error = TransferError(

@@ -93,7 +93,7 @@ def test_a_link_too_slow_for_the_deadline(failed_by, asked, table):
     asked.exact_elsewhere(fault, "`--transfer-deadline`", table)
     reply = asked.reply("alone")
     assert (reply.status, reply.token_ids) == (502, [])
-    assert "state did not get from its prefill server to a decode server" in reply.error
+    assert "state did not reach a decode server from its prefill server" in reply.error
     assert failed_by("deadline") >= 3
     table.add(fault, SERVERS["alone"], "502, it did not deliver in time", ATTEMPTS, reply.seconds)
 

@@ -1,1 +1,1 @@
-"""Hosts, addresses and origins, as HTTP servers of several rooms check them."""
+"""Hosts, addresses and origins, as checked by the HTTP servers of several packages."""

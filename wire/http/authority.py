@@ -1,4 +1,4 @@
-"""A host and a port as they stand in ``Host`` and behind the ``//`` of an origin."""
+"""A host and a port, as written in the ``Host`` header and after the ``//`` of an origin."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::(?P<p
 
 @dataclass(frozen=True)
 class Authority:
-    """Two are equal if they mean the same."""
+    """A host and a port in canonical form: two authorities are equal if they mean the same."""
 
     host: str
-    """In lower case; of an IPv6 address without its brackets."""
+    """In lower case; an IPv6 address has no brackets here."""
     port: int | None
-    """None: the one that is usual for the scheme."""
+    """None: the scheme's default port."""
 
     @classmethod
     def parse(cls, text: str) -> Authority | None:
-        """None for what is neither ``host`` nor ``host:port``."""
+        """Parses ``host`` or ``host:port``; None for any other text."""
         found = HOST_PORT.fullmatch(text)
         if found is None:
             return None

@@ -1,11 +1,11 @@
-"""What gives away a request that a page of another site has its reader's browser send.
+"""Detects a request that a page of another site made its visitor's browser send.
 
-A page on any site can have its own name resolved to 127.0.0.1 once a browser has loaded it (DNS rebinding):
-to the browser, our port is of the page's origin then. What gives it away is the name in ``Host``. An address
-can't be rebound.
+Once a browser has loaded a page, the page's site can resolve its own name to 127.0.0.1 (DNS rebinding): the
+browser then takes our port for the page's origin. The name in ``Host`` shows this attack. An address can't be
+rebound.
 
-Of a page under its own name, a browser asks (CORS preflight) before most requests, but not before a POST
-without a Content-Type, an image or a script. What gives those away is ``Origin`` and ``Sec-Fetch-Site``.
+For a page under its own name, a browser asks us first (CORS preflight) for most requests, but not for a POST
+without a Content-Type, an image or a script. ``Origin`` and ``Sec-Fetch-Site`` show these requests.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from wire.http.authority import Authority
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>.+)", re.IGNORECASE)
 DEFAULT_PORTS = {"http": 80, "https": 443}
 OWN_SITES = ("same-origin", "none")
-"""``none``: somebody typed the address, or chose a bookmark."""
+"""``none``: the user typed the address or chose a bookmark."""
 
 Header = Callable[[str], str | None]
-"""The value of a header by its name in lower case. Several equal headers become one value with commas, which
-is no host, no origin and no site."""
+"""Returns the value of a header, given its name in lower case. Several headers of that name become one value
+with commas, which is not a valid host, origin or site."""
 
 
 class AllowedHosts:
-    """Loopback names, and those that were given: a name, or ``*.example.com`` for all below it."""
+    """Loopback names and the given names, where ``*.example.com`` stands for all names below it."""
 
     def __init__(self, names: Iterable[str], *, takes_addresses: bool) -> None:
         self._names = {name.strip("[]").lower() for name in names if not name.startswith("*")}
@@ -37,14 +37,17 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, listens_on: str, names: tuple[str, ...] = ()) -> AllowedHosts | None:
-        """None: any name will do. Where others reach the port, any address is taken too: probes use it."""
+        """Returns the allowed hosts of a port, None if every name is allowed.
+
+        If other machines can reach the port, any address is allowed as well: probes use addresses.
+        """
         on_loopback = is_loopback(listens_on)
         if "*" in names or not (on_loopback or names):
             return None
         return cls(names, takes_addresses=not on_loopback)
 
     def takes(self, host: str) -> bool:
-        """``host`` is what stands in the header: a name or an address, maybe with a port."""
+        """Whether ``host``, the header's value, is allowed: a name or an address, maybe with a port."""
         authority = Authority.parse(host)
         if authority is None:
             return False
@@ -55,18 +58,20 @@ class AllowedHosts:
 
 
 def is_of_another_site(method: str, header: Header, allowed: Container[str] = ()) -> bool:
-    """Whether a page sent it whose origin is neither the port's own nor in ``allowed``, ``*`` for all. What
-    says nothing of a site is no browser's."""
+    """Whether the request comes from a page whose origin is neither the port's own nor in ``allowed``.
+
+    ``*`` in ``allowed`` means all origins. A request that names no site is not from a browser.
+    """
     origin, site = header("origin"), header("sec-fetch-site")
     if (origin is None and site is None) or "*" in allowed or (origin is not None and origin in allowed):
         return False
-    if site is not None:  # the browser's own word, which no page can choose
+    if site is not None:  # set by the browser; no page can choose it
         return site not in OWN_SITES and not (origin is None and _is_link(method, header))
     return origin is None or not _is_own(origin, header("host"))
 
 
 def _is_link(method: str, header: Header) -> bool:
-    """Somebody followed a link to here: the page that it was on gets to see nothing."""
+    """Whether a user followed a link to here: the page with the link does not see the answer."""
     return (
         method in ("GET", "HEAD")
         and header("sec-fetch-mode") == "navigate"
@@ -75,10 +80,10 @@ def _is_link(method: str, header: Header) -> bool:
 
 
 def _is_own(origin: str, host: str | None) -> bool:
-    """Whether a page of ``origin`` came from the host that it asks now.
+    """Whether a page of ``origin`` came from the same host that it asks now.
 
-    Who ends TLS in front of the port is not known: a port that is not said is the one usual for the origin's
-    scheme.
+    A proxy that ends TLS in front of this port is unknown here, so a missing port means the default port of
+    the origin's scheme.
     """
     found = ORIGIN.fullmatch(origin)
     page = None if found is None else Authority.parse(found["authority"])

@@ -1,1 +1,1 @@
-"""The messages that processes send to one another."""
+"""The messages that processes send to each other."""

@@ -1,4 +1,4 @@
-"""Messages of a request's life: prefill call, decode stream, and what servers say of themselves."""
+"""Messages of a request's life: the prefill call, the decode stream, and servers' descriptions and stats."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wire.messages.sampling_params import SamplingParams
 from wire.messages.traceparent import check_traceparent
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
-"""``moved``: this server lets the request go before its end; another can go on with what ``ticket`` names."""
+"""``moved``: this server gives the request up before its end; another one can continue it by ``ticket``."""
 
 DrainState = Literal["serving", "draining", "drained"]
-"""``draining``: it gets no new requests; ``drained``: and nothing is left of earlier ones."""
+"""``draining``: the server gets no new requests; ``drained``: its earlier requests have ended as well."""
 
 
 @message
@@ -35,19 +35,19 @@ class TokenLogprobs:
 
 @message
 class PrefillRequest:
-    """Run ``token_ids`` up to the last but one and keep the state for a decode server."""
+    """Asks to run all of ``token_ids`` except the last, and to keep the state for a decode server."""
 
     request_id: str
     token_ids: tuple[int, ...]
     """The whole prompt, N ≥ 2 tokens; the server computes N-1 of them."""
     prompt_logprobs: int | None = None
-    """As :attr:`SamplingParams.logprobs`, for tokens 2 … N of the prompt."""
+    """Like :attr:`SamplingParams.logprobs`, for tokens 2 … N of the prompt."""
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
     resume: Ticket | None = None
-    """State of a beginning of the prompt that a decode server keeps from an earlier answer."""
+    """The state after the first part of the prompt, which a decode server keeps from an earlier answer."""
     traceparent: str = ""
-    """Trace and span that this is part of (:mod:`wire.messages.traceparent`); empty: none."""
+    """The request's trace and parent span (:mod:`wire.messages.traceparent`); empty: none."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -55,7 +55,7 @@ class PrefillRequest:
 
 @message
 class PrefillStarted:
-    """Comes before the reply of a prompt that takes several chunks, once the first one is computed."""
+    """Sent before the reply if a prompt takes several chunks, once the first chunk is computed."""
 
     ticket: PartialTicket
 
@@ -83,18 +83,18 @@ class Submit:
     params: SamplingParams
     ticket: AnyTicket | None
     prompt_logprobs: int | None = None
-    """Only where there is no ticket: with one, the prefill server has answered it already."""
+    """Only without a ticket: with a ticket, the prefill server has already reported these."""
     cache_salt: str = ""
     keeps_state: bool = False
-    """After the answer keep blocks and state for a while, and give a ticket for them."""
+    """Whether to keep blocks and state for a while after the answer, and to return a ticket for them."""
     num_answered: int = 0
-    """Tokens at the end of ``token_ids`` that the answer has already: another server generated them."""
+    """Tokens at the end of ``token_ids`` that belong to the answer: another server generated them."""
     traceparent: str = ""
-    """As :attr:`PrefillRequest.traceparent`."""
+    """Like :attr:`PrefillRequest.traceparent`."""
     timeout_s: float | None = None
-    """How long anybody waits for the answer; then the server ends it by itself. None: no matter how long."""
+    """How long the client waits for the answer; then the server ends the request. None: no limit."""
     client: str = ""
-    """Whose request it is, by any name: rows are shared fairly between clients."""
+    """Any name for the request's client: rows are shared fairly between clients."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -107,14 +107,14 @@ class Cancel:
 
 @message
 class ConnectPeers:
-    """Prefill servers to shake hands with now, so that no request pays for the first contact."""
+    """Asks for handshakes with these prefill servers now, so that no request pays for the first contact."""
 
     addresses: tuple[str, ...]
 
 
 @message
 class ErrorReply:
-    """An error as it crosses the wire; see :func:`wire.errors.error_from_code`."""
+    """An error as it is sent; see :func:`wire.errors.error_from_code`."""
 
     code: str
     message: str
@@ -122,28 +122,28 @@ class ErrorReply:
 
 @message
 class RequestStats:
-    """What a finished request cost on the decode server. Times in seconds."""
+    """The times and amounts of a finished request on the decode server. Times in seconds."""
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
-    """From when there was room and the prompt was prefilled, whichever came last, to when all had landed."""
+    """From when there was room and the prompt was prefilled (the later of both) to when all had landed."""
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     first_token_s: float = 0.0
-    """From having room and state to the first token: the recompute of token N, or the whole prompt."""
+    """From having room and state to the first token: the recompute of token N, or of the whole prompt."""
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """Drafts that became tokens of the answer."""
     early_bytes: int = 0
-    """Of ``transfer_bytes``, those that had landed before the prompt was prefilled."""
+    """The part of ``transfer_bytes`` that had landed before the prompt was prefilled."""
     decode_s: float = 0.0
     """From the first token to the last."""
 
 
 @message
 class RequestOutput:
-    """One request's news of one step."""
+    """The news of one request from one step."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -151,25 +151,25 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The token that ended the answer, if one did; it is the last of ``token_ids``."""
+    """The token that ended the answer, if a token did; it is the last of ``token_ids``."""
     error: ErrorReply | None = None
-    """Set exactly if ``finish_reason`` is ``error``."""
+    """Set if and only if ``finish_reason`` is ``error``."""
     stats: RequestStats | None = None
     """Set in the last output of a request."""
     ticket: AnyTicket | None = None
-    """For what is kept of a finished request, if it asked for that: all tokens but the last. One that is let
-    go (``moved``) before it has read gives on the ticket that it came with."""
+    """The ticket for the kept state of a finished request, if the request asked for it: all tokens except the
+    last. A request that is given up (``moved``) before it has read its ticket returns that ticket."""
 
     @property
     def num_logprobs(self) -> int:
-        """Of its tokens, the prompt's too, and of the alternatives to each."""
+        """The number of log-probabilities: of the answer's and prompt's tokens and of their alternatives."""
         return sum(
             len(told) * (1 + len(told[0].top)) for told in (self.logprobs, self.prompt_logprobs) if told
         )
 
     @property
     def is_plain(self) -> bool:
-        """Whether it brings tokens and nothing else."""
+        """Whether this output has tokens and nothing else."""
         return (
             self.finish_reason is None
             and self.logprobs is None
@@ -185,41 +185,42 @@ class RequestOutput:
 class SetDraining:
     """Asks a server to take no new requests from now on, or to take them again.
 
-    It is the routers that send none: a server that drains still serves what comes, since what comes has begun
-    before its router knew, or has nowhere else to go on.
+    The routers stop sending new requests; the server itself refuses none. A request that still arrives began
+    before its router knew, or no other server can continue it.
     """
 
     is_draining: bool
     lets_go: bool = False
-    """Whether a decode server lets its requests go to others (``moved``); else they end where they are."""
+    """Whether a decode server gives its requests to others (``moved``); else they end where they are."""
 
 
 @message
 class DrainNews:
-    """Tells each router on its stream, first and whenever it changes, whether a decode server drains."""
+    """Tells each router whether a decode server drains: at the start of its stream and on every change."""
 
     is_draining: bool
     incarnation: str
-    """Of the process that has the stream: maybe not the one that was asked who it is just before."""
+    """The incarnation of the process at the stream's other end. The process that answered :class:`Describe`
+    just before may have been another one."""
 
 
 @message
 class StepOutputs:
-    """All news of one engine step, or several, for the router at the other end of the stream.
+    """All news of one or several engine steps, for the router at the other end of the stream.
 
-    :class:`wire.outbox.Outbox` makes them of single outputs.
+    :class:`wire.outbox.Outbox` makes these from single outputs.
     """
 
     token_ids: dict[str, tuple[int, ...]]
-    """By request, of those that first have plain outputs: their tokens, which come before ``outputs``."""
+    """The tokens of plain outputs, by request. They come before the same request's ``outputs``."""
     outputs: tuple[RequestOutput, ...] = ()
 
     def __len__(self) -> int:
-        """How many outputs they are."""
+        """The number of outputs."""
         return len(self.token_ids) + len(self.outputs)
 
     def __iter__(self) -> Iterator[RequestOutput]:
-        """All news as outputs, in an order in which they may be taken."""
+        """All news as outputs, in an order that keeps each request's own order."""
         for request_id, token_ids in self.token_ids.items():
             yield RequestOutput(request_id, token_ids)
         yield from self.outputs
@@ -227,7 +228,7 @@ class StepOutputs:
 
 @message
 class Describe:
-    """Asks a server who it is."""
+    """Asks a server for its :class:`ServerInfo`."""
 
 
 @message
@@ -242,11 +243,11 @@ class ServerInfo:
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
     local_prefill: bool = False
-    """Whether a decode server computes prompts itself when no prefill server's state can be had."""
+    """Whether a decode server computes prompts itself if it can't get state from a prefill server."""
     is_draining: bool = False
-    """Whether it was asked to take no new requests."""
+    """Whether the server was asked to take no new requests."""
     max_batch_tokens: int = 2048
-    """Most tokens of one step."""
+    """The most tokens of one step."""
 
 
 @message
@@ -256,9 +257,9 @@ class GetStats:
 
 @message
 class ServerStats:
-    """Load and memory of one server at one moment. The null entries do not count.
+    """Load and memory of one server at one moment. Null entries are not counted.
 
-    What only the prefix cache holds is free, since it is given up for any request that needs room.
+    Memory that only the prefix cache holds counts as free: any request that needs room gets it.
     """
 
     num_waiting: int
@@ -271,42 +272,42 @@ class ServerStats:
     free_slots: int
     cached_states: int
     preemptions: int
-    """Requests moved to host memory since the start, for want of blocks."""
+    """Requests moved to host memory since the start because blocks were short."""
     given_rows: int
-    """The same, so that another client's request got a row."""
+    """Requests moved to host memory since the start so that another client's request got a row."""
     num_steps: int
     prefill_tokens: int
     """Prompt tokens computed since the start."""
     decode_tokens: int
     """Tokens sampled since the start."""
     quarantined_blocks: int
-    """Destinations of reads that were given up: not free until nothing can land there any more."""
+    """Destinations of reads that were given up. They are not free until no byte can land there any more."""
     quarantined_slots: int
     drafted_by_position: tuple[int, ...] = ()
     """Drafts tried since the start: item i counts the i-th draft (from 0) of all rows and steps."""
     accepted_by_position: tuple[int, ...] = ()
-    """Of those, the ones that were accepted."""
+    """Accepted drafts, counted in the same way."""
     leases_held: int = 0
     leases_ended: dict[str, int] = field(default_factory=dict)
-    """Since the start: read (``done``), given back (``ended``), or not read in time (``expired``)."""
+    """Leases since the start: read (``done``), given back (``ended``), or not read in time (``expired``)."""
     transfers_in_flight: int = 0
     transfer_bytes: int = 0
     """Bytes read from other servers since the start."""
     early_bytes: int = 0
-    """Of ``transfer_bytes``, those that had landed before their prompt was prefilled."""
+    """The part of ``transfer_bytes`` that had landed before the prompt was prefilled."""
     transfer_parts: int = 0
-    """Parts of prompts that have landed since the start, of transfers under way and failed ones too."""
+    """Parts of prompts that have landed since the start, including those of running and failed transfers."""
     transfer_failures: dict[str, int] = field(default_factory=dict)
-    """Tickets since the start whose state did not come, by :data:`wire.errors.TransferFailure`."""
+    """Tickets since the start whose state did not arrive, by :data:`wire.errors.TransferFailure`."""
     queued_tokens: int = 0
-    """Tokens of prompts, of waiting requests and of running ones, that are not computed or read yet."""
+    """Prompt tokens of waiting and running requests that are not computed or read yet."""
     drain: DrainState = "serving"
     num_routers: int = 1
-    """Whose streams a decode server has open."""
+    """The routers whose streams a decode server has open."""
     prefix_version: int | None = None
-    """Of the prefixes that the cache can serve; who has this version need not ask for news."""
+    """Version of the prefixes that the cache can serve. A router with this version need not ask for news."""
 
 
 @message
 class Empty:
-    """An answer with nothing to say."""
+    """A reply without content."""

@@ -1,4 +1,4 @@
-"""What ranks of a lockstep group say to each other: who they are, what they have to compute, that they go."""
+"""Messages between ranks of a lockstep group: greetings, the work of a round, leaving."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from wire.codec import message
 
 @message
 class StepShape:
-    """What the size of a step's collectives follows from; ranks agree on the largest of each figure."""
+    """Figures that determine the size of a step's collectives. Ranks agree on the largest of each figure."""
 
     num_rows: int
-    """Decode rows, padded to a captured size; of a mixed step those of ranks without prompts."""
+    """Decode rows, padded to a captured size. In a mixed step, those of ranks without prompts."""
     num_tokens: int
-    """Positions of all rows; 0: there is nothing to compute."""
+    """Positions of all rows; 0 if there is nothing to compute."""
     is_mixed: bool
-    """Whether any rank runs a stretch of prompt, so that tokens are not positions of decode rows alone."""
+    """Whether any rank runs a chunk of a prompt, so that tokens are not only positions of decode rows."""
 
 
 NOTHING = StepShape(0, 0, False)
 
 
 def largest(shapes: list[StepShape]) -> StepShape:
-    """The step that has room for all of these."""
+    """Returns the smallest shape that has room for all of these."""
     return StepShape(
         max(shape.num_rows for shape in shapes),
         max(shape.num_tokens for shape in shapes),
@@ -31,27 +31,30 @@ def largest(shapes: list[StepShape]) -> StepShape:
 
 @message
 class Hello:
-    """First message on a connection, both ways."""
+    """The first message on a connection, in both directions."""
 
     secret: str
-    """Of the group's life; whoever was told it by the group's store belongs to it."""
+    """The secret of the group's incarnation. A process that got it from the group's store is a member."""
     rank: int
     terms: dict[str, str]
-    """What has to be the same on all ranks."""
+    """The values that must be equal on all ranks."""
     name: str
-    """Of the rank, for messages."""
+    """The rank's name, for logs and errors."""
 
 
 @message
 class Refusal:
-    """To a rank that knows the secret and is not let in, instead of a greeting."""
+    """Sent instead of a greeting to a rank that knows the secret but is refused."""
 
     reason: str
 
 
 @message
 class Wish:
-    """The sender is in round ``number`` and has so much to compute. Nobody is in the next before all are."""
+    """The sender is in round ``number`` and has ``shape`` to compute.
+
+    No rank enters the next round before all ranks have sent this.
+    """
 
     number: int
     shape: StepShape
@@ -59,9 +62,9 @@ class Wish:
 
 @message
 class Alive:
-    """Said again and again, so that silence means something."""
+    """Sent at regular intervals, so that a silent rank is known to be gone."""
 
 
 @message
 class Leaving:
-    """The sender has nothing left to compute and ends as soon as all say so."""
+    """The sender has nothing left to compute. It ends as soon as all ranks have sent this."""

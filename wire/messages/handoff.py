@@ -1,4 +1,4 @@
-"""Messages of the handoff: a prefill server's ticket and the handshake of two servers."""
+"""Messages of the handoff: tickets, leases, and the handshake of two servers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Role = Literal["prefill", "decode", "both"]
 
 @message
 class Digests:
-    """Checksums of what a ticket names, taken when it was granted (:mod:`engine.sanitizer.checksum`)."""
+    """Checksums of a ticket's blocks and state when it was granted (:mod:`engine.sanitizer.checksum`)."""
 
     blocks: tuple[int, ...]
-    """One a block, over the tokens that the ticket covers."""
+    """One per block, over the tokens that the ticket covers."""
     state: tuple[int, ...]
-    """One a segment of the slot."""
+    """One per segment of the slot."""
 
 
 @message
 class Ticket:
-    """What a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
+    """All that a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
 
-    Of a model that keeps only one of the two, the other is absent.
+    If the model has only blocks or only state, the other is absent.
     """
 
     request_id: str
@@ -45,11 +45,11 @@ class Ticket:
     block_ids: tuple[int, ...]
     """Empty if the model has no attention layers."""
     state_slot: int
-    """0 if the model has no recurrent layers: then blocks are all there is."""
+    """0 if the model has no recurrent layers: then there are only blocks."""
     ttl_s: float
     """Time to live, counted from when the ticket is received: clocks are never compared."""
     digests: Digests | None = None
-    """Of a prefill server that sanitizes."""
+    """Set by a prefill server that runs with the sanitizer."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -62,16 +62,16 @@ class Ticket:
         if self.digests is not None and len(self.digests.blocks) != len(self.block_ids):
             raise WireError(
                 f"ticket of {self.request_id!r}: {len(self.digests.blocks)} digests "
-                f"of {len(self.block_ids)} blocks"
+                f"for {len(self.block_ids)} blocks"
             )
 
 
 @message
 class PartialTicket:
-    """The early ticket of a prompt that is still being computed: its lease stands, and can be followed.
+    """The early ticket of a prompt that is still being computed. Its lease is granted and can be followed.
 
-    The lease does not expire while the prompt is computed. The ``Ticket`` that ends :class:`Follow` is of the
-    same lease.
+    The lease does not expire while the prompt is being computed. The ``Ticket`` that ends :class:`Follow`
+    has the same lease.
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class PartialTicket:
             )
 
     def completed(self, block_ids: Sequence[int], state_slot: int, digests: Digests | None) -> Ticket:
-        """The whole ticket, once the prompt is computed."""
+        """Returns the whole ticket, once the prompt is computed."""
         return Ticket(
             request_id=self.request_id,
             lease_id=self.lease_id,
@@ -112,7 +112,7 @@ AnyTicket = Ticket | PartialTicket
 
 @message
 class Follow:
-    """Asks how a prompt gets on whose early ticket one has: ``Progress``, and last its ``Ticket``."""
+    """Asks for the progress of an early ticket's prompt: ``Progress``, and last its ``Ticket``."""
 
     incarnation: str
     lease_id: int
@@ -124,19 +124,19 @@ class Progress:
     """Blocks of a followed prompt that are full and will not change any more."""
 
     block_ids: tuple[int, ...]
-    """In the prompt's order, behind all those that were told before."""
+    """In the prompt's order, after all block ids sent before."""
 
 
 @message
 class HandshakeRequest:
-    """A decode server introduces itself to one life (incarnation) of a prefill server."""
+    """A decode server introduces itself to one incarnation of a prefill server."""
 
     incarnation: str
     fingerprint: str
-    """Of config, dtype and weights: two servers may only share state if it is equal."""
+    """Fingerprint of config, dtype and weights: two servers may share state only if it is equal."""
     tp_size: int
     kv_layout: Layout
-    """Of rank 0, like the next one."""
+    """The layout on rank 0, like ``state_layout``."""
     state_layout: Layout
 
 
@@ -151,12 +151,14 @@ class Region:
 
     def __post_init__(self) -> None:
         if not (0 <= self.address < 1 << 64 and 0 <= self.num_bytes < 1 << 63 and 0 <= self.device_id < 1024):
-            raise WireError(f"no memory region: {self.num_bytes} bytes at {self.address}")
+            raise WireError(
+                f"invalid memory region: {self.num_bytes} bytes at {self.address} of device {self.device_id}"
+            )
 
 
 @message
 class RankMemory:
-    """All that is needed to read from the pools of one tensor-parallel rank."""
+    """All that a peer needs to read from the pools of one tensor-parallel rank."""
 
     kv_layout: Layout
     state_layout: Layout
@@ -167,14 +169,14 @@ class RankMemory:
 
 @message
 class HandshakeReply:
-    """All that is needed to read from this prefill server's pools."""
+    """All that a decode server needs to read from this prefill server's pools."""
 
     incarnation: str
     fingerprint: str
     ranks: tuple[RankMemory, ...]
-    """In the order of their ranks."""
+    """In rank order."""
     epoch_region: Region
-    """Of rank 0, which alone keeps leases."""
+    """The epoch table on rank 0; only rank 0 keeps leases."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.ranks) <= MAX_RANKS:
@@ -183,7 +185,7 @@ class HandshakeReply:
 
 @message
 class EndLease:
-    """Gives a lease back before its time: the request it was for will not be decoded."""
+    """Gives a lease back early: its request will not be decoded."""
 
     request_id: str
     lease_id: int
@@ -192,24 +194,24 @@ class EndLease:
 
 @message
 class RenewLeases:
-    """Whoever is to read these leases is alive and waits for room: their time to live starts anew."""
+    """Restarts the time to live of these leases: their reader is alive and waits for room."""
 
     leases: tuple[tuple[int, int], ...]
-    """``(lease id, epoch)`` of each."""
+    """``(lease id, epoch)`` of each lease."""
 
 
 @message
 class RenewedLeases:
     ended: tuple[int, ...]
-    """Ids of those that were over already: there is nothing left to read under them."""
+    """Ids of the leases that had already ended: nothing can be read under them any more."""
 
 
 @message
 class Abandon:
-    """Ends one prefill wherever it stands: queued, computing, or leased with the ticket on its way.
+    """Ends one prefill in any phase: queued, computing, or leased with the ticket on its way.
 
-    A router sends it when a request is cancelled between the call and its answer, where it can't know
-    whether a lease exists.
+    A router sends this when a request is cancelled between the call and its answer. The router can't know
+    then whether a lease exists.
     """
 
     request_id: str
@@ -217,7 +219,7 @@ class Abandon:
 
 @message
 class Done:
-    """The NIXL notification after a read: the lease may end. Sent as encoded bytes."""
+    """The NIXL notification after a read: the lease may end. Sent as this message's encoded bytes."""
 
     lease_id: int
     epoch: int

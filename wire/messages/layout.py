@@ -1,9 +1,9 @@
-"""How a pool's memory is laid out, said in names.
+"""The layout of a pool's memory, described by names.
 
 A pool is an array of units (blocks or slots). Each unit holds segments, and each segment is a dense
-array whose axes carry names, sizes and byte strides. Whoever reads a peer's memory goes by this
-description alone: no axis is ever inferred from a size, so ``num_blocks == 2`` beside the K/V axis
-of 2, or ``kv_heads == block_size``, is not a special case.
+array whose axes have names, sizes and byte strides. A reader of a peer's memory uses only this
+description. No axis is ever inferred from a size, so ``num_blocks == 2`` beside the K/V axis of 2, or
+``kv_heads == block_size``, is not a special case.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from wire.codec import message
 from wire.errors import WireError
 
 Ranges = tuple[tuple[int, int], ...]
-"""Half-open ranges ``(start, stop)`` of an axis, in the order in which they stand."""
+"""Half-open ranges ``(start, stop)`` of an axis, in the order of their place in memory."""
 
 
 @message
 class Axis:
-    """One axis of a segment: its name, its size and the distance of two neighbours in bytes."""
+    """One axis of a segment: its name, its size, and the distance of two neighbours in bytes."""
 
     name: str
     size: int
@@ -32,15 +32,15 @@ class Axis:
 
 @message
 class Segment:
-    """A dense array inside a unit, ``offset`` bytes behind the unit's start; axes outermost first."""
+    """A dense array inside a unit, ``offset`` bytes after the unit's start; axes outermost first."""
 
     name: str
     dtype: str
     offset: int
     axes: tuple[Axis, ...]
     holds: tuple[tuple[int, int], ...] = ()
-    """Of the whole model's outermost axis, the ranges that stand here, one after the other: what one
-    tensor-parallel rank has. Empty: all of it."""
+    """The ranges of the whole model's outermost axis that one tensor-parallel rank holds here, one after the
+    other. Empty: the whole axis."""
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -58,7 +58,7 @@ class Segment:
 
     def _check_holds(self) -> None:
         if any(not 0 <= start < stop for start, stop in self.holds):
-            raise WireError(f"segment {self.name!r}: {self.holds} are no ranges")
+            raise WireError(f"segment {self.name!r}: {self.holds} are not valid ranges")
         held = sum(stop - start for start, stop in self.holds)
         if held != self.axes[0].size:
             raise WireError(
@@ -68,7 +68,7 @@ class Segment:
 
     @property
     def ranges(self) -> Ranges:
-        """Of the whole model's outermost axis, what stands here."""
+        """The ranges of the whole model's outermost axis that are stored here."""
         return self.holds or ((0, self.axes[0].size),)
 
     @property
@@ -87,7 +87,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.num_units < 1 or self.unit_bytes < 0:
-            raise WireError(f"a pool of {self.num_units} {self.unit}s of {self.unit_bytes} bytes is none")
+            raise WireError(f"invalid pool: {self.num_units} {self.unit}s of {self.unit_bytes} bytes each")
         end = 0
         for segment in self.segments:
             if segment.offset < end:
@@ -102,7 +102,7 @@ class Layout:
         return self.num_units * self.unit_bytes
 
     def same_kind(self, other: Layout) -> bool:
-        """Whether both keep the same of one entry (a head, a channel), whichever of them they hold."""
+        """Whether both store an entry (a head, a channel) in the same form; they may hold different ones."""
         return self.unit == other.unit and [_kind(one) for one in self.segments] == [
             _kind(one) for one in other.segments
         ]

@@ -1,7 +1,7 @@
-"""How a cached prefix is named, and how a server tells which ones it has.
+"""The keys of cached prefixes, and the messages by which a server reports which prefixes it has.
 
 Each full block's key is a hash chained over all tokens up to its end, the cache salt and the model. Servers
-and routers compute the same keys, so a router knows what a server's cache can serve without ever seeing it.
+and routers compute the same keys, so a router knows what a server's cache can serve without seeing the cache.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ KEY_BYTES = 16
 
 
 def root_key(fingerprint: str, salt: str) -> bytes:
-    """What the first block's key is chained to."""
+    """Returns the key that the first block's key is chained to."""
     root = hashlib.blake2b(fingerprint.encode(), digest_size=KEY_BYTES).digest()
     return hashlib.blake2b(root + salt.encode(), digest_size=KEY_BYTES).digest() if salt else root
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of a block with ``token_ids`` behind the one with ``key``."""
+    """Returns the key of a block with ``token_ids`` that follows the block with ``key``."""
     return hashlib.blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def block_keys(token_ids: Sequence[int], *, block_size: int, fingerprint: str, salt: str) -> list[bytes]:
-    """Keys of all full blocks, from the start."""
+    """Returns the keys of all full blocks, from the start."""
     keys: list[bytes] = []
     key = root_key(fingerprint, salt)
     tokens = array("q", token_ids)
     data, block_bytes = tokens.tobytes(), block_size * tokens.itemsize
-    for start in range(0, len(data) - block_bytes + 1, block_bytes):  # next_key, without an array a block
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):  # next_key, without an array per block
         key = hashlib.blake2b(key + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
         keys.append(key)
     return keys
@@ -43,16 +43,16 @@ class GetPrefixes:
     """Asks a server for the prefixes that its cache can serve."""
 
     since: int | None = None
-    """The version that the asker has; None: it has nothing."""
+    """The version that the sender has; None if it has nothing."""
 
 
 @message
 class PrefixNews:
-    """Keys of blocks at whose end the server has a state, and so the KV of all tokens before it."""
+    """Keys of blocks at whose end the server has a state, and so also the KV of all earlier tokens."""
 
     version: int
-    """Of what the asker has once it has applied this."""
+    """The version that the receiver has after it has applied this message."""
     is_whole: bool
-    """``added`` is everything; what the asker had before is void."""
+    """Whether ``added`` is the complete list, which replaces what the receiver had before."""
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()

@@ -1,7 +1,7 @@
-"""What a server's rank 0 tells its other ranks: each call of its engine, in order.
+"""Messages from a server's rank 0 to its other ranks: each call of its engine, in order. Also their reports.
 
-Every rank has an engine of its own that decides for itself; from equal calls in equal order follow equal
-decisions, so that no plan, batch or token has to travel.
+Every rank has its own engine, which decides by itself. Equal calls in equal order lead to equal decisions, so
+no plan, batch or token has to be sent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReleaseRequest:
 
 @message
 class MoveRequests:
-    """All of them, to other servers."""
+    """Moves all requests to other servers."""
 
 
 @message
@@ -50,25 +50,25 @@ class EndTransfer:
 
     request_id: str
     ticket: Ticket | None
-    """The whole one, of a request that came with an early one."""
+    """The whole ticket, for a request that came with an early ticket."""
     error: ErrorReply | None
     settled: bool
 
 
 @message
 class SumDigests:
-    """:meth:`engine.engine.Engine.digests` of a request that is held."""
+    """:meth:`engine.engine.Engine.digests` for a request that is held."""
 
     request_id: str
 
 
 @message
 class GrammarNews:
-    """What may come next in one answer, or why it can't go on."""
+    """The tokens that may come next in one answer, or why the answer can't go on."""
 
     request_id: str
     masks: bytes
-    """Bits ``[n, W]`` int32 of the tokens that may follow the answer and each draft behind it."""
+    """Bits ``[n, W]`` int32: the tokens that may follow the answer and each of its drafts."""
     error: ErrorReply | None = None
 
 
@@ -86,29 +86,29 @@ class Stop:
 
 @message
 class Introduce:
-    """Which life of the server the ranks are, as peers know it; before anything of the handoff."""
+    """Gives the ranks the server's incarnation, as peers know it. Sent before any message of the handoff."""
 
     incarnation: str
 
 
 @message
 class RankMet:
-    """From a rank to the process of its host: it has met all other ranks."""
+    """From a rank to its host's process: the rank has met all other ranks."""
 
 
 @message
 class LeaveServer:
-    """To a rank, from the process of its host: that was told to stop."""
+    """From a host's process to its rank: the host's process was told to stop."""
 
 
 @message
 class RankLeaves:
-    """From a rank of another host: its processes are to stop. They compute until the server has stopped."""
+    """From a rank of another host: its processes shall stop. They compute until the server has stopped."""
 
 
 @message
 class RankLog:
-    """A line for the log, from another rank to the process that started it."""
+    """A log line from another rank to the process that started it."""
 
     level: int
     logger: str
@@ -117,21 +117,21 @@ class RankLog:
 
 @message
 class RankServes:
-    """A rank's first report: what others need to read its memory."""
+    """A rank's first report: all that others need to read its memory."""
 
     memory: RankMemory
 
 
 @message
 class ServePeers:
-    """Whether others may be reading just now, which takes a rank's polling."""
+    """Whether others may be reading now: their reads need the rank's polling."""
 
     is_on: bool
 
 
 @message
 class ConnectRank:
-    """Makes a peer's ranks readable that hold something of this rank's."""
+    """Makes readable those ranks of a peer that hold data for this rank."""
 
     number: int
     address: str
@@ -146,9 +146,9 @@ class RankConnected:
 
 @message
 class ReadRankPart:
-    """Unit ``remote_…[i]`` of the peer's pools is read into unit ``local_…[i]``: of each the rank's share.
+    """Asks a rank to read its share of unit ``remote_…[i]`` of the peer's pools into unit ``local_…[i]``.
 
-    The ranks of a server allocate alike: the indices are the same on all.
+    All ranks of a server allocate in the same way, so the indices are the same on all ranks.
     """
 
     number: int
@@ -162,7 +162,7 @@ class ReadRankPart:
 
 @message
 class RankPartLate:
-    """The deadline has passed; bytes may still land until :class:`RankPartEnded` comes."""
+    """The deadline has passed. Bytes may still land until :class:`RankPartEnded` is sent."""
 
     number: int
 
@@ -174,4 +174,4 @@ class RankPartEnded:
     num_descriptors: int
     error: str | None
     cause: str
-    """Of the error, one of :data:`wire.errors.TransferFailure`."""
+    """The error's cause, one of :data:`wire.errors.TransferFailure`; empty without an error."""

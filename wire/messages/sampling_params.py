@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen."""
+"""The parameters by which one request's tokens are sampled."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(1 << 63), (1 << 63) - 1),
     "logprobs": (0, MAX_LOGPROBS),
 }
-"""Least and largest values; ``top_p`` is above its least. Far outside of ``repetition_penalty``'s, logits
-overflow float32, and the request's state would be taken for damaged."""
+"""Smallest and largest values; ``top_p`` must be above its smallest. With a ``repetition_penalty`` far
+outside its range, logits overflow float32 and the request's state would be taken for damaged."""
 CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Parameters of which a checkpoint's ``generation_config.json`` may say what holds where a request says
-nothing."""
+"""Parameters whose defaults may come from a checkpoint's ``generation_config.json``."""
 
 
 @message
 class SamplingParams:
     """Sampling parameters with the meaning that OpenAI's API and vLLM give them.
 
-    Ranges are checked on construction, on either side of the wire: :class:`InvalidRequestError`
-    names the parameter, its value and the limit. Token ids are checked against the vocabulary by
-    :meth:`check_vocabulary`, since only a server knows its size.
+    Ranges are checked on construction, on both sides of the wire: :class:`InvalidRequestError` names the
+    parameter, its value and the limit. :meth:`check_vocabulary` checks token ids against the vocabulary,
+    since only a server knows its size.
     """
 
     max_tokens: int
-    """0: no answer is wanted, the prompt's own log-probabilities alone."""
+    """0: no answer is wanted, only the prompt's own log-probabilities."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
-    """0 keeps all."""
+    """0 keeps all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
-    """Keeps tokens of at least ``min_p`` times the best one's probability."""
+    """Keeps tokens with at least ``min_p`` times the probability of the most likely token."""
     seed: int | None = None
     repetition_penalty: float = 1.0
-    """Over prompt and answer (CTRL paper, section 4.1): logits are divided if positive, multiplied if not."""
+    """For tokens of prompt and answer (CTRL paper, section 4.1): positive logits are divided by it, others
+    multiplied."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    """Presence and frequency count the answer's tokens alone, as OpenAI does."""
+    """Presence and frequency count only the answer's tokens, as OpenAI does."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    """Before that many tokens no stop token, end of sequence included, is sampled."""
+    """Before this many tokens no stop token is sampled, end of sequence included."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Log-probabilities to report: None is off, n adds the n best alternatives of each token."""
+    """Log-probabilities to report. None: none; n: those of each token and of its n best alternatives."""
     speculate: bool = True
     """False: decode this request without drafts. Its tokens are the same either way."""
     grammar: str | None = None
-    """What the answer's text must follow to its end, in llguidance's form: its JSON, or Lark."""
+    """The grammar that the whole answer must follow, in llguidance's form: its JSON, or Lark."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
@@ -84,7 +84,8 @@ class SamplingParams:
             )
             if self.ignore_eos:
                 raise InvalidRequestError(
-                    "ignore_eos can't go with a grammar, which says where the answer ends; leave it out",
+                    "ignore_eos can't be combined with a grammar: the grammar decides where the answer ends; "
+                    "leave it out",
                     param="ignore_eos",
                 )
 

@@ -1,8 +1,8 @@
-"""``traceparent`` of W3C Trace Context, level 1: which trace a request belongs to, and under which span.
+"""``traceparent`` of W3C Trace Context, level 1: a request's trace, and its parent span in that trace.
 
     00-<trace id, 32 hex digits>-<span id, 16>-<flags, 2; bit 0: sampled>
 
-``tracestate`` is not carried.
+``tracestate`` is not passed on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LENGTH = len("00-") + 32 + 1 + 16 + 1 + 2
 
 
 def traceparent_of(header: str) -> str:
-    """What a client's header says; empty if it says nothing, or nothing that can be understood.
+    """Returns the valid ``traceparent`` in a client's header; empty if the header is empty or malformed.
 
-    Of a version to come only the part counts that version 0 has: so the standard wants it.
+    For a later version only the fields of version 0 are used, as the standard requires.
     """
     if header.startswith("00"):
         return header if _VERSION_0.fullmatch(header) else ""
@@ -27,16 +27,16 @@ def traceparent_of(header: str) -> str:
 
 
 def check_traceparent(value: str) -> None:
-    """Raises :class:`WireError` unless ``value`` is empty or one of version 0."""
+    """Raises :class:`WireError` unless ``value`` is empty or a ``traceparent`` of version 0."""
     if value and not _VERSION_0.fullmatch(value):
-        raise WireError("traceparent: expected none, or 00-<32 hex digits>-<16 hex digits>-<2 hex digits>")
+        raise WireError("traceparent: expected nothing or 00-<32 hex digits>-<16 hex digits>-<2 hex digits>")
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether spans are to be recorded; not those of a request without a trace."""
+    """Whether spans are to be recorded; False for a request without a trace."""
     return bool(traceparent) and bool(int(traceparent[-2:], 16) & 1)
 
 
 def with_span(traceparent: str, span_id: str) -> str:
-    """The same trace, under another span."""
+    """Returns the same trace with another parent span."""
     return f"{traceparent[:36]}{span_id}{traceparent[52:]}"

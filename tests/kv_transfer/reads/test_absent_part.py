@@ -132,7 +132,7 @@ def test_a_followed_prompt_without_kv_is_read_all_at_once_at_its_end():
     early, plan = plan_of(9, [], 3)
     assert plan.part(Progress(())) is None
     assert plan.last_part(early.completed((), 7, None)) == Part([], (), (3,), (7,))
-    with pytest.raises(TransferError, match="has 0 in 9 tokens"):
+    with pytest.raises(TransferError, match="prompt of 9 tokens has 0"):
         plan.part(Progress((1,)))
 
 
