@@ -105,6 +105,11 @@ class Stack(LaunchedStack):
         os.kill(pid, signum)
         return pid
 
+    def has_restarted(self, name: str, old_pid: int) -> bool:
+        """Whether the child that had this pid runs anew, and the whole stack is ready."""
+        process = self.processes().get(name)
+        return process is not None and process.pid != old_pid and self.is_ready()
+
     def stop(self, timeout_s: float = STOP_DEADLINE_S) -> int:
         """SIGTERM to the supervisor; its exit code. Fails if it takes too long or leaves a process behind."""
         children = [p.pid for p in self.processes().values()]

@@ -19,7 +19,7 @@ from testing.fleets.stack import running_stack
 from wire.messages.sampling_params import SamplingParams
 
 NUM_TOKENS = 400
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 START_DEADLINE_S = 240.0
 FLAGS = (
     *("--decode", "2", "--data-parallel-size", "2", "--enable-expert-parallel"),

@@ -104,17 +104,12 @@ def under_load(stack, disturb):
     return clients
 
 
-def is_back(stack, name, pid):
-    process = stack.processes().get(name)
-    return process is not None and process.pid != pid and stack.is_ready()
-
-
 def kill_and_await(stack, clients, name):
     """Kills a server while all clients wait for answers; returns once all are served again."""
     begun = clients.num_started
     stack.wait_until(lambda: clients.num_started >= begun + NUM_CLIENTS, "all clients are at it")
     pid = stack.kill(name)
-    stack.wait_until(lambda: is_back(stack, name, pid), f"{name} is back", RESTART_DEADLINE_S)
+    stack.wait_until(lambda: stack.has_restarted(name, pid), f"{name} is back", RESTART_DEADLINE_S)
     answered = clients.num_answered
     stack.wait_until(lambda: clients.num_answered >= answered + NUM_CLIENTS, "answers come again")
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import types
 import typing
+from itertools import islice
 
 import msgpack
 import pytest
@@ -106,12 +107,19 @@ def check(data, *expected):
     assert type(message) in expected
 
 
-def places(tree, path=()):
-    """Paths of all nodes below the root."""
-    if isinstance(tree, list):
-        for index, item in enumerate(tree):
-            yield (*path, index)
-            yield from places(item, (*path, index))
+def places(tree):
+    """Yield a list and an index in it for each node below the root."""
+    lists = [tree] if isinstance(tree, list) else []
+    while lists:
+        above = lists.pop()
+        for index, item in enumerate(above):
+            yield above, index
+            if isinstance(item, list):
+                lists.append(item)
+
+
+MAX_PLACES = 10_000
+"""Junk may hold a million nodes; some of the first are as good to break as any."""
 
 
 @st.composite
@@ -119,20 +127,17 @@ def broken_trees(draw, cls):
     """A plausible message in which a few nodes were replaced, dropped or doubled."""
     tree = copy.deepcopy(draw(TREES[cls]))
     for _ in range(draw(st.integers(1, 3))):
-        paths = list(places(tree))
-        if not paths:
+        found = list(islice(places(tree), MAX_PLACES))
+        if not found:
             return draw(junk)
-        *above, last = draw(st.sampled_from(paths))
-        node = tree
-        for index in above:
-            node = node[index]
+        above, index = found[draw(st.integers(0, len(found) - 1))]
         match draw(st.sampled_from(["replace", "drop", "double"])):
             case "replace":
-                node[last] = draw(junk)
+                above[index] = draw(junk)
             case "drop":
-                del node[last]
+                del above[index]
             case "double":
-                node.insert(last, copy.deepcopy(node[last]))
+                above.insert(index, copy.deepcopy(above[index]))
     return tree
 
 

@@ -61,7 +61,7 @@ async def test_a_state_that_was_given_up_is_computed_anew(stacks):
     (first,) = await one_at_a_time(stack, [greedy_body([7] * 50, 8)])
     assert first.token_ids == expected[0].token_ids
     old = stack.kill("decode-0")
-    stack.wait_until(lambda: stack.is_ready() and stack.processes()["decode-0"].pid != old, "it is back", 60)
+    stack.wait_until(lambda: stack.has_restarted("decode-0", old), "it is back", 60)
     follow_up = [*([7] * 50), *first.token_ids, 9, 9]
     (second,) = await one_at_a_time(stack, [greedy_body(follow_up, 8)])
     (plain,) = await one_at_a_time(stacks("up", *FLAGS, "--cache-mode", "none"), [greedy_body(follow_up, 8)])

@@ -56,11 +56,6 @@ def bodies(kind):
     ]
 
 
-def is_restarted(stack, pid):
-    decode = stack.processes().get("decode-0")
-    return decode is not None and decode.pid != pid and stack.is_ready()
-
-
 @pytest.mark.parametrize(
     ("kind", "signum"), [("greedy", signal.SIGTERM), ("sampled", signal.SIGKILL)], ids=["stops", "dies"]
 )
@@ -80,7 +75,7 @@ def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
         assert num_retries(stack.url) == retries, "states were handed over; nothing was computed twice"
     else:
         assert num_retries(stack.url) > retries
-    stack.wait_until(lambda: is_restarted(stack, pid), "the supervisor has restarted the server")
+    stack.wait_until(lambda: stack.has_restarted("decode-0", pid), "the supervisor has restarted the server")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,8 @@ def test_a_killed_server_comes_back_and_nothing_outlives_a_killed_supervisor():
         answer = complete(stack)
         for name in ("decode-0", "prefill-0", "router"):
             old_pid = stack.kill(name)
-
-            def is_back(name: str = name, old_pid: int = old_pid) -> bool:
-                process = stack.processes().get(name)
-                return process is not None and process.pid != old_pid and stack.is_ready()
-
-            stack.wait_until(is_back, f"{name} is restarted", START_DEADLINE_S)
+            restarted = partial(stack.has_restarted, name, old_pid)
+            stack.wait_until(restarted, f"{name} is restarted", START_DEADLINE_S)
             assert complete(stack) == answer
         assert re.search(r"child died: name=decode-0 exit=SIGKILL restarts=1", stack.log)
 
