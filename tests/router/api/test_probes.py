@@ -1,7 +1,6 @@
 """What probes of other systems ask: /health and /ping, /version; and HEAD wherever GET is."""
 
 import asyncio
-import importlib.metadata
 
 import httpx
 import pytest
@@ -10,6 +9,7 @@ from router.access.api_keys import ApiKey, digest_of
 from router.access.key_file import key_line
 from telemetry.loop_lag import STARVED_S
 from testing.conditions import TIMEOUT_S, until
+from testing.repository import project_version
 from testing.router.scripted_router import raw
 
 TOKEN = "t" * 40
@@ -44,9 +44,9 @@ async def test_health_and_ping_are_200_when_a_request_can_be_served(make_stack):
     assert (await stack.client.get("/version")).status_code == 200
 
 
-async def test_version_is_the_packages(make_stack):
+async def test_version_is_the_projects(make_stack):
     stack = await make_stack(ready=False)
-    assert (await stack.client.get("/version")).json() == {"version": importlib.metadata.version("twinfang")}
+    assert (await stack.client.get("/version")).json() == {"version": project_version()}
 
 
 async def test_probes_need_no_key_and_are_described(make_stack, tmp_path):

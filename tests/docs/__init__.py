@@ -1,0 +1,1 @@
+"""Tests of what documents say: links, paths, commands, versions."""
