@@ -12,6 +12,7 @@ from twinfang.commands.table import COMMANDS
 FLAGS = {one.name: {flag.name for group in one.groups for flag in group.flags} for one in COMMANDS}
 OF_ALL = {"--help", "--version"}
 OURS = re.compile(r"(?:^|[\s`/])twinfang ([a-z][a-z-]*)((?: [^|;&#`]*)?)")
+MODULE = re.compile(r"python3? -m ((?:benchmarks|examples|testing|twinfang)(?:\.[a-z0-9_]+)*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
 
@@ -40,9 +41,7 @@ def test_verbs_and_modules_exist(page):
     verbs = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     for command in Page(page).commands():
         assert set(re.findall(r"(?:^|&& )make ([a-z-]+)", command)) <= verbs, command
-        for module in re.findall(
-            r"python3? -m ((?:benchmarks|examples|testing|twinfang|router)[\w.]*)", command
-        ):
+        for module in MODULE.findall(command):
             assert importlib.util.find_spec(module) is not None, command
 
 
