@@ -200,7 +200,7 @@ class ModelledDevice:
         return (read, set(request.memory.block_ids[: -(-length // size)])), (written, blocks)
 
     def _is_first(self, row):
-        """Return whether this is a request's first row, which has no drafts and needs no room for them."""
+        """Return whether the row has no drafts yet. Such a row needs no room for them."""
         device = self.rows[row.request.row]
         return device.num_drafts == 0 and len(row.request.memory.block_ids) * self.block_size > device.length
 
