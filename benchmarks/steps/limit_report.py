@@ -1,4 +1,4 @@
-"""What ``step_limit.py`` shows: tables in Markdown; what has not been measured shows what is known of it."""
+"""The results of ``step_limit.py`` as Markdown tables; without measurements they show the known sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KERNELS_SHOWN = 6
 
 
 def publish(report: dict[str, Any]) -> None:
-    """Keeps the figures, and writes the section anew from what has been kept of both kinds of machines."""
+    """Stores the figures, and writes the section again from the stored figures of both kinds of machines."""
     kind = "gpu" if report["device"] == "cuda" else "cpu"
     file = RESULTS / f"step-{kind}.json"
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -46,7 +46,7 @@ def write_section() -> None:
 
 
 def section() -> str:
-    """GPU first; bytes and FLOP alone where it has not been run."""
+    """Returns the section, GPU first; only bytes and FLOP if the benchmark has not run there."""
     found = {kind: RESULTS / f"step-{kind}.json" for kind in ("gpu", "cpu")}
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in found.values() if file.exists()]
     if not found["gpu"].exists():
@@ -105,7 +105,7 @@ def _has_kernels(rows: list[dict[str, Any]]) -> bool:
 
 
 def _kernels(name: str, rows: list[dict[str, Any]]) -> str:
-    """The longest of each decode step."""
+    """Returns the longest kernels of each decode step."""
     lines = ["| batch | k | context | launches | longest kernels, ms |", "|---|---|---|---|---|"]
     for row in rows:
         longest = ", ".join(
@@ -150,7 +150,7 @@ def _beside(ms: float | None, limit_ms: float | None) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    """Decimal, as rates are."""
+    """Returns a size in decimal units, like rates."""
     unit, size = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
     return f"{num_bytes / size:.3g} {unit}"
 
