@@ -43,8 +43,8 @@ def configuration(name: str) -> dict[str, object]:
 
 
 def write_configuration(name: str, folder: Path, *, max_model_len: int) -> Path:
-    """Writes a model directory in ``folder`` for contexts of ``max_len`` tokens; any length works, because no
-    layer has positions."""
+    """Writes a model directory in ``folder`` for contexts of ``max_model_len`` tokens; any length works,
+    because no layer has positions."""
     directory = folder / f"{name}-{max_model_len}"
     directory.mkdir(parents=True, exist_ok=True)
     fields = {**configuration(name), "max_position_embeddings": max_model_len}

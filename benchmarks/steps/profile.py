@@ -214,7 +214,8 @@ def _under_clocks(clock: StepClock, now: Callable[[], float], step: Callable[[],
 
 
 def model_directory(name: str, folder: Path) -> Path:
-    """The bundled model, or a checkpoint of :mod:`benchmarks.side_by_side` that takes longer prompts."""
+    """Returns the bundled model, or a checkpoint of :mod:`benchmarks.side_by_side` that takes longer
+    prompts."""
     if name == BUNDLED:
         return BUNDLED_MODEL
     folder.mkdir(parents=True, exist_ok=True)
