@@ -1,8 +1,8 @@
 """The bundled model's tokenizer: byte-level BPE in which digits and runs of capitals stay single characters.
 
-Any UTF-8 text round-trips, for all 256 bytes are in the vocabulary. Digits, and capitals that no small letter
-follows, are split off before BPE, so the recall, copying and addition tasks have one token a character
-whatever text the merges were learnt from.
+Any UTF-8 text round-trips, because all 256 bytes are in the vocabulary. Digits, and capitals that are not
+followed by a small letter, are split off before BPE. So the recall, copying and addition tasks have one token
+per character, whatever text the merges were learnt from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-"""Ids 0 to 4. Documents end in `</s>`, chat turns stand between the last two."""
+"""Ids 0 to 4. Documents end with `</s>`; chat turns stand between the last two."""
 PAD, BOS, EOS, IM_START, IM_END = range(5)
 
 CHAT_TEMPLATE = (
@@ -26,7 +26,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """BPE merges of `texts` up to `vocab_size` entries, special tokens and the 256 bytes included."""
+    """Learns BPE merges of `texts`, up to `vocab_size` entries, including special tokens and the 256
+    bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -46,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """tokenizer.json and the tokenizer_config.json that carries the chat template."""
+    """Writes tokenizer.json, and tokenizer_config.json with the chat template."""
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

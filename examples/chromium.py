@@ -1,4 +1,4 @@
-"""Finds the machine's Chromium: Playwright then downloads no browser of its own."""
+"""Finds the machine's Chromium, so that Playwright downloads no browser of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ MISSING = f"no Chromium in PATH ({', '.join(NAMES)}); on Debian: apt-get install
 
 
 def find_chromium() -> str | None:
-    """Path of the first of :data:`NAMES` that is installed."""
+    """Returns the path of the first of :data:`NAMES` that is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 def launch_options(path: str) -> dict[str, Any]:
-    """For Playwright's ``chromium.launch``. As root, as in a container, Chromium's sandbox does not start."""
+    """Returns options for Playwright's ``chromium.launch``. As root, as in a container, Chromium's sandbox
+    does not start."""
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     return {"executable_path": path, "args": [*arguments, "--disable-dev-shm-usage"]}

@@ -1,10 +1,10 @@
-"""Pictures of the dashboard under load: light, dark and as on a phone.
+"""Makes pictures of the dashboard under load: light, dark, and in a phone's size.
 
     python -m examples.dashboard_screenshot --output docs
 
-Starts `twinfang up` with two prefill and two decode servers and the bundled model, keeps clients busy for a
-minute and a half (prompts that share their beginnings, answers of all lengths), and has a headless Chromium
-draw `/admin/ui`. The fonts are those of this machine: the page asks for Inter first, then for the system's.
+Starts `twinfang up` with two prefill and two decode servers and the bundled model. Keeps clients busy for a
+minute and a half (prompts that share their beginnings, answers of all lengths), while a headless Chromium
+draws `/admin/ui`. The fonts are those of this machine: the page asks for Inter first, then for the system's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 async def draw(stack: LaunchedStack, token: str, chromium: str, output: Path, load_s: float) -> None:
-    """All pictures, under one load."""
+    """Draws all pictures under one load."""
     async with load(stack), async_playwright() as playwright:
         browser = await playwright.chromium.launch(**launch_options(chromium))
         wide = await signed_in(browser, stack.url, token, WIDE)
@@ -97,7 +97,7 @@ async def draw(stack: LaunchedStack, token: str, chromium: str, output: Path, lo
 
 
 async def signed_in(browser: Browser, url: str, token: str, size: dict[str, int]) -> Page:
-    """A page of this size that shows figures."""
+    """Opens a page of this size and waits until it shows figures."""
     page = await browser.new_page(viewport=size)  # type: ignore[arg-type]
     await page.goto(f"{url}/admin/ui")
     await page.get_by_label("Admin token").fill(token)
@@ -107,13 +107,13 @@ async def signed_in(browser: Browser, url: str, token: str, size: dict[str, int]
 
 
 async def open_timeline(page: Page) -> None:
-    """Of some request that has ended."""
+    """Opens the timeline of a request that has ended."""
     await page.locator("[data-request]", has_text="finished").first.get_by_role("button").first.click()
     await page.locator(".timeline").first.wait_for()
 
 
 async def picture(page: Page, path: Path) -> None:
-    """Of what is in the window."""
+    """Takes a picture of the window's content."""
     await page.screenshot(path=path)
     print(f"{path}: {path.stat().st_size // 1000} kB")
 
@@ -123,7 +123,7 @@ async def picture(page: Page, path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def load(stack: LaunchedStack) -> AsyncIterator[None]:
-    """Clients that are busy during the block."""
+    """Keeps clients busy during the block."""
     rng = random.Random(7)
     beginnings = [words(rng, rng.randint(*BEGINNING_CHARS)) for _ in range(NUM_BEGINNINGS)]
     async with httpx.AsyncClient(base_url=stack.url, timeout=REQUEST_TIMEOUT_S) as http:
@@ -137,7 +137,7 @@ async def load(stack: LaunchedStack) -> AsyncIterator[None]:
 
 
 async def client(http: httpx.AsyncClient, model: str, beginnings: list[str], seed: int) -> None:
-    """One request after the other, with pauses in which a person would read."""
+    """Sends one request after the other, with pauses like a reading person's."""
     rng = random.Random(seed)
     while True:
         body = {
@@ -152,7 +152,7 @@ async def client(http: httpx.AsyncClient, model: str, beginnings: list[str], see
 
 
 def words(rng: random.Random, num_chars: int) -> str:
-    """Something like Python of about that length."""
+    """Returns text that resembles Python, of about that length."""
     text = ""
     while len(text) < num_chars:
         text += rng.choice(WORDS) + rng.choice("     \n(),:.")

@@ -35,7 +35,7 @@ CODE_PROMPTS = (
 
 
 def measured_draft_agreement(model: NemotronHForTraining, tokenizer: Tokenizer, prompt: str) -> float:
-    """First-draft agreement on 96 greedy tokens of the model itself."""
+    """Returns the first-draft agreement on 96 greedy tokens of the model itself."""
     prompt_ids = tokenizer.encode(prompt).ids
     ids = list(prompt_ids)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How good the bundled model is: recall by prompt length, other tasks, held-out text, accepted drafts."""
+"""Measures the bundled model: recall by prompt length, other tasks, held-out text, accepted drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_TOKENS = 32_768
 
 @torch.no_grad()
 def exact_match(model: NemotronHForTraining, tokenizer: Tokenizer, questions: list[tuple[str, str]]) -> float:
-    """Share of (prompt, answer) that greedy decoding gets right in every token.
+    """Returns the share of (prompt, answer) pairs in which greedy decoding gets every token right.
 
     One forward pass over prompt and answer: greedy decoding gives the answer if and only if each of its
     tokens is the most likely one after those before it.
@@ -72,14 +72,15 @@ def copying_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, size: in
 
 @torch.no_grad()
 def text_loss(model: NemotronHForTraining, text: Tensor, window: int = 512, num_windows: int = 64) -> float:
-    """Nats a token on held-out sources."""
+    """Returns nats per token on held-out sources."""
     ids = text[: window * num_windows].view(-1, window).to(next(model.parameters()).device)
     return F.cross_entropy(model.logits(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
 
 
 @torch.no_grad()
 def draft_agreement(model: NemotronHForTraining, token_ids: Tensor, counted: Tensor) -> float:
-    """How often the MTP layer's first draft is the target's own greedy token, where `counted` is true.
+    """Returns how often the MTP layer's first draft is the target's own greedy token, where `counted` is
+    true.
 
     token_ids [B, T]; counted [B, T] marks tokens to be drafted. With greedy output of the model as token_ids
     this is the share of first drafts that speculation accepts.
@@ -92,7 +93,7 @@ def draft_agreement(model: NemotronHForTraining, token_ids: Tensor, counted: Ten
 
 @torch.no_grad()
 def complete(model: NemotronHForTraining, tokenizer: Tokenizer, prompt: str, num_tokens: int) -> str:
-    """Greedy continuation, the slow and obvious way."""
+    """Returns the greedy continuation, computed in the slow and obvious way."""
     ids = tokenizer.encode(prompt).ids
     start, device = len(ids), next(model.parameters()).device
     for _ in range(num_tokens):

@@ -1,7 +1,7 @@
 """NemotronH for training: plain torch, whole sequences, autograd, quick on CPU.
 
-Module names follow the published checkpoints, so `state_dict()` of `NemotronHForTraining` is the published
-layout as it stands (`backbone.layers.0.mixer.in_proj.weight`, `mtp.layers.0.eh_proj.weight`, …).
+Module names follow the published checkpoints, so `state_dict()` of `NemotronHForTraining` already has the
+published layout (`backbone.layers.0.mixer.in_proj.weight`, `mtp.layers.0.eh_proj.weight`, …).
 
 Shapes: B sequences, T tokens, W hidden width, H Mamba heads of P channels, G groups of state size S,
 C chunks of Q tokens.
@@ -240,7 +240,8 @@ class NemotronHForTraining(nn.Module):
 
     @torch.no_grad()
     def _initialize(self) -> None:
-        """Fan-in scaled normals; what writes to the residual is scaled down by depth."""
+        """Initialises weights with fan-in scaled normals. Weights that write to the residual are scaled down
+        by depth."""
         depth = math.sqrt(len(self.config.pattern))
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -251,7 +252,8 @@ class NemotronHForTraining(nn.Module):
         nn.init.normal_(self.lm_head.weight, std=0.02)
 
     def hidden(self, token_ids: Tensor) -> Tensor:
-        """[B, T] → [B, T, W] after the last norm. Padding T to whole chunks is harmless: all is causal."""
+        """[B, T] → [B, T, W] after the last norm. Padding T to whole chunks is harmless, because everything
+        is causal."""
         num_tokens = token_ids.shape[1]
         padding = -num_tokens % self.config.chunk_size
         return self.backbone(F.pad(token_ids, (0, padding)))[:, :num_tokens]
@@ -261,9 +263,10 @@ class NemotronHForTraining(nn.Module):
         return self.lm_head(self.hidden(token_ids))
 
     def mtp_logits(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """Logits [B, T - 1, V]: entry i, from hidden i and token i + 1, is about token i + 2.
+        """Logits [B, T - 1, V]: entry i predicts token i + 2 from hidden i and token i + 1.
 
-        The target model is closed to this gradient: the draft learns from it, it never bends to the draft.
+        This gradient does not reach the target model: the draft learns from the target, the target never
+        adapts to the draft.
         """
         embedded = F.embedding(token_ids[:, 1:], self.backbone.embeddings.weight.detach())
         return F.linear(self.mtp(embedded, hidden[:, :-1].detach()), self.lm_head.weight.detach())

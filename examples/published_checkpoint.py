@@ -1,4 +1,4 @@
-"""Writing a trained model as a NemotronH checkpoint in the published form, and reading it back."""
+"""Writes a trained model as a NemotronH checkpoint in the published form, and reads it back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYER_TYPES = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
 
 
 def published_config(config: TrainingConfig) -> dict[str, object]:
-    """config.json, in the words of transformers' NemotronHConfig."""
+    """Returns config.json with the names of transformers' NemotronHConfig."""
     return {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": "nemotron_h",
@@ -59,7 +59,7 @@ def published_config(config: TrainingConfig) -> dict[str, object]:
 
 
 def save_checkpoint(model: NemotronHForTraining, folder: Path) -> None:
-    """config.json, generation_config.json and model.safetensors in bfloat16."""
+    """Writes config.json, generation_config.json and model.safetensors in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", published_config(model.config))
     generation = {"bos_token_id": BOS, "eos_token_id": [EOS, IM_END], "pad_token_id": PAD, "do_sample": False}
@@ -69,7 +69,7 @@ def save_checkpoint(model: NemotronHForTraining, folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path, config: TrainingConfig) -> NemotronHForTraining:
-    """The model as it will be served: bfloat16 weights, float32 arithmetic."""
+    """Returns the model as it will be served: bfloat16 weights, float32 arithmetic."""
     model = NemotronHForTraining(config)
     tensors = load_file(folder / "model.safetensors")
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
@@ -77,7 +77,8 @@ def load_checkpoint(folder: Path, config: TrainingConfig) -> NemotronHForTrainin
 
 
 def rounded_to_bfloat16(model: NemotronHForTraining) -> NemotronHForTraining:
-    """A float32 copy with the weights that the checkpoint would hold: what any figure is measured on."""
+    """Returns a float32 copy with the weights that the checkpoint would hold. All figures are measured on
+    such a copy."""
     copy = NemotronHForTraining(model.config)
     copy.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()})
     return copy.to(next(model.parameters()).device).eval()

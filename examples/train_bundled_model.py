@@ -35,7 +35,7 @@ STATE = Path(tempfile.gettempdir()) / "twinfang_bundled_model_training.pt"
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run, from the share `starts_at` of it on: shape of a batch, and what it is made of."""
+    """A part of the run, from its share `starts_at` on: the shape of a batch and its mixture."""
 
     starts_at: float
     num_seqs: int
@@ -48,14 +48,15 @@ WARMUP_STEPS = 100
 DECAY_SHARE = 0.3
 PEAK_LEARNING_RATE = 4e-3
 MTP_WEIGHT = 0.5
-"""Scales nothing but the MTP layer's own gradient: the target is closed to it."""
+"""Scales only the MTP layer's own gradient, which does not reach the target."""
 STAGES = (
     Stage(0.0, 16, 256, {"text": 0.25, "recall": 0.45, "chat": 0.06, "copying": 0.16, "addition": 0.08}),
     Stage(0.15, 4, 1216, {"text": 0.47, "recall": 0.28, "chat": 0.11, "copying": 0.05, "addition": 0.09}),
     Stage(0.32, 4, 1216, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
     Stage(0.75, 2, 2240, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
 )
-"""Short sequences, heavy on what makes attention look up; then whole contexts; then, recall learnt, text."""
+"""First short sequences, mostly of tasks that teach attention to look up; then whole contexts; then, with
+recall learnt, text."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Training:
         return max(self.step / self.arguments.steps, self.elapsed_s / (60 * self.arguments.minutes))
 
     def train(self) -> None:
-        """Steps until the run is over; evaluates and saves on the way and at the end."""
+        """Takes steps until the run is over; evaluates and saves on the way and at the end."""
         last_step_at, evaluate_at = time.monotonic(), self.elapsed_s
         loss_sum, mtp_sum, num_summed = 0.0, 0.0, 0
         while self.progress < 1:
@@ -219,7 +220,7 @@ class Training:
         torch.save(state, self.arguments.state)
 
     def resume(self) -> None:
-        """Takes up the saved state; its steps and minutes count towards this run's."""
+        """Continues from the saved state; its steps and minutes count towards this run's."""
         # A file of our own making; it holds the state of a random.Random, which weights_only refuses.
         state = torch.load(self.arguments.state, weights_only=False)
         self.model.load_state_dict(state["model"])

@@ -1,4 +1,4 @@
-"""What the bundled model is trained on: Python's own sources, and three tasks with exact answers.
+"""The bundled model's training data: Python's own sources, and three tasks with exact answers.
 
 | kind | looks like | answers |
 |---|---|---|
@@ -33,7 +33,7 @@ SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "pydoc_data", "encodings"}
 )
 HELD_OUT_EVERY = 50
-"""Every so many files one is kept from training, to measure the text loss on."""
+"""One of this many files is kept from training, to measure the text loss on."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class TrainingData:
         return [self.char_ids[c] for c in text]
 
     def batch(self, num_seqs: int, num_tokens: int, mixture: dict[str, float]) -> Batch:
-        """`num_seqs` sequences of `num_tokens`; kinds drawn in the mixture's proportions, evenly spread."""
+        """Returns `num_seqs` sequences of `num_tokens`; kinds are drawn in the mixture's proportions, evenly
+        spread."""
         edges = list(itertools.accumulate(mixture.values()))
         offset = self.rng.random()
         rows, weights = [], []
@@ -100,12 +101,13 @@ class TrainingData:
         return self.text[start : start + num_tokens], torch.ones(num_tokens)
 
     def _marked(self, parts: list[tuple[str, int]]) -> tuple[list[int], list[int]]:
-        """Token ids of the parts in a row, and each part's mark at each of its tokens."""
+        """Returns the token ids of the parts in order, and each part's mark for each of its tokens."""
         ids = [token for text, _ in parts for token in self._ids(text)]
         return ids, [mark for text, mark in parts for _ in text]
 
     def _num_pairs(self, max_pairs: int) -> int:
-        """Log-uniform or uniform in 2 … `max_pairs`: short lists and full contexts both come often."""
+        """Returns a log-uniform or uniform number in 2 … `max_pairs`, so that short lists and full contexts
+        are both frequent."""
         most = min(max_pairs, MAX_PAIRS)
         if self.rng.random() < 0.5:
             return self.rng.randint(2, most)
@@ -143,7 +145,7 @@ class TrainingData:
         return ids[:num_tokens], marks[:num_tokens]
 
     def _sum(self) -> tuple[str, str]:
-        """Question and answer; now and then short numbers, to begin with what is easy."""
+        """Returns question and answer; sometimes with short numbers, as an easy beginning."""
         digits = self.rng.choice((1, 2, 3, 3, 3))
         left, right = (self.rng.randrange(10**digits) for _ in range(2))
         return f"{left}+{right}=", str(left + right)
@@ -158,7 +160,8 @@ class TrainingData:
         return ids[:num_tokens], marks[:num_tokens]
 
     def _chat(self, num_tokens: int) -> tuple[list[int], list[int]]:
-        """Conversations: the first turn of one tells pairs and asks for one, later turns ask for others."""
+        """Returns conversations: the first turn of each gives pairs and asks for one, later turns ask for
+        others."""
         ids: list[int] = []
         marks: list[int] = []
         while len(ids) < num_tokens:

@@ -1,4 +1,4 @@
-"""Waiting until something is so, with a deadline."""
+"""Wait until a condition is true, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 PROMPT_S = 15.0
-"""What takes no deadline's expiry is over by then, on a loaded machine too."""
+"""Operations that don't wait for a deadline take less time than this, even on a loaded machine."""
 TIMEOUT_S = 60.0
-"""Of what is over in milliseconds on a machine that has time for it."""
+"""Deadline for operations that take milliseconds on an idle machine."""
 POLL_INTERVAL_S = 0.02
 TURN_INTERVAL_S = 0.005
 
@@ -22,7 +22,7 @@ def wait_until(
     *,
     interval_s: float = POLL_INTERVAL_S,
 ) -> None:
-    """Returns once ``condition()`` is true; :class:`AssertionError` with ``what`` at the deadline."""
+    """Return once ``condition()`` is true. Raise :class:`AssertionError` with ``what`` at the deadline."""
     limit = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < limit, f"not within {timeout_s} s: {what}"
@@ -36,9 +36,10 @@ async def until(
     timeout_s: float = TIMEOUT_S,
     interval_s: float = TURN_INTERVAL_S,
 ) -> None:
-    """As :func:`wait_until`, of this event loop; ``condition`` may be a coroutine function.
+    """Do the same as :func:`wait_until` in this event loop. ``condition`` may be a coroutine function.
 
-    Servers, router and client may share the loop: where it stood still for long, it gets a second's turns.
+    Servers, router and client may share the loop. It therefore polls for at least as many turns as one second
+    has, even if the loop stood still until the deadline.
     """
     limit, turns_left = time.monotonic() + timeout_s, 1 / TURN_INTERVAL_S
     while True:

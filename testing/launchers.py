@@ -1,4 +1,4 @@
-"""What launchers of ranks put into the environment."""
+"""The variables that launchers of ranks set in the environment."""
 
 from __future__ import annotations
 

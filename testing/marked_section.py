@@ -1,4 +1,4 @@
-"""Parts of documents that a run writes: what stands between two marks."""
+"""Parts of documents that a run writes: the text between two marks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def replace_between(document: Path, begin: str, end: str, text: str) -> None:
-    """Puts ``text`` between the marks; raises :class:`ValueError` where the document has none."""
+    """Puts ``text`` between the marks. Raises :class:`ValueError` if the document has no marks."""
     before, found_begin, rest = document.read_text(encoding="utf-8").partition(begin)
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:

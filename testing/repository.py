@@ -1,4 +1,4 @@
-"""Where the project's files are, whatever asks for them and from wherever it runs."""
+"""The path of the project's files, independent of caller and working directory."""
 
 from __future__ import annotations
 

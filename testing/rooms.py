@@ -1,10 +1,10 @@
-"""Checks that a folder can be held in mind: how many modules it has, how long they are, that it says what it
-is.
+"""Checks that a folder stays easy to overview: the number of its modules, their lengths, and a description of
+the folder.
 
     python -m testing.rooms
 
-Names what is wrong, a line each, and ends with 1 if anything is. Which way imports point is import-linter's
-to check (pyproject.toml).
+Prints one line for each fault, and ends with 1 if there is any. The directions of imports are checked by
+import-linter (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NO_ROOMS = {"build", "dist", "docs", "deploy"}
 
 
 def rooms(root: Path) -> Iterator[Path]:
-    """Every folder of ``root`` that has Python modules, hidden ones and what is built aside."""
+    """Yields every folder of ``root`` that has Python modules, except hidden and built ones."""
     for top in sorted(root.iterdir()):
         if top.is_dir() and not top.name.startswith(".") and top.name not in NO_ROOMS:
             yield from sorted({path.parent for path in top.rglob("*.py")})
 
 
 def faults(room: Path) -> Iterator[str]:
-    """What is wrong with one folder."""
+    """Yields the faults of one folder."""
     modules = sorted(path for path in room.glob("*.py") if path.name != "__init__.py")
     if len(modules) > MAX_MODULES:
         yield f"{room} has {len(modules)} modules, at most {MAX_MODULES} are allowed: divide it"

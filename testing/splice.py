@@ -1,4 +1,4 @@
-"""Two connections made into one."""
+"""Joins two connections into one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def splice(near: Connection, far: Connection) -> None:
-    """Passes bytes on both ways until one side has ended; the caller closes both."""
+    """Passes bytes on in both directions until one side has ended. The caller closes both."""
     both = [
         asyncio.ensure_future(_pass_on(near[0], far[1])),
         asyncio.ensure_future(_pass_on(far[0], near[1])),

@@ -1,4 +1,4 @@
-"""``python -m twinfang``, which is the command ``twinfang`` too."""
+"""``python -m twinfang``; the command ``twinfang`` runs the same code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twinfang.cli import main
 
 
 def run() -> NoReturn:
-    """Runs the command line of this process to the process's end."""
+    """Runs this process's command line, then ends the process with its exit code."""
     try:
         code = main()
     except SystemExit as end:

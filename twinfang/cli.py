@@ -3,10 +3,10 @@
 | exit code | meaning |
 |---|---|
 | 0 | stopped on request |
-| 1 | can't start or go on; one line says why |
-| 2 | a bad flag or variable; one line says which |
-| 70 | a fault of Twinfang's own; the log has the traceback |
-| 130 | interrupted before it was up |
+| 1 | can't start or continue; one line gives the reason |
+| 2 | a bad flag or environment variable; one line names it |
+| 70 | a bug in Twinfang; the log has the traceback |
+| 130 | interrupted before start-up was complete |
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FAULT_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
 
 GRPC_SETTINGS = {"GRPC_VERBOSITY": "ERROR", "GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""gRPC reads them when it is imported. Below errors it writes lines in a form of its own. What our processes
-fork makes no calls, so gRPC has nothing to prepare for that."""
+"""gRPC reads these variables when it is imported. Its messages below level ERROR have a format of their own.
+Our forked processes make no gRPC calls, so gRPC needs no preparation for forks."""
 
 DESCRIPTION = "Serves hybrid Mamba-attention language models, with prefill and decode on separate servers."
 
@@ -51,14 +51,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error as one line; the usage of thirty flags would bury it."""
+    """Reports an error as one line. The usage text of thirty flags would hide the error."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs one command and returns its exit code."""
     given, unknown = _parser().parse_known_args(arguments)
     command: Command = given.command
     if command.argument is not None and unknown and not unknown[0].startswith("-"):
@@ -93,18 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _take_argument(flag: Flag, given: argparse.Namespace, unknown: list[str]) -> None:
-    """A value without a flag's name is that flag's."""
+    """Takes the first unnamed value as the value of ``flag``."""
     if getattr(given, flag.dest) is not None:
-        given.parser.error(f"{flag.name} is given, and {unknown[0]} as well")
+        given.parser.error(f"both {flag.name} and {unknown[0]} are given: give one of them")
     taken = unknown.pop(0)
     setattr(given, flag.dest, [taken] if flag.repeatable else taken)
 
 
 def _missing(error: ModuleNotFoundError) -> TwinfangError:
-    """Routers run without torch, and their container image does not have it."""
+    """The error for a package that is missing. The routers' container image, for example, has no torch."""
     return ConfigError(
-        f"the package {error.name} is not installed: an image for routers runs routers alone, use the one "
-        "for servers; elsewhere, pip install twinfang"
+        f"the package {error.name} is not installed: the container image for routers runs only routers, use "
+        "the image for servers; outside of containers, pip install twinfang"
     )
 
 

@@ -2,7 +2,8 @@
 
     python -m twinfang.compile_kernels
 
-For set-up steps and container images. On a machine with another processor the kernels compile again.
+Set-up steps and container images run this. On a machine with another processor the kernels are compiled
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from twinfang.flags.table import BUNDLED_MODEL
 
 
 def main() -> None:
-    """An engine runs every kind of row as it starts; one of each role, and one that drafts, compile all."""
+    """Compiles all kernels: an engine runs every kind of row when it starts. Three engines need every kernel:
+    one for prefill, one for both roles, and one that drafts."""
     from engine.config import EngineConfig
     from engine.engine import Engine
 

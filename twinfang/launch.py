@@ -1,4 +1,4 @@
-"""Starts a stack from Python as a process of its own: ``twinfang up`` or ``twinfang serve`` on a free port.
+"""Starts a stack from Python in a separate process: ``twinfang up`` or ``twinfang serve`` on a free port.
 
 with tempfile.TemporaryDirectory() as folder:
     stack = launch(Path(folder), "up", "--decode", "2")
@@ -30,28 +30,28 @@ LOG_TAIL_LINES = 60
 
 @dataclass(frozen=True)
 class StackProcess:
-    """One process of a stack, as the status file tells it."""
+    """One process of a stack, as the status file describes it."""
 
     name: str
-    """prefill-0, decode-0, both-0, router."""
+    """For example prefill-0, decode-0, both-0 or router."""
     address: str
     pid: int
     restarts: int
     metrics_url: str | None
-    """None: it was told to have none."""
+    """None if its metrics page is switched off."""
 
 
 @dataclass(frozen=True)
 class LaunchedStack:
-    """A stack that was started here."""
+    """A stack that :func:`launch` has started."""
 
     supervisor: subprocess.Popen[bytes]
     folder: Path
-    """Of the stack's log and status file."""
+    """The folder of the stack's log and status file."""
 
     @property
     def log(self) -> str:
-        """What supervisor and children have written so far, stdout and stderr."""
+        """All that the supervisor and its children have written to stdout and stderr so far."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     @property
@@ -64,11 +64,11 @@ class LaunchedStack:
 
     @property
     def model(self) -> str:
-        """What clients call the model."""
+        """The model's name for clients."""
         return str(self.status()["model"])
 
     def status(self) -> dict[str, Any]:
-        """The status file's content; empty until the stack is ready for the first time."""
+        """The content of the status file; empty until the stack is ready for the first time."""
         try:
             text = (self.folder / "status.json").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class LaunchedStack:
         return status
 
     def processes(self) -> dict[str, StackProcess]:
-        """Children that run, by name."""
+        """The running children, by name."""
         return {
             p["name"]: StackProcess(p["name"], p["address"], p["pid"], p["restarts"], p["metrics_url"])
             for p in self.status().get("processes", [])
@@ -85,7 +85,8 @@ class LaunchedStack:
         }
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Raises :class:`UnavailableError` if the stack ends before, :class:`DeadlineError` if it is late."""
+        """Waits until the stack is ready. Raises :class:`UnavailableError` if the stack ends before that, and
+        :class:`DeadlineError` if it is not ready within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self.status().get("ready"):
             if self.supervisor.poll() is not None:
@@ -98,13 +99,16 @@ class LaunchedStack:
             time.sleep(POLL_INTERVAL_S)
 
     def stop(self, timeout_s: float) -> int:
-        """SIGTERM; the exit code. If it is late, kills the supervisor and raises :class:`DeadlineError`."""
+        """Sends SIGTERM and returns the exit code. If the stack has not stopped within ``timeout_s``, kills
+        the supervisor and raises :class:`DeadlineError`."""
         self.supervisor.send_signal(signal.SIGTERM)
         try:
             return self.supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.supervisor.kill()
-            raise DeadlineError(f"no stop within {timeout_s:g} s; the log:\n{self.log_tail}") from None
+            raise DeadlineError(
+                f"the stack did not stop within {timeout_s:g} s; its log:\n{self.log_tail}"
+            ) from None
 
 
 def launch(
@@ -114,8 +118,9 @@ def launch(
     environment: Mapping[str, str] | None = None,
     module: str = "twinfang",
 ) -> LaunchedStack:
-    """Starts ``twinfang COMMAND FLAGS``, log and status in ``folder``; does not wait. ``module``: what Python
-    runs in its place, for example ``twinfang`` with something built in."""
+    """Starts ``twinfang COMMAND FLAGS`` and does not wait for it. The log and the status file are in
+    ``folder``. Python runs ``module`` in place of ``twinfang``, for example a ``twinfang`` with an injected
+    fault."""
     arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
     with (folder / "log").open("wb") as log:
         supervisor = subprocess.Popen(

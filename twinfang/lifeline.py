@@ -1,7 +1,8 @@
-"""A pipe by which a child learns that its supervisor is gone, however that ended.
+"""A pipe by which a child notices that its supervisor has ended, for whatever reason.
 
-The supervisor holds the only writing end. When the supervisor ends, by SIGKILL too, the kernel closes that
-end and the child's read returns. Unlike ``PR_SET_PDEATHSIG`` that has no race at start and needs no Linux.
+Only the supervisor holds the writing end. When the supervisor ends, even by SIGKILL, the kernel closes that
+end, and the child's read returns. Unlike ``PR_SET_PDEATHSIG``, a pipe has no race at start and works without
+Linux.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import time
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 20.0
-"""What a clean stop may take before the process is ended as it is."""
+"""The time that a clean stop may take. After it, the process ends at once."""
 
 
 def watch_lifeline(fd: int) -> None:
-    """Stops this process once the pipe's other end is closed; returns at once."""
+    """Starts a thread that stops this process once the pipe's other end is closed. Returns at once."""
     threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
 

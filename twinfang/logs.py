@@ -1,8 +1,8 @@
-"""Logs as one line an event, ``key=value``: time (UTC), level, process, logger, message.
+"""Logs with one line for each event, as ``key=value``: time (UTC), level, process, logger, message.
 
     time=2026-01-31T12:00:00.000Z level=info process=decode-0 logger=telemetry.server_process msg="…"
 
-A traceback follows as one more field, its line ends escaped, so that lines of several processes can share a
+A traceback follows as one more field with escaped line ends. So lines of several processes can share one
 stream and still be told apart.
 """
 
@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from twinfang.commands.spelling import with_flags
 
 _OTHERS = ("asyncio", "grpc", "numba", "py", "torch", "uvicorn", "urllib3")
-"""Other people's loggers: neither their debugging nor the names in their messages are ours."""
+"""Loggers of other packages. Their debug messages are not logged, and names in their messages are not
+replaced by our flags."""
 
 _BARE = re.compile(r"[\w.:/+-]+")
 

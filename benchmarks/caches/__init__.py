@@ -1,1 +1,1 @@
-"""What cached blocks and states save, and what their number formats cost in accuracy."""
+"""What cached blocks and states save, and how much accuracy their number formats cost."""

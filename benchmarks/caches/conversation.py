@@ -3,8 +3,9 @@
     python -m benchmarks.caches.conversation --json benchmarks/results/conversation.json \\
         --plot docs/conversation_return.png
 
-Every turn's prompt is the last one's prompt and answer and some new tokens. Without conversation return
-the prefill server's prefix cache still has the earlier prompt, but not the answer. All answer the same.
+Each turn's prompt is the previous turn's prompt and answer, and some new tokens. Without conversation return
+the prefill server's prefix cache still has the earlier prompt, but not the answer. Both variants give the
+same answers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ STOP_TIMEOUT_S = 40.0
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn cost."""
+    """The cost of one turn."""
 
     prompt_tokens: int
     computed_tokens: int
@@ -57,7 +58,7 @@ async def prefill_stats(stack: LaunchedStack) -> ServerStats:
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int]) -> tuple[float, list[int]]:
-    """TTFT in ms, and the answer's tokens."""
+    """Return TTFT in ms, and the answer's tokens."""
     body = {
         "prompt": prompt,
         "max_tokens": ANSWER_TOKENS,
@@ -98,7 +99,7 @@ async def converse(stack: LaunchedStack, seed: int) -> list[Turn]:
 
 
 def measure(flags: tuple[str, ...], repeats: int) -> list[list[Turn]]:
-    """Conversations one after the other on a fresh stack; the first warms it up and is left out."""
+    """Run conversations one after the other on a fresh stack. The first one warms up and is left out."""
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
         stack = launch(Path(folder), "up", *flags)
         try:

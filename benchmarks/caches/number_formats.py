@@ -1,13 +1,13 @@
-"""What caches of fewer bits cost: right answers of the recall task, errors of states after many tokens.
+"""The cost of caches with fewer bits: right answers of the recall task, errors of states after many tokens.
 
     python -m benchmarks.caches.number_formats --prompts 20 --json benchmarks/results/cache_dtypes.json
 
-Recall: every format of the caches on `serve` and on `up` with two drafts a step; their completions have to be
-equal, cold and warm (benchmarks/caches/recall.py). The last column counts completions that differ from those
-with caches as the model has them, behind the value: the model is free to say something else there.
+Recall: every cache format runs on `serve`, and on `up` with two drafts per step. Their completions must be
+equal, cold and warm (benchmarks/caches/recall.py). The last column counts completions whose text after the
+value differs from that with the model's own cache formats: there the model may say something else.
 
-State: one Mamba layer's decode rows, random inputs, the state kept in each format and compared with float64.
-A head that forgets in some ten tokens, one that takes hundreds, one that takes ten thousand.
+State: decode rows of one Mamba layer with random inputs. The state is kept in each format and compared with
+float64, for heads that forget in about ten tokens, in hundreds, and in ten thousand.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ POOLS = {
 
 
 def recall(num_prompts: int) -> dict[str, Any]:
-    """Share of right answers by format and length, printed as a table."""
+    """Return the share of right answers by format and length, and print it as a table."""
     asked = questions(num_prompts)
     rows: dict[str, Any] = {}
     plain = None
@@ -68,7 +68,7 @@ def recall(num_prompts: int) -> dict[str, Any]:
 
 
 def drift(head_dim: int = 16, state_size: int = 64) -> dict[str, Any]:
-    """Relative error of states by format, head and number of tokens, printed as a table."""
+    """Return the relative error of states by format, head and number of tokens, and print it as a table."""
     heads = len(MEMORIES)
     A = -1 / torch.tensor([float(memory) for memory in MEMORIES], dtype=torch.float64)
     pools = {name: torch.zeros(2, heads, head_dim, state_size, dtype=d) for name, (d, _) in POOLS.items()}

@@ -2,10 +2,10 @@
 
     python -m benchmarks.caches.recall --prompts 50 --json benchmarks/results/recall.json
 
-Rows are {monolithic, disaggregated} x cache modes x drafts a step (MTP). Each cell is the share of exactly
-right values over both forms of the task (plain and chat, which depends on the SSM state) at that prompt
-length; all values, right or wrong, have to be equal in all rows. The model writes on behind the value, where
-drafts are tried, accepted and rejected: what it writes there is compared with the first row's as well.
+Rows are {monolithic, disaggregated} x cache modes x drafts per step (MTP). Each cell is the share of exactly
+right values over both forms of the task (plain, and chat, which depends on the SSM state) at that prompt
+length. All values, right or wrong, must be equal in all rows. After the value the model continues to write;
+there drafts are tried, accepted and rejected, so this text is also compared with the first row's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CONFIGURATIONS = {
     for k in (0, 1, 3)
 }
 COMPLETION_TOKENS = 32
-"""The value, then queries that the model asks itself: enough for several steps of three drafts."""
+"""The value, then queries that the model asks itself: enough for several steps with three drafts."""
 CONCURRENCY = 32
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
 
 
 def questions(num_prompts: int) -> dict[int, list[RecallPrompt]]:
-    """Half plain, half chat, the same for every configuration."""
+    """Return questions, half plain, half chat, the same for every configuration."""
     forms = (make_recall_prompt, make_chat_recall_prompt)
     return {length: [forms[i % 2](50_000 + i, length) for i in range(num_prompts)] for length in LENGTHS}
 
@@ -65,17 +65,17 @@ async def ask(url: str, prompts: list[RecallPrompt]) -> list[str]:
 
 
 def values(answers: dict[int, list[str]]) -> dict[int, list[str]]:
-    """Of each completion what was asked for: a value's characters are tokens."""
+    """Return the value in each completion; a value's characters are tokens."""
     return {length: [text[:ANSWER_TOKENS] for text in texts] for length, texts in answers.items()}
 
 
 def num_different(answers: dict[int, list[str]], others: dict[int, list[str]]) -> int:
-    """Completions that are not the same, character for character."""
+    """Return the number of completions that are not identical, character for character."""
     return sum(a != b for length in LENGTHS for a, b in zip(answers[length], others[length], strict=True))
 
 
 def measure(flags: tuple[str, ...], asked: dict[int, list[RecallPrompt]]) -> dict[int, list[str]]:
-    """Starts a stack and asks everything twice: the second time the prefix cache is warm."""
+    """Start a stack and ask everything twice: the second time the prefix cache is warm."""
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
         stack = launch(Path(folder), *flags)
         try:

@@ -1,4 +1,4 @@
-"""Everything there is to see on a GPU, unattended and within ten minutes: tests, then benchmarks.
+"""Runs everything that can be measured on a GPU, unattended and within ten minutes: tests, then benchmarks.
 
     python -m benchmarks.gpu.stages [--out benchmarks/results] [--peers FOLDER]        # make gpu
 
@@ -9,8 +9,8 @@
 | ``step-gpu.json`` | whole steps beside their limits |
 | ``NVIDIA_….json`` | tiles, tuned for a minute where ``kernels/gpu/tile_tables`` has none for this GPU |
 
-A stage that fails or takes too long does not keep the next from running; the exit code tells of it. What
-needs a GPU comes first: other tests get the time that is left.
+A stage that fails or takes too long does not prevent the next stage; the exit code reports it. Stages that
+need a GPU come first; other tests get the remaining time.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Stage:
     name: str
     limit_s: float
     arguments: tuple[str, ...]
-    """Of this interpreter."""
+    """Arguments of this interpreter."""
     path: Path | None = None
-    """A folder of packages for this stage alone."""
+    """A folder of packages that only this stage sees."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Outcome:
 
 
 def stages(out: Path, peers: Path | None) -> Iterator[Stage]:
-    """In the order in which they run. Tests do not see the peers: transformers would use them if it could."""
+    """Yields the stages in order. Tests do not see the peers, because transformers would use them if it
+    could."""
     pytest = ("-m", "pytest", "-q")
     if importlib.util.find_spec("xdist") is not None:
         pytest += ("-n", str(TEST_PROCESSES), "--dist", "worksteal")
@@ -80,12 +81,12 @@ def stages(out: Path, peers: Path | None) -> Iterator[Stage]:
 
 
 def tile_table() -> Path:
-    """Where this GPU's tiles are, if they were ever tuned."""
+    """Returns the path of this GPU's tiles, if they were ever tuned."""
     return DIRECTORY / file_name(torch.cuda.get_device_name())
 
 
 def run(stage: Stage, limit_s: float, log: TextIO) -> Outcome:
-    """Everything that the stage started has ended when this returns."""
+    """Runs a stage. When this returns, every process of the stage has ended."""
     print(f"\n==== {stage.name}: {' '.join(stage.arguments)}", file=log, flush=True)
     began = time.monotonic()
     paths = [str(stage.path or ""), os.environ.get("PYTHONPATH", "")]
@@ -110,14 +111,15 @@ def run(stage: Stage, limit_s: float, log: TextIO) -> Outcome:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and its children, which have its session."""
+    """Ends the process and its children, which share its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def run_all(plan: Iterator[Stage], log: TextIO, total_s: float = TOTAL_S) -> list[Outcome]:
-    """Each stage until its limit or until all time is gone; what finds none left is told so."""
+    """Runs each stage until its limit or until the total time is over. Stages without any time left are
+    reported."""
     end = time.monotonic() + total_s
     outcomes = []
     for stage in plan:

@@ -4,11 +4,11 @@
     python -m benchmarks.gpu.tune_tiles --budget-s 300     # what was not measured by then keeps its default
     python -m benchmarks.gpu.tune_tiles --out results      # the file goes there, to be carried to its place
 
-From the default on, one tile after the other is tried at each of its values and kept where it is faster: the
-geometric mean over loads from batch 1 to 64, candidate and best so far taking turns. A candidate that does
-not compile, does not fit into shared memory or computes something else is passed over. Less than 2 % below
-the default's time is noise: the default stays. The file is written after every op, with what was measured so
-far.
+Starting from the default, each tile is tried at each of its values, one tile after the other, and kept if it
+is faster: by the geometric mean over loads from batch 1 to 64, candidate and best so far taking turns. A
+candidate that does not compile, does not fit into shared memory or computes a different result is skipped. A
+gain of less than 2 % over the default is noise: the default stays. After every op, the file is written with
+all measurements so far.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 
 MODELS = {"8b": eight_b}
 POSITIONS = (1, 2, 4)
-"""1 + k of the decode steps that are tuned for."""
+"""Values of 1 + k of the tuned decode steps."""
 TURNS_S = 0.02
 """Time that a candidate gets at each load."""
 LEAST_GAIN = 0.02
 FAILURES = (triton.runtime.errors.TritonError, RuntimeError)
-"""What launching raises where a program does not compile, or needs more than there is."""
+"""Errors of a launch if a program does not compile, or needs more resources than there are."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """One entry of the table: what a kernel asks for, the loads to measure, the values to try."""
+    """One entry of the table: the kernel's request, the loads to measure, and the values to try."""
 
     request: TileRequest
     cases: Sequence[Case]
@@ -58,7 +58,7 @@ class Tuning:
 
 
 def tunings(model: Model) -> Iterator[Tuning]:
-    """Those of one model, the ops with the most traffic first."""
+    """Yields the tunings of one model, the ops with the most traffic first."""
     dtype, mamba, heads = model.dtype, model.mamba, model.attention
     shape = heads.num_heads // heads.num_kv_heads, heads.head_dim, model.block_size
     for positions in POSITIONS:
@@ -121,9 +121,10 @@ def tunings(model: Model) -> Iterator[Tuning]:
 def descend(
     default: Tiles, values: Mapping[str, Sequence[int]], ratio: Callable[[Tiles, Tiles], float | None]
 ) -> Tiles:
-    """The best tiles found by trying each tile's values in turn.
+    """Returns the best tiles found by trying each tile's values in turn.
 
-    ``ratio(candidate, best)`` is the candidate's time over the best's, or None where it can't be used.
+    ``ratio(candidate, best)`` is the candidate's time divided by the best's, or None if the candidate can't
+    be used.
     """
     best = default
     for name, choices in values.items():
@@ -148,7 +149,7 @@ class Bench:
         self.expected = self._output(self.request.default)
 
     def times(self, *contenders: Tiles) -> list[list[float]]:
-        """Seconds a call of each contender at each load; they take turns."""
+        """Returns the seconds per call of each contender at each load; they take turns."""
         loads = []
         for calls in self.calls:
             turns = {}
@@ -161,7 +162,8 @@ class Bench:
         return [list(column) for column in zip(*loads, strict=True)]
 
     def ratio(self, candidate: Tiles, best: Tiles) -> float | None:
-        """Of a candidate's times to the best's; None where it can't be launched or is wrong."""
+        """Returns the ratio of a candidate's times to the best's; None if it can't be launched or computes
+        wrong results."""
         try:
             if not torch.allclose(self._output(candidate), self.expected, rtol=2e-2, atol=5e-2):
                 logger.warning("%s: %s computes something else", self.request.op, candidate)
@@ -175,7 +177,7 @@ class Bench:
         return found
 
     def record(self, best: Tiles) -> None:
-        """Enter the best where it is worth it, with its times and the default's."""
+        """Enter the best tiles if they are worth it, with their times and the default's."""
         default = self.request.default
         ours, others = (geometric_mean(times) for times in self.times(best, default))
         self.shapes.pop(self.request.shape, None)

@@ -1,1 +1,1 @@
-"""From prefill to decode: raw reads, and time to the first token."""
+"""Handoffs from prefill to decode: raw reads, and time to first token."""

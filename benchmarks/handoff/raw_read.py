@@ -1,13 +1,13 @@
-"""Handoffs of small and large states beside a raw NIXL read, and what both sides take while nothing moves.
+"""Handoffs of small and large states, compared with a raw NIXL read, and the idle load of both sides.
 
     python -m benchmarks.handoff.raw_read                        # the transport that UCX picks
     UCX_TLS=tcp python -m benchmarks.handoff.raw_read            # one whose target takes part in a READ
     python -m benchmarks.handoff.raw_read --json result.json
     twinfang bench transfer                              # prompts of several lengths, of a model's shape
 
-:mod:`twinfang.bench.handoff` measures them. Medians are shown, `ratio` and `extra` those of the rounds' own
-ratios and differences, over the half of the rounds in which this process waited least for a core. Below, what
-both processes take of a core while nothing moves.
+:mod:`twinfang.bench.handoff` measures them. Medians are shown; `ratio` and `extra` are medians of each
+round's ratio and difference. Only the half of the rounds in which this process waited least for a core
+counts. Below that, the table shows what both processes take of a core while nothing moves.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ONE_BLOCK = Case("one block of 8 KB, state of 100 KB", SMALL, 16, 1, scattered=F
 
 
 def _cases() -> list[Case]:
-    """Prompts of the bundled model and of a larger one, in one run and scattered over the pools."""
+    """Returns prompts of the bundled model and of a larger one, contiguous and scattered over the pools."""
     bundled = read_config(BUNDLED_MODEL, "auto", "cpu").cache_spec()
     cases = [ONE_BLOCK]
     for name, spec in (("bundled", bundled), ("48 KB blocks, 6 MB state", LARGE)):
@@ -94,7 +94,7 @@ def _main(json_path: Path | None) -> None:
 
 
 def _measure_idle(ask: Ask) -> dict[str, float]:
-    """Share of a core with a connected peer and nothing to move."""
+    """Returns each process's share of a core with a connected peer and nothing to move."""
     case = ONE_BLOCK
     ask(Source.open, case)
     sink = open_sink(case.caches(), End(), ask)
@@ -118,7 +118,7 @@ def _cpu_share_there(_source: Source, wall_s: float) -> float:
 
 
 def _cpu_share(wall_s: float) -> float:
-    """What this process takes of a core while it does nothing for so long."""
+    """Returns the share of a core that this process takes while it does nothing for ``wall_s``."""
     wall, cpu = time.perf_counter(), time.process_time()
     time.sleep(wall_s)
     return (time.process_time() - cpu) / (time.perf_counter() - wall)

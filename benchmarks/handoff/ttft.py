@@ -1,13 +1,14 @@
-"""What a handoff costs until the first token: TTFT of `up` minus that of `serve`, and where it goes.
+"""The cost of a handoff until the first token: TTFT of `up` minus that of `serve`, and its parts.
 
     python -m benchmarks.handoff.ttft --json benchmarks/results/ttft.json --plot docs/ttft.png
 
-Both stacks run at the same time, each as processes of its own, and answer the same prompts over HTTP in
-turns, one at a time; which one begins changes with every pair. Parts are what a request adds to the sums of
-the routers' histograms, so they belong to that request alone. Medians of the pairs' differences are shown,
+Both stacks run at the same time, each in its own processes. They answer the same prompts over HTTP in turns,
+one at a time; the stack that begins changes with every pair. A part is what a request adds to the sums of the
+routers' histograms, so it belongs to that request alone. The results are medians of the pairs' differences,
 over the half of the pairs in which the stacks' processes waited least for a core (the kernel counts that),
-since a machine is seldom ours alone. The handoff is all parts but the prompt's computing, which is the same
-work in both arrangements: on a busy machine the noise of seconds of computing hides milliseconds.
+because other programs often use the machine too. The handoff is the sum of all parts except computing the
+prompt, which is the same work in both arrangements: on a busy machine, the noise of seconds of computing
+hides milliseconds.
 
 | part | is |
 |---|---|
@@ -64,7 +65,7 @@ SUMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "recompute": (),
     },
 }
-"""Which histograms' seconds make a part, in each arrangement."""
+"""The histograms whose seconds make up a part, in each arrangement."""
 PARTS = ("queue", "rpc", "prompt", "transfer", "recompute")
 ALL = (*PARTS, "rest")
 HANDOFF = tuple(part for part in ALL if part != "prompt")
@@ -75,9 +76,9 @@ Times = dict[str, float]
 
 @contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[Path]:
-    """The model's directory, in a copy whose limit admits the longest prompt.
+    """Yields the model's directory, in a copy whose limit admits the longest prompt.
 
-    NemotronH has no positional encoding, so that the limit is a number alone.
+    NemotronH has no positional encoding, so the limit is only a number.
     """
     needed = max(options.prompt_lens) + ANSWER_TOKENS
     config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
@@ -109,7 +110,7 @@ def running(command: str, model: Path, threads: int) -> Iterator[LaunchedStack]:
 
 
 class Arrangement:
-    """A stack that answers, and what each request adds to its router's sums."""
+    """A running stack, and what each request adds to its router's sums."""
 
     def __init__(self, name: str, stack: LaunchedStack, client: httpx.AsyncClient) -> None:
         self._sums = SUMS[name]
@@ -129,7 +130,7 @@ class Arrangement:
         return {"ttft": ttft, **parts, "rest": ttft - sum(parts.values()), "waited": waited * 1e3}
 
     async def _parts(self) -> Times:
-        """Seconds of all requests so far, by part."""
+        """Returns the seconds of all requests so far, by part."""
         text = (await self._client.get("/metrics")).text
         sums = {
             sample.name: float(sample.value)
@@ -146,7 +147,8 @@ class Arrangement:
 async def measure_length(
     arrangements: Mapping[str, Arrangement], prompt_len: int, pairs: int
 ) -> list[dict[str, Times]]:
-    """So many pairs of answers to the same prompt; the first two pairs warm up and are left out."""
+    """Measures ``num_pairs`` pairs of answers to the same prompt. Two more pairs before them warm up and are
+    left out."""
     workload = Workload(prompt_len, ANSWER_TOKENS, FIRST_TOKEN_ID, LAST_TOKEN_ID)
     found: list[dict[str, Times]] = []
     for index in range(pairs + 2):
@@ -156,7 +158,8 @@ async def measure_length(
 
 
 def summary(prompt_len: int, pairs: list[dict[str, Times]]) -> dict[str, Any]:
-    """Medians over the quieter half of the pairs, in ms; ``handoff`` is all parts' sum but ``prompt``."""
+    """Returns medians over the quieter half of the pairs, in ms. ``handoff`` is the sum of all parts except
+    ``prompt``."""
 
     def waited(pair: dict[str, Times]) -> float:
         return max(times["waited"] for times in pair.values())
@@ -203,7 +206,7 @@ async def measure(
     pairs: int,
     on_results: Callable[[list[dict[str, Any]]], None],
 ) -> None:
-    """A summary a length, printed as it is done; ``on_results`` gets all there are so far."""
+    """Prints a summary for each length when it is done. ``on_results`` gets all results so far."""
     print(HEADER)
     results = []
     async with AsyncExitStack() as exits:
@@ -219,7 +222,8 @@ async def measure(
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Left the handoff's parts, stacked, a bar a prompt length; right both arrangements' TTFT."""
+    """Plots the handoff's stacked parts on the left, a bar for each prompt length, and both arrangements'
+    TTFT on the right."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -4,12 +4,12 @@
     python -m benchmarks.hostile --attack grammar --attack all --seconds 10 --rest 5     # a look
     python -m benchmarks.hostile.restarts        # servers killed under load, a program of its own
 
-For each attack, and for all at once, a fresh stack with default flags. A *victim* streams ordinary answers,
-/healthz and /v1/models are polled; first beside as many well-behaved clients as the attack has requests under
-way (the baseline: what sharing the cores costs as such), then beside the attackers. Each attack is a process
-that sends requests which it built before, from an address of its own, so that it is a client of its own to
-the router. Memory is looked at before the attack, all the time, and a minute after. Ends with 1 if a goal is
-not met.
+For each attack, and for all at once, a fresh stack runs with default flags. A *victim* streams ordinary
+answers, and /healthz and /v1/models are polled. First well-behaved clients run beside the victim, as many as
+the attack has requests in flight: this baseline is the cost of sharing the cores as such. Then the attackers
+run beside it. Each attack is a separate process that sends requests built beforehand, from its own address,
+so that the router sees it as a separate client. Memory is measured before the attack, during it, and a minute
+after it. Ends with 1 if a goal is not met.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A process that attacks: one attack, all of its clients.
+"""A process that runs all clients of one attack.
 
-It says ``ready`` once it could begin, begins when it is sent a line, ends when its standard input does, or
+It prints ``ready`` when it can begin, and begins when it gets a line. It ends when its standard input ends or
 after ``--seconds``, and then prints its tally as JSON.
 """
 
@@ -20,12 +20,12 @@ from typing import Any
 from benchmarks.hostile.attacks import BY_NAME, Attack, Tally, Target
 
 RETRY_S = 0.25
-"""Before a client whose connection broke, or was refused, comes again."""
+"""Pause before a client whose connection broke or was refused tries again."""
 END_TIMEOUT_S = 20.0
 
 
 async def run_attack(clients: Sequence[Client], seconds: float) -> None:
-    """All of them, until standard input ends or the time is over."""
+    """Runs all clients until standard input ends or the time is over."""
     tasks = [asyncio.create_task(client.attack_for_ever()) for client in clients]
     told_to_end = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), told_to_end.set)
@@ -60,14 +60,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Attacker:
-    """The process as the one that measures sees it."""
+    """The attacking process, as the measuring process sees it."""
 
     name: str
     process: subprocess.Popen[str]
 
     @classmethod
     def start(cls, name: str, target: Target, num_clients: int, seconds: float) -> Attacker:
-        """Does not wait; the process attacks from ``target.source``, ``seconds`` at most."""
+        """Starts the process and does not wait. It attacks from ``target.source``, for ``seconds`` at
+        most."""
         command = [sys.executable, "-m", "benchmarks.hostile.attacker", "--attack", name]
         command += ["--address", target.address, "--model", target.model, "--source", target.source]
         command += ["--clients", str(num_clients), "--seconds", str(seconds)]
@@ -75,7 +76,8 @@ class Attacker:
         return cls(name, process)
 
     def begin(self) -> None:
-        """Waits until it is ready. Raises :class:`RuntimeError` where it can't be."""
+        """Waits until the process is ready, then begins. Raises :class:`RuntimeError` if it does not get
+        ready."""
         assert self.process.stdout is not None
         assert self.process.stdin is not None
         if self.process.stdout.readline() != "ready\n":
@@ -84,7 +86,7 @@ class Attacker:
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """Its tally. Raises :class:`subprocess.TimeoutExpired`."""
+        """Ends the attack and returns its tally. Raises :class:`subprocess.TimeoutExpired`."""
         try:
             text, _ = self.process.communicate(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -97,10 +99,10 @@ class Attacker:
 def start_all(
     attacks: Sequence[tuple[str, int]], target: Target, seconds: float, *, one_address: bool
 ) -> list[Attacker]:
-    """Of each attack so many clients; they all attack when this returns.
+    """Starts the given number of clients of each attack. When this returns, all of them attack.
 
-    Each attack comes from an address of its own, and none from the victim's, 127.0.0.1, unless
-    ``one_address``.
+    Each attack comes from its own address, and none from the victim's, 127.0.0.1, unless ``one_address`` is
+    set.
     """
     attackers = []
     for number, (name, count) in enumerate(attacks):

@@ -1,4 +1,4 @@
-"""The attacks: what each client of one does, again and again, and how many clients there are."""
+"""The attacks: what each client does again and again, and the number of clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SMALL_BUFFER = 4096
 
 @dataclass
 class Tally:
-    """What became of an attack's requests."""
+    """The results of an attack's requests."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """By HTTP status; "broken" where the connection was."""
+    """Results by HTTP status; "broken" if the connection broke."""
     longest_s: float = 0.0
-    """That a connection was held, or an answer took."""
+    """Longest time that a connection was held, or that an answer took."""
     bytes_read: int = 0
     noted: set[str] = field(default_factory=set)
 
@@ -39,7 +39,7 @@ class Target:
     address: str
     model: str
     source: str = ""
-    """Loopback address that requests come from: a router without keys tells clients apart by it."""
+    """Loopback address from which requests come. A router without keys distinguishes clients by it."""
 
 
 Rounds = Callable[[Target, int, Tally], AsyncIterator[None]]
@@ -54,20 +54,21 @@ class Attack:
     does: str
     num_clients: int
     num_peers: int
-    """Well-behaved clients that take their place in the baseline: requests that the attack has under way."""
+    """Number of well-behaved clients in its place in the baseline: the requests that the attack has in
+    flight."""
     rounds: Rounds
     as_long: str = "ordinary"
-    """Of :data:`WELL_BEHAVED`, those whose answers are as long as what the attack asks for."""
+    """The attack of :data:`WELL_BEHAVED` whose answers are as long as this attack's."""
     every_s: float = 0.25
-    """A client begins a round at most so often: an attack by what is asked for, not by how often."""
+    """Least time between two rounds of a client: the attack is in what it asks for, not in how often."""
 
 
 BUILT_BEFORE = 4
-"""Requests of each client that are there when an attack begins."""
+"""Number of each client's requests that are built before an attack begins."""
 
 
 def sending(requests: Callable[[str, int], Requests]) -> Rounds:
-    """Rounds of one request each, the answer read to its end."""
+    """Makes rounds of one request each; the answer is read to its end."""
 
     def rounds(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
         further = requests(target.model, client)
@@ -87,7 +88,7 @@ def sending(requests: Callable[[str, int], Requests]) -> Rounds:
 
 
 async def many_choices(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
-    """The most that is admitted: a refusal is answered by asking for less."""
+    """Asks for the most that is admitted. After a refusal it asks for less."""
     rung = 0
     while True:
         async with connected(target.address, source=target.source) as connection:
@@ -103,7 +104,7 @@ async def many_choices(target: Target, client: int, tally: Tally) -> AsyncIterat
 
 
 async def trickle(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
-    """A body that comes byte by byte long after its request was answered."""
+    """Sends a body byte by byte, long after its request was answered."""
     requests = [
         post_unfinished("/v1/completions", 900_000_000),
         post_unfinished("/v1/nothing", 1_000_000),
@@ -126,7 +127,7 @@ async def trickle(target: Target, client: int, tally: Tally) -> AsyncIterator[No
 
 
 async def read_slowly(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
-    """Some hundred bytes a second of an answer of megabytes."""
+    """Reads an answer of megabytes at some hundred bytes per second."""
     while True:
         began = time.monotonic()
         async with connected(target.address, source=target.source, receive_buffer=SMALL_BUFFER) as connection:
@@ -142,7 +143,7 @@ async def read_slowly(target: Target, client: int, tally: Tally) -> AsyncIterato
 
 
 async def drop(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
-    """Goes away after the first token: every other client politely, the others by a reset."""
+    """Disconnects after the first token: every second client properly, the others by a reset."""
     for request in bodies.ordinary(target.model, client):
         async with connected(target.address, source=target.source) as connection:
             await connection.send(request)
@@ -159,7 +160,7 @@ WELL_BEHAVED = (
     Attack("choices-read", "n 28 and 2,000 tokens, all read", 2, 0, sending(bodies.plain_choices)),
     Attack("streams-read", "3,000 tokens, all read", 16, 0, sending(bodies.plain_answers)),
 )
-"""Those in the attackers' place, in the baseline."""
+"""The clients in the attackers' place in the baseline."""
 ATTACKS = (
     Attack("grammar", "8 × an ambiguous guided_grammar, 400 tokens", 8, 8, sending(bodies.grammar)),
     Attack("regex", "8 × guided_regex (a{1000}){1000}", 8, 8, sending(bodies.regex)),

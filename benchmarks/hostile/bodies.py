@@ -1,4 +1,4 @@
-"""What hostile clients send. A request differs from the one before, so that nothing finds it in a cache."""
+"""Requests of hostile clients. Each differs from the one before, so that no cache helps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from benchmarks.hostile.connection import post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 AMBIGUOUS = 'start: x\nx: x x | x x x | "a" | "aa" | "0" | "\\""'
-"""Every text of a's has exponentially many derivations: each further token costs more than the one before."""
+"""Every text of a's has exponentially many derivations: each further token costs more than the previous
+one."""
 GRAMMAR_TOKENS = 400
 NO_END = {"2": -100}
-"""The bundled model's end of sequence: answers are as long as the grammar lets them be."""
+"""Suppresses the bundled model's end of sequence, so that answers are as long as the grammar allows."""
 BIG_BYTES = 7_800_000
 """Below the router's default --max-body-size."""
 LADDER = tuple(
@@ -32,14 +33,15 @@ LADDER = tuple(
         (8, 20, 4000),
     )
 )
-"""What an answer may hold at most, from the dearest on: a router that refuses one is asked for the next."""
+"""The most that an answer may contain, the most expensive first. A client that is refused asks for the
+next."""
 
 Requests = Iterator[bytes]
 Messages = list[dict[str, str]]
 
 
 def ordinary(model: str, client: int) -> Requests:
-    """What a well-behaved client sends: a prompt of its own, an answer of 128 tokens."""
+    """Makes requests of a well-behaved client: its own prompt, an answer of 128 tokens."""
     for number in itertools.count():
         prompt = f"def client_{client}_{number}(values):\n    " + "return sum(values)\n    " * 8
         body = {"model": model, "prompt": prompt, "max_tokens": 128, "ignore_eos": True, "stream": True}
@@ -55,7 +57,8 @@ def _form(model: str, number: int, fields: dict[str, Any], max_tokens: int) -> b
 
 
 def grammar(model: str, client: int) -> Requests:
-    """Starvation: by vLLM's older and newer field in turns, half of them with a rule's name of their own."""
+    """Makes starving grammars, by vLLM's older and newer field in turns; half of them have their own rule
+    name."""
     for number in itertools.count(1000 * client):
         text = AMBIGUOUS if number % 4 < 2 else AMBIGUOUS.replace("x", f"x{number}")
         fields = {"guided_grammar": text} if number % 2 else {"structured_outputs": {"grammar": text}}
@@ -67,7 +70,7 @@ def _dear_pattern(number: int) -> str:
 
 
 def compiling(model: str, client: int) -> Requests:
-    """A pattern of a million characters in the schema of an answer."""
+    """Makes schemas with a pattern of a million characters."""
     for number in itertools.count(50 * client):
         schema = {"type": "string", "pattern": _dear_pattern(number)}
         asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -80,7 +83,8 @@ def regex(model: str, client: int) -> Requests:
 
 
 def schema(model: str, client: int) -> Requests:
-    """Automata with a state for every text: a letter so many places before the end, of one of eight kinds."""
+    """Makes automata with a state for every text: one of eight kinds of letter, many places before the
+    end."""
     for number in itertools.count(50 * client):
         kinds = [{"type": "string", "pattern": f"^(.*{c}.{{{20 + number % 100}}})+$"} for c in "abcdefgh"]
         yield _form(
@@ -110,7 +114,8 @@ def tools(model: str, client: int) -> Requests:
 
 
 def big_texts(model: str, client: int) -> Requests:
-    """Bodies of 7.8 MB, to another endpoint each time; every client begins with another one."""
+    """Makes bodies of 7.8 MB, to another endpoint each time; every client begins with a different
+    endpoint."""
     text = "Twinfang hands it over. " * (BIG_BYTES // 24 - 20)
     ids = "[" + "7," * (BIG_BYTES // 2 - 200) + "7]"
     name = json.dumps(model)
@@ -128,27 +133,28 @@ def big_texts(model: str, client: int) -> Requests:
 
 
 def many_choices(model: str, rung: int) -> bytes:
-    """The rung of :data:`LADDER` that a client has come down to."""
+    """Makes the request of the rung of :data:`LADDER` that a client has reached."""
     return _dear_answer(model, LADDER[rung])
 
 
 def alternatives(model: str, client: int) -> Requests:
-    """Few enough choices to run beside others, but all log-probabilities of each of their tokens."""
+    """Makes requests with few enough choices to run beside others, but with all log-probabilities of each of
+    their tokens."""
     yield from itertools.repeat(_dear_answer(model, {"n": 28, "logprobs": 20, "max_tokens": 2000}))
 
 
 def plain_choices(model: str, client: int) -> Requests:
-    """What :func:`many_choices` and :func:`alternatives` ask for, without log-probabilities."""
+    """Makes the requests of :func:`many_choices` and :func:`alternatives` without log-probabilities."""
     yield from itertools.repeat(_dear_answer(model, {"n": 28, "max_tokens": 2000}))
 
 
 def plain_answers(model: str, client: int) -> Requests:
-    """:func:`long_answer` without log-probabilities."""
+    """Makes :func:`long_answer` without log-probabilities."""
     yield from itertools.repeat(_dear_answer(model, {"n": 1, "max_tokens": 3000}))
 
 
 def long_answer(model: str) -> bytes:
-    """Some six megabytes of events."""
+    """Makes a request whose answer has about six megabytes of events."""
     return _dear_answer(model, {"n": 1, "logprobs": 20, "max_tokens": 3000})
 
 

@@ -1,6 +1,6 @@
-"""A connection of a hostile client: a raw socket, which costs next to nothing beside what it attacks.
+"""A hostile client's connection: a raw socket, which costs almost nothing compared with what it attacks.
 
-Requests are bytes that were built before; what comes back is counted and dropped.
+Requests are bytes that were built beforehand. Answers are counted and dropped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import asynccontextmanager
 CHUNK_BYTES = 1 << 18
 HEAD_END = b"\r\n\r\n"
 IP_BIND_ADDRESS_NO_PORT = 24
-"""Of Linux; Python 3.11 does not name it."""
+"""Linux's number; Python 3.11 has no name for it."""
 
 
 def post(path: str, body: Mapping[str, object] | bytes) -> bytes:
-    """A whole request, the only one of its connection."""
+    """Returns a whole request, the only one of its connection."""
     data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
     return _head(path, len(data)) + b"Connection: close\r\n\r\n" + data
 
 
 def post_unfinished(path: str, num_bytes: int) -> bytes:
-    """A request whose body is still to come, but for its first byte."""
+    """Returns a request with only the first byte of its body."""
     return _head(path, num_bytes) + b"\r\n{"
 
 
@@ -39,7 +39,8 @@ def get(path: str) -> bytes:
 
 
 class Connection:
-    """Sends bytes, reads and forgets. All methods raise :class:`OSError` where it breaks."""
+    """Sends bytes, and reads and drops answers. All methods raise :class:`OSError` if the connection
+    breaks."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own
@@ -50,12 +51,13 @@ class Connection:
         await self._loop.sock_sendall(self._own, data)
 
     async def status(self) -> int:
-        """Of the answer; reads its head and what came with it."""
+        """Returns the answer's status; reads its head and the data that came with it."""
         head = await self.read_until(HEAD_END)
         return int(head.split(None, 2)[1])
 
     async def read_until(self, wanted: bytes) -> bytes:
-        """All that came up to the read that brought ``wanted``. Raises :class:`ConnectionError` at an end."""
+        """Returns all data up to the read that contained ``wanted``. Raises :class:`ConnectionError` if the
+        connection ends."""
         found = b""
         while wanted not in found:
             count = await self.read()
@@ -65,18 +67,18 @@ class Connection:
         return found
 
     async def read(self, most: int = CHUNK_BYTES) -> int:
-        """Bytes that came and were dropped; 0 at the end."""
+        """Reads and drops data; returns the number of bytes, 0 at the end."""
         return await self._loop.sock_recv_into(self._own, memoryview(self._buffer)[:most])
 
     async def drain(self) -> int:
-        """Reads to the end; how many bytes that were."""
+        """Reads to the end; returns the number of bytes."""
         total = 0
         while count := await self.read():
             total += count
         return total
 
     def reset(self) -> None:
-        """Closes without a word of farewell: the peer gets a RST."""
+        """Closes abruptly: the peer gets a RST."""
         self._own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._own.close()
 
@@ -85,9 +87,9 @@ class Connection:
 async def connected(
     address: str, *, source: str = "", receive_buffer: int | None = None
 ) -> AsyncIterator[Connection]:
-    """A connection for the length of the block, from the address ``source``, or any.
+    """Opens a connection for the block, from the address ``source``, or from any.
 
-    ``receive_buffer``: bytes that the kernel takes for us.
+    ``receive_buffer``: bytes that the kernel buffers for us.
     """
     host, _, port = address.rpartition(":")
     own = socket.socket()

@@ -1,4 +1,4 @@
-"""What a victim may lose at most, and whether a trial kept to it."""
+"""The most that a victim may lose, and whether a trial kept to it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 MAX_GAP_S = 0.5
 MIN_THROUGHPUT = 0.7
-"""Of what the victim gets beside well-behaved clients."""
+"""Least share of the throughput that the victim has beside well-behaved clients."""
 MAX_PROBE_S = 0.5
 MAX_MEMORY = 1.15
-"""Of what a process had before the attack, a minute after it."""
+"""Most memory of a process a minute after the attack, as a multiple of that before it."""
 
 
 def judged(trial: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each goal with its figure, its limit and whether it is met."""
+    """Returns each goal with its figure, its limit, and whether it is met."""
     baseline, attacked, memory = trial["baseline"], trial["attacked"], trial["memory_mib"]
     rate = attacked["tokens_per_s"] / baseline["tokens_per_s"] if baseline["tokens_per_s"] else 0.0
     goals = [

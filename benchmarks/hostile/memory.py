@@ -1,8 +1,8 @@
 """Memory of a stack's processes: before an attack, its peak, and a while after.
 
-Resident memory, also of what a process has started, less the servers' caches. Those are reserved at the
-start (``--cache-memory``), and their pages become resident when they are first used: any client's prompts
-make them grow, up to what was reserved.
+Resident memory, including child processes, minus the servers' caches. Caches are reserved at the start
+(``--cache-memory``), and their pages become resident at first use: any client's prompts make them grow, up to
+the reserved size.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from twinfang.launch import LaunchedStack
 INTERVAL_S = 0.5
 MIB = 2**20
 CACHE_BYTES = 128 * MIB
-"""An anonymous mapping that is as large in a process that has just started is a cache."""
+"""An anonymous mapping of at least this size in a newly started process is a cache."""
 PRESENT_BIT = 63
-"""Of an entry of /proc/PID/pagemap."""
+"""The bit of an entry of /proc/PID/pagemap."""
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Where a process has its caches: addresses, from and to."""
+    """Address ranges of a process's caches."""
 
     pid: int
     ranges: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ class Caches:
 
 
 class Memory:
-    """Of router, prefill and decode servers, by name, in MiB. To be made when the stack is fresh."""
+    """Memory of router, prefill and decode servers, by name, in MiB. Create it while the stack is fresh."""
 
     def __init__(self, stack: LaunchedStack) -> None:
         self._stack = stack
@@ -66,7 +66,7 @@ class Memory:
         self.peak: dict[str, float] = {}
 
     def now(self) -> dict[str, float]:
-        """Of a process that has been started anew: with its caches."""
+        """Returns the memory now. That of a restarted process includes its caches."""
         found = {}
         for name, process in self._stack.processes().items():
             with suppress(psutil.NoSuchProcess, FileNotFoundError):
@@ -78,7 +78,7 @@ class Memory:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within the block the peak is followed. Must be entered on the event loop."""
+        """Tracks the peak inside the block. Must be entered on the event loop."""
         task = asyncio.create_task(self._watch())
         try:
             yield

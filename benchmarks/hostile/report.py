@@ -1,4 +1,4 @@
-"""What trials show, for people to read."""
+"""Results of trials in readable form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def table(trials: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a line for each attack, the baseline's figure before each arrow; then the goals not met."""
+    """Returns Markdown: a line for each attack, with the baseline's figure before each arrow; then the goals
+    that are not met."""
     lines = [
         "| attack | worst gap, s | tokens/s | tokens a core-second | TTFT at most, s | errors "
         "| /healthz, s | /v1/models, s | memory before, peak, after, MiB | goals |",
@@ -36,7 +37,8 @@ def table(trials: Sequence[dict[str, Any]]) -> str:
 
 
 def _per_core_second(seen: dict[str, Any]) -> str:
-    """The victim's tokens for a second of a core that the stack got: others' load moves it by little."""
+    """Returns the victim's tokens per core second of the stack, which other processes' load hardly
+    changes."""
     cores = seen["cores"]["stack"]
     return f"{seen['tokens_per_s'] / cores:.0f}" if cores else "none"
 

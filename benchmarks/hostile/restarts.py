@@ -1,11 +1,11 @@
-"""What clients see of servers that are killed and started again: nothing, if it goes well.
+"""What clients notice when servers are killed and restarted; it should be nothing.
 
     python -m benchmarks.hostile.restarts --out benchmarks/results/hostile-restarts.json     # four minutes
 
-``twinfang up`` with default flags restarts what dies. First one prefill and one decode server, each killed
-under 6 clients in a closed loop; then two of each, killed at random for a minute. Every answer is compared
-with that of the same stack before anybody was killed. Ends with 1 if a request was answered 5xx, a stream
-broke or a token differs.
+``twinfang up`` with default flags restarts dead processes. First one prefill and one decode server are
+killed, each under 6 clients in a closed loop; then two of each are killed at random for a minute. Every
+answer is compared with the same stack's answer before any kill. Ends with 1 if a request was answered 5xx, a
+stream broke or a token differs.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ NUM_CLIENTS = 6
 REST_S = 0.05
 """A client's mean pause between two requests."""
 QUIET_S = 3.0
-"""Of load before a kill, and after the killed server is back."""
+"""Seconds of load before a kill, and after the killed server is back."""
 KILL_EVERY_S = (3.0, 6.0)
 MAX_KILLS_EACH = 4
-"""The supervisor gives a child up that dies more than five times in two minutes."""
+"""The supervisor gives up a child that dies more than five times in two minutes."""
 ONE_OF_EACH, TWO_OF_EACH = ("--prefill", "1", "--decode", "1"), ("--prefill", "2", "--decode", "2")
 NEEDS_NO_PREFILL = "one-"
-"""Questions of one token: they tell nothing of a prefill server that is away."""
+"""Questions of one token: they show nothing about an absent prefill server."""
 MAX_EXAMPLES = 10
 
 
 class NotExactError(Exception):
-    """The stack's own answers differ before anybody was killed."""
+    """The stack's own answers differ even before any kill."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A server that was killed, by ``time.monotonic``."""
+    """A killed server, with times by ``time.monotonic``."""
 
     server: str
     at: float
 
 
 def undisturbed(stack: LaunchedStack, questions: Sequence[Question]) -> dict[str, Answer]:
-    """Each question's answer, asked twice. Raises :class:`NotExactError` where the two differ."""
+    """Returns each question's answer, asked twice. Raises :class:`NotExactError` if the two differ."""
     with ThreadPoolExecutor(NUM_CLIENTS) as pool, httpx.Client() as client:
 
         def answer(question: Question) -> Answer:
@@ -95,7 +95,7 @@ def kill(stack: LaunchedStack, name: str) -> Kill:
 
 
 def wait_until_whole(stack: LaunchedStack, restarts: Mapping[str, int]) -> None:
-    """Until all run and these have been started again as often as that."""
+    """Waits until all servers run and these have been restarted the given number of times."""
 
     def is_whole() -> bool:
         found = stack.processes()
@@ -110,7 +110,7 @@ def wait_until_whole(stack: LaunchedStack, restarts: Mapping[str, int]) -> None:
 
 
 def one_of_each(questions: Sequence[Question], seed: int) -> list[dict[str, Any]]:
-    """Each role's only server killed in turn."""
+    """Kills each role's only server in turn."""
     found = []
     with running(ONE_OF_EACH) as stack:
         expected = undisturbed(stack, questions)
@@ -133,7 +133,7 @@ def one_of_each(questions: Sequence[Question], seed: int) -> list[dict[str, Any]
 
 
 def random_kills(questions: Sequence[Question], seed: int, seconds: float) -> dict[str, Any]:
-    """Any of four servers, also several at a time."""
+    """Kills any of four servers at random, sometimes several at a time."""
     rng = random.Random(f"kills {seed}")
     with running(TWO_OF_EACH) as stack:
         expected = undisturbed(stack, questions)
@@ -165,7 +165,7 @@ def random_kills(questions: Sequence[Question], seed: int, seconds: float) -> di
 
 
 def figures_of(outcomes: Sequence[Outcome], kills: Sequence[Kill]) -> dict[str, Any]:
-    """What clients got from the first kill on."""
+    """Returns the clients' results from the first kill on."""
     first = kills[0].at
     since = [one for one in outcomes if one.sent + one.seconds >= first]
     sorts = Counter(sort_of(one) for one in since)
@@ -185,7 +185,8 @@ def figures_of(outcomes: Sequence[Outcome], kills: Sequence[Kill]) -> dict[str, 
 
 
 def sort_of(outcome: Outcome) -> str:
-    """``broken``: an answer that began, and then ended with an error, too early or with other tokens."""
+    """Returns the kind of outcome. ``broken``: an answer that began and then ended with an error, too early
+    or with other tokens."""
     if outcome.verdict == "right":
         return "right"
     if outcome.status >= 500:
@@ -194,7 +195,7 @@ def sort_of(outcome: Outcome) -> str:
 
 
 def answered_after_s(outcomes: Sequence[Outcome], killed: Kill) -> float | None:
-    """From the kill until a request was answered that was sent after it."""
+    """Returns the time from the kill until a request that was sent after it was answered."""
     ends = [
         one.sent + one.seconds
         for one in outcomes
@@ -204,7 +205,7 @@ def answered_after_s(outcomes: Sequence[Outcome], killed: Kill) -> float | None:
 
 
 def worst_of(seconds: Sequence[float | None]) -> float | None:
-    """None if one of them is: never answered."""
+    """Returns the longest time; None if one is None, which means never answered."""
     known = [one for one in seconds if one is not None]
     return max(known) if len(known) == len(seconds) else None
 
@@ -225,7 +226,7 @@ def table(trials: Sequence[Mapping[str, Any]]) -> str:
 
 
 def is_met(trial: Mapping[str, Any]) -> bool:
-    """The goal: nobody noticed."""
+    """Returns whether the goal is met: no client noticed anything."""
     return bool(trial["requests"] and trial["right"] == trial["requests"])
 
 

@@ -19,35 +19,36 @@ from benchmarks.side_by_side.cores import CoreTimes
 from twinfang.launch import LaunchedStack
 
 MAX_PEERS = 64 - NUM_STREAMS
-"""With the victim's streams as many as a decode server has rows."""
+"""Together with the victim's streams, as many as a decode server has rows."""
 WARM_UP_S = 5.0
 SETTLE_S = 2.0
 MARGIN_S = 30.0
-"""Attackers end by themselves so long after they should have been told to."""
+"""Time after which attackers end by themselves if they were not told to."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a trial goes."""
+    """The conditions of a trial."""
 
     stretch_s: float
     """Length of the baseline, and of the attack."""
     rest_s: float
-    """From the attack's end until memory is looked at again."""
+    """Time from the attack's end until memory is measured again."""
     as_long: bool = False
-    """Whether well-behaved clients ask for answers as long as the attackers do."""
+    """Whether well-behaved clients ask for answers as long as the attackers' answers."""
     one_address: bool = False
-    """Whether attackers have the victim's address, so that nobody can tell them apart."""
+    """Whether attackers use the victim's address, so that the router can't distinguish them."""
 
 
 def measure(name: str, attacks: Sequence[Attack], conditions: Conditions) -> dict[str, Any]:
-    """A stack of its own, so that no attack finds what another left."""
+    """Measures one trial on a fresh stack, so that no attack is affected by an earlier one."""
     with running(()) as stack:
         return asyncio.run(_measure(name, attacks, conditions, stack))
 
 
 def peers_of(attacks: Sequence[Attack], *, as_long: bool = False) -> list[tuple[str, int]]:
-    """Name and number of those who take each attack's place: as many in all as there are rows for."""
+    """Returns name and number of the clients in each attack's place: in total as many as there are rows
+    for."""
     total = sum(attack.num_peers for attack in attacks)
     peers = []
     for attack in attacks:
@@ -96,7 +97,7 @@ async def _beside(
     *,
     warm_up_s: float = 0.0,
 ) -> dict[str, Any]:
-    """How the victim fares beside these clients, and what became of them."""
+    """Measures the victim beside these clients, and their own results."""
     seconds = conditions.stretch_s
     limit_s = warm_up_s + seconds + MARGIN_S
     attackers = await asyncio.to_thread(

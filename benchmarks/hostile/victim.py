@@ -1,4 +1,4 @@
-"""The client that is not to suffer: a few steady streams, and how soon an operator's probes are answered."""
+"""The client that must not suffer: a few steady streams, and the answer times of an operator's probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_EXAMPLES = 5
 
 @dataclass
 class Stream:
-    """The request that one stream is busy with."""
+    """The present request of one stream."""
 
     sent: float
     last: float | None = None
@@ -39,7 +39,7 @@ class Stream:
 
 @dataclass
 class Seen:
-    """What a stretch of time showed. Times in seconds by ``time.perf_counter``."""
+    """The results of a period. Times in seconds by ``time.perf_counter``."""
 
     began: float = field(default_factory=time.perf_counter)
     tokens: int = 0
@@ -51,22 +51,22 @@ class Seen:
     """The slowest answer by path."""
     probe_errors: list[str] = field(default_factory=list)
     lag_s: float = 0.0
-    """How late this process itself was at worst: what the other figures can't be better than."""
+    """The largest delay of this process itself; the other figures can't be better."""
 
 
 class Victim:
-    """Streams and probes that go on until they are cancelled; :meth:`stretch` says how they fared."""
+    """Streams and probes that run until they are cancelled; :meth:`stretch` returns their results."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._seen = Seen()
         self._streams: dict[int, Stream] = {}
         self._probes: dict[str, float] = {}
-        """When the probe under way was sent, by path."""
+        """When the present probe was sent, by path."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the block. Must be entered on the event loop."""
+        """Runs streams and probes inside the block. Must be entered on the event loop."""
         tasks = [asyncio.create_task(self._stream(i)) for i in range(NUM_STREAMS)]
         tasks += [asyncio.create_task(self._probe(path)) for path in PROBED]
         tasks.append(asyncio.create_task(self._watch_own_lag()))
@@ -77,7 +77,8 @@ class Victim:
                 task.cancel()
 
     async def stretch(self, seconds: float) -> dict[str, object]:
-        """What the next ``seconds`` show. What is still awaited at their end counts as long as it lasted."""
+        """Returns the results of the next ``seconds``. A wait that has not ended counts with its time so
+        far."""
         seen = self._seen = Seen()
         await asyncio.sleep(seconds)
         now = time.perf_counter()
@@ -165,7 +166,7 @@ class Victim:
     # --- probes -----------------------------------------------------------------------------------
 
     async def _probe(self, path: str) -> None:
-        """By a connection of its own each time, as a kubelet or a new client does."""
+        """Probes a path, each time on a new connection, as a kubelet or a new client does."""
         while True:
             sent = self._probes[path] = time.perf_counter()
             problem = ""

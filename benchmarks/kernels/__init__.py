@@ -1,1 +1,1 @@
-"""Every kernel beside what its machine can do and beside the op that somebody else wrote."""
+"""Compares every kernel with the machine's limits and with other projects' ops."""

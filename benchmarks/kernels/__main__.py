@@ -1,11 +1,12 @@
-"""Times every kernel beside its limit and its peers; prints a Markdown table.
+"""Times every kernel and compares it with its limit and its peers; prints a Markdown table.
 
     python -m benchmarks.kernels --json benchmarks/results/kernels.json                 # CPU, under 3 minutes
     python -m benchmarks.kernels --device cuda --json benchmarks/results/kernels-gpu.json
     python -m benchmarks.kernels --only scan --only conv --seconds 0.05                  # a look
 
-The JSON is written anew after every op, so that a run cut short leaves what it has. On one thread, the
-default, CPU time is measured, which others on the machine hardly touch; they do share its caches and memory.
+The JSON is written again after every op, so that an interrupted run keeps its results. On one thread, the
+default, CPU time is measured. Other processes hardly change it, but they share the machine's caches and
+memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def _version(package: str) -> str | None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures what the options ask for; a case of ours that fails is told and left out."""
+    """Measures what the options ask for. If one of our own cases fails, the failure is reported and the case
+    left out."""
     device = torch.device(options.device)
     bench = Bench(device, options.seconds)
     cases = gpu_cases() if device.type == "cuda" else cpu_cases()

@@ -1,11 +1,11 @@
-"""Seconds of one call, of several contenders that take turns: what disturbs one disturbs all.
+"""Measures the seconds per call of several contenders. They take turns, so that disturbances affect all.
 
 | device | a contender's turn |
 |---|---|
 | CPU | calls for a third of a millisecond; one thread's in CPU time, more on the wall |
 | GPU | a graph between two events: a launch costs what it costs in a served step |
 
-Calls go through sets of operands one after the other, so that none finds its own in a cache that a step of
+Calls use sets of operands one after the other, so that no call finds its operands in a cache that a step of
 the whole model would have flushed (:func:`num_sets`). The median turn counts.
 """
 
@@ -30,18 +30,19 @@ MIN_TURNS = 5
 
 
 def num_sets(bytes_moved: int, weight_bytes: int) -> int:
-    """Sets of operands that together are as much as a model's weights, or too much for any cache."""
+    """Returns how many sets of operands are together as large as a model's weights, or too large for any
+    cache."""
     return max(1, min(MAX_SETS, -(-min(weight_bytes, MAX_ROTATED_BYTES) // max(1, bytes_moved))))
 
 
 class Turn(Protocol):
-    """One turn of one contender: the seconds of one call in it."""
+    """One turn of one contender; returns the seconds of one call in it."""
 
     def __call__(self) -> float: ...
 
 
 def take_turns(turns: Mapping[str, Turn], budget_s: float) -> dict[str, float]:
-    """Medians by contender. Each gets ``budget_s`` on average, and five turns in any case."""
+    """Returns medians by contender. Each gets ``budget_s`` on average, and at least five turns."""
     taken: dict[str, list[float]] = {name: [] for name in turns}
     end = time.perf_counter() + budget_s * len(turns)
     while time.perf_counter() < end or any(len(times) < MIN_TURNS for times in taken.values()):
@@ -51,7 +52,8 @@ def take_turns(turns: Mapping[str, Turn], budget_s: float) -> dict[str, float]:
 
 
 def cpu_turn(calls: Sequence[Call]) -> Turn:
-    """Warms up first: the first call of a kernel compiles it. Each turn begins where the last one ended."""
+    """Returns a CPU turn. Warms up first, because a kernel's first call compiles it. Each turn begins where
+    the last one ended."""
     clock = cpu_clock()
     for call in calls[:2]:
         call()
@@ -70,7 +72,7 @@ def cpu_turn(calls: Sequence[Call]) -> Turn:
 
 
 def gpu_turn(calls: Sequence[Call]) -> tuple[Turn, bool]:
-    """The turn, and whether it is a graph: what can't be captured is launched call by call."""
+    """Returns the turn, and whether it is a graph. Calls that can't be captured are launched one by one."""
     for call in (calls[0], calls[0], *calls):
         call()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What the machine at hand reaches, measured in the run that it is compared with.
+"""The limits of this machine, measured in the same run as the kernels.
 
 | limit | on a CPU | on a GPU |
 |---|---|---|
@@ -6,9 +6,8 @@
 | read | a sum over them, unless a copy is faster | a copy |
 | GEMM | float32, the faster of torch's and the engine's | bfloat16, 8,192 rows and columns |
 
-A copy's bytes are those read and those written: from a cache where the operands would come from one. A read
-is the limit of ops that write next to nothing. Sizes are rounded up to a
-power of two, so that few are measured.
+A copy's bytes are those read plus those written; they come from a cache if the operands would. A read is the
+limit of ops that write almost nothing. Sizes are rounded up to a power of two, so that only few are measured.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from kernels.cpu.jit import as_array, cpu_jit
 BUDGET_S = 0.1
 LEAST_BYTES = 1 << 15
 READS_ALONE = 0.9
-"""Share of an op's bytes that it reads from which a read is its limit."""
+"""If at least this share of an op's bytes is read, a read is its limit."""
 GEMM_SIZES = (512, 1024)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The least seconds that a call may take, and why."""
+    """The least seconds of a call, and the reason."""
 
     kind: str
     """``copy``, ``read`` or ``GEMM``"""
@@ -44,13 +43,13 @@ class Limit:
 
 
 class Limits:
-    """Measures a rate when it is first asked for."""
+    """Measures each rate when it is first needed."""
 
     def __init__(self, rates: CpuRates | GpuRates) -> None:
         self._rates = rates
 
     def of(self, work: Work, sets: int) -> Limit:
-        """Of a call on one of so many sets of operands."""
+        """Returns the limit of a call on one of ``sets`` sets of operands."""
         reads = work.read >= READS_ALONE * work.moved
         kind = "read" if reads and self._rates.measures_reads else "copy"
         memory = self._rates.bytes_per_s(kind, _rounded(work.moved), sets)
@@ -61,13 +60,13 @@ class Limits:
         return max(candidates, key=lambda limit: limit.seconds)
 
     def measured(self) -> dict[str, float]:
-        """All rates so far: ``copy 512 KiB`` in bytes/s, ``GEMM`` in FLOP/s."""
+        """Returns all rates so far: ``copy 512 KiB`` in bytes/s, ``GEMM`` in FLOP/s."""
         return dict(self._rates.known)
 
 
 @dataclass
 class CpuRates:
-    """float32, on as many threads as torch has."""
+    """Rates of float32, on as many threads as torch has."""
 
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = True
@@ -90,7 +89,7 @@ class CpuRates:
 
 @dataclass
 class GpuRates:
-    """Of the current device."""
+    """Rates of the current device."""
 
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = False
@@ -148,7 +147,8 @@ def _sum(a, sums, repeats):
 
 
 def _copy_s(size: int) -> float:
-    """Seconds of a copy that reads and writes ``size / 2`` bytes: the faster of torch's and the loop's."""
+    """Returns the seconds of a copy that reads and writes ``size / 2`` bytes: the faster of torch's and the
+    loop's."""
     a, b = torch.randn(size // 8), torch.zeros(size // 8)
     arrays = as_array(a), as_array(b)
     repeats = max(1, (1 << 20) // size)
@@ -163,7 +163,7 @@ def _copy_s(size: int) -> float:
 
 
 def _sum_s(size: int) -> float:
-    """Seconds of a sum of ``size`` bytes, likewise."""
+    """Returns the seconds of a sum of ``size`` bytes, again the faster one."""
     a, sums = torch.randn(size // 4), torch.zeros(8)
     arrays = as_array(a), as_array(sums)
     repeats = max(1, (1 << 20) // size)
@@ -174,7 +174,7 @@ def _sum_s(size: int) -> float:
 
 
 def _gemm_rate(side: int) -> float:
-    """FLOP/s, on a weight that is laid out beforehand as the engine does it too."""
+    """Returns FLOP/s, with a weight whose layout is prepared beforehand, as the engine does too."""
     x, layer = torch.randn(side, side), Linear(torch.randn(side, side))
     plain = torch.randn(side, side)
     turns = {"torch": cpu_turn([lambda: x @ plain]), "engine": cpu_turn([lambda: layer(x)])}

@@ -1,4 +1,4 @@
-"""Measures cases and puts each into a row: what it must do, what the machine allows, what everybody took."""
+"""Measures cases and makes a row of each: the op's work, the machine's limit, and all contenders' times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPILED = "torch.compile"
 
 @dataclass(frozen=True)
 class Row:
-    """One case measured."""
+    """One measured case."""
 
     op: str
     shape: str
@@ -31,20 +31,22 @@ class Row:
     sets: int
     limit: Limit
     seconds: dict[str, float]
-    """Of one call, by contender; ``ours`` among them."""
+    """Seconds of one call, by contender, including ``ours``."""
     absent: dict[str, str] = field(default_factory=dict)
     """Contenders without a time, and why."""
     differences: dict[str, float] = field(default_factory=dict)
-    """Between a peer's first output and ours: norm of the difference over the norm of ours."""
+    """Difference between a peer's first output and ours: norm of the difference divided by the norm of
+    ours."""
     launched: tuple[str, ...] = ()
-    """Contenders that were launched call by call, as they could not be captured in a graph."""
+    """Contenders that were launched call by call, because they could not be captured in a graph."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Bench:
-    """One device. Raises what our own kernels raise; a peer's failure is a cell of its row."""
+    """Measures on one device. Raises the errors of our own kernels; a peer's failure becomes a cell of its
+    row."""
 
     def __init__(self, device: torch.device, budget_s: float) -> None:
         self._device = device
@@ -82,7 +84,7 @@ class Bench:
         )
 
     def differences(self, case: Case, binds: dict[str, Bind], absent: dict[str, str]) -> dict[str, float]:
-        """Runs everybody once on the same operands; notes who can't."""
+        """Runs all contenders once on the same operands; records those that can't run."""
         outputs: dict[str, torch.Tensor] = {}
         for name, bind in binds.items():
             torch.manual_seed(SEED)
@@ -123,7 +125,7 @@ class Bench:
 
 
 def _compiled(bind: Bind) -> Bind:
-    """torch.compile of the peer's call; one compilation serves all sets of operands."""
+    """Returns torch.compile of the peer's call; one compilation serves all sets of operands."""
 
     def bind_compiled(operands: Any) -> Call:
         return torch.compile(bind(operands), dynamic=False)

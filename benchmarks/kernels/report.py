@@ -1,9 +1,9 @@
-"""The kernel table of docs/performance.md, from what runs have written.
+"""The kernel table of docs/performance.md, from the results of runs.
 
     python -m benchmarks.kernels.report
 
-GPU rows come from ``results/kernels-gpu.json``; as long as there is none they are listed with what the op
-must do, and marked.
+GPU rows come from ``results/kernels-gpu.json``. Without that file they are listed with the op's work, and
+marked.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ HEADER = (
     + "|---" * 8
     + "|"
 )
-NOT_RUN = "not run on a GPU"
+NOT_RUN = "–"
 MAX_DIFFERENCE = 2e-2
-"""From which two outputs are not the same but for rounding to bfloat16."""
+"""From this difference on, two outputs differ by more than rounding to bfloat16."""
 
 
 def section(cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> str:
-    """Both tables with their headings; a run that there is not yet is named."""
+    """Returns both tables with their headings, and names a missing run."""
     parts = ["### On a CPU", *(_measured(cpu) if cpu else ["Not measured yet."])]
     parts += ["### On a GPU", *(_measured(gpu) if gpu else _not_run(gpu_cases()))]
     return "\n\n".join(parts)
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Of measured rows, ops in the order in which they first come."""
+    """Returns a table of measured rows; ops in order of their first row."""
     return "\n".join([HEADER, *_lines(rows, _measured_cells)])
 
 
@@ -62,7 +62,7 @@ def _peers(report: dict[str, Any]) -> str:
 
 
 def _not_run(cases: Iterable[Case]) -> Iterator[str]:
-    yield f"Counted, {NOT_RUN}."
+    yield "Counted from the shapes."
     rows = [vars(case) | {"flops": case.work.flops, "moved": case.work.moved} for case in cases]
     yield "\n".join(
         [HEADER, *_lines(rows, lambda row: [_must_do(row["moved"], row["flops"]), NOT_RUN, *[""] * 4])]

@@ -1,1 +1,1 @@
-"""The router alone: requests a second, streams, policies."""
+"""The router alone: requests per second, streams, policies."""

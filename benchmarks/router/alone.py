@@ -1,8 +1,9 @@
-"""What a router costs: Twinfang's beside vllm-router and sglang-router, all over workers that answer at once.
+"""The cost of a router: Twinfang's compared with vllm-router and sglang-router, all with workers that answer
+at once.
 
     python -m benchmarks.router.alone --peers /path/to/venv/bin --json benchmarks/results/router.json
 
-Every arrangement has the same load and two stub workers (``stub_workers.py``). Figures are taken for one
+All arrangements have the same load and two stub workers (``stub_workers.py``). Figures are measured for one
 router process and for two.
 
 | figure | is |
@@ -12,8 +13,8 @@ router process and for two.
 | paced | many streams, a token of each every step, as from engines: CPU time a token once all stream |
 | flat out | workers step as fast as the router takes it; events of a request may come together |
 
-CPU time is that of all the router's processes and threads, from /proc: it holds on a machine whose cores are
-also busy with workers, client and others. "/core-s" is requests or tokens divided by it.
+CPU time is that of all the router's processes and threads, from /proc. It stays valid on a machine whose
+cores workers, clients and others use too. "/core-s" is requests or tokens divided by CPU time.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ PROMPT = "The state of a sequence is handed from one server to another, and the 
 ONE_TOKEN = Shape(PROMPT, 1)
 LATENCY_REQUESTS, RATE_REQUESTS, RATE_CONCURRENCY = 400, 2000, 32
 PACED = ((64, 0.02), (256, 0.04))
-"""Streams, and seconds between two tokens of each."""
+"""Number of streams, and seconds between two tokens of each."""
 PACED_S, MIN_PACED_S = 4.0, 3.0
-"""How long each stream lasts; at least, as hundreds of them take a while to start."""
+"""Length of each stream; at least the second value, because hundreds of streams take a while to start."""
 FLAT_OUT_STREAMS, FLAT_OUT_TOKENS = 64, 400
 
 
@@ -63,16 +64,17 @@ class Arrangement:
     worker_kinds: tuple[tuple[str, str], ...]
     """Kind and role of each stub worker."""
     command: Callable[[int, Sequence[int], int], list[str]] | None
-    """A router's command line: of its port, the workers' ones and how many processes it is to be. None: the
-    client asks the workers."""
+    """Returns a router's command line from its port, the workers' ports and the number of processes. None:
+    the client calls the workers."""
     shares_port: bool = False
-    """Whether one command starts several processes; else it is run several times, each with a port."""
+    """Whether one command starts several processes. Otherwise it is run several times, each with its own
+    port."""
     ready_path: str = "/readyz"
     fields: tuple[tuple[str, object], ...] = ()
 
 
 USAGE = (("stream_options", {"include_usage": True}),)
-"""An event of ours may hold several tokens: the answer says how many there were."""
+"""Our events may hold several tokens, so the answer must say how many there were."""
 
 
 def twinfang(roles: Sequence[str], port: int, workers: Sequence[int], num_processes: int) -> list[str]:
@@ -145,7 +147,7 @@ def process(command: Sequence[str], folder: Path) -> Iterator[psutil.Process]:
 
 
 def wait_until_ready(port: int, path: str, times: int = 1) -> None:
-    """``times`` in a row: several processes may answer at one port."""
+    """Waits for ``times`` successes in a row, because several processes may answer at one port."""
     deadline = time.monotonic() + START_TIMEOUT_S
     num_ready = 0
     while num_ready < times:
@@ -163,7 +165,7 @@ def wait_until_ready(port: int, path: str, times: int = 1) -> None:
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Of these and their children, all threads, so far."""
+    """Returns the CPU time so far of these processes and their children, over all threads."""
     every = [one for parent in processes for one in (parent, *parent.children(recursive=True))]
     return sum(sum(one.cpu_times()[:2]) for one in every)
 
@@ -195,7 +197,7 @@ def running(arrangement: Arrangement, num_routers: int, folder: Path) -> Iterato
 
 @dataclass(frozen=True)
 class Target:
-    """Where the load goes, and whose time is measured."""
+    """The destination of the load, and the processes whose time is measured."""
 
     arrangement: Arrangement
     ports: Sequence[int]
@@ -312,7 +314,7 @@ def row(name: str, figures: dict[str, Any], base: dict[str, Any]) -> str:
 
 
 def find_peers(folder: Path | None) -> dict[str, Path]:
-    """Executables by name, from ``folder`` or the PATH; says which are missing."""
+    """Returns executables by name, from ``folder`` or the PATH; reports missing ones."""
     found = {}
     for name in ("vllm-router", "sglang-router"):
         path = shutil.which(name, path=None if folder is None else str(folder))

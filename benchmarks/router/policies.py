@@ -1,10 +1,10 @@
-"""Policies against one another on a trace with shared beginnings and bursts, in simulated time.
+"""Compares policies on a trace with shared beginnings and bursts, in simulated time.
 
     python -m benchmarks.router.policies --json benchmarks/results/policies.json --plot docs/policies.png
 
-The policies are the router's own, the servers are simulated (``policy_simulation.py``): a rate of prefill, a
-queue, a cache of blocks that evicts the least recently used. The trace (``policy_trace.py``) and so every
-figure depends on the seed alone. Load is the share of what all servers can compute if no cache had anything.
+The policies are the router's own. The servers are simulated (``policy_simulation.py``): a prefill rate, a
+queue, and a block cache that evicts the least recently used. The trace (``policy_trace.py``), and so every
+figure, depends only on the seed. Load is a share of what all servers can compute without any cache hit.
 
 | figure | is |
 |---|---|
@@ -32,7 +32,8 @@ from testing.simulation.policies import Simulation
 
 NUM_SERVERS = 4
 CACHE_BLOCKS = 1500
-"""Of 64 tokens, in each server. The documents alone have 3,900: no server can hold them all, four can."""
+"""Blocks of 64 tokens in each server's cache. The documents alone have 3,900 blocks: one server can't hold
+them all, four can."""
 SECONDS = 90.0
 LOADS = (0.5, 1.0, 1.5, 2.0, 2.5)
 MEAN_TOKENS_S = NUM_SERVERS * 10_000.0
@@ -44,11 +45,11 @@ POLICIES: dict[str, Callable[[random.Random], Policy]] = {
     "prefix_affinity": PrefixAffinity,
 }
 ROUTERS = {"1 router": (1, 0.25), "16 routers": (16, 0.5)}
-"""How many, and how old the servers' figures get in seconds."""
+"""Number of routers, and the greatest age of the servers' figures in seconds."""
 
 
 def trace_at(load: float, seconds: float, seed: int) -> Trace:
-    """The arrivals that make so much work; found from those of a trace at 10 a second."""
+    """Returns arrivals that make this load; their rate is computed from a trace at 10 per second."""
     tokens_per_arrival = Trace(per_s=10.0, seconds=seconds, seed=seed).num_tokens / seconds / 10.0
     return Trace(per_s=load * MEAN_TOKENS_S / tokens_per_arrival, seconds=seconds, seed=seed)
 
@@ -98,7 +99,7 @@ def measure(loads: Sequence[float], seconds: float, seed: int) -> list[dict[str,
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """One router: hit rate, mean and p99 of TTFT over the load, a line a policy."""
+    """Plots, for one router, hit rate, mean and p99 of TTFT over the load, with a line for each policy."""
     import matplotlib
 
     matplotlib.use("Agg")

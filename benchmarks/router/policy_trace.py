@@ -1,4 +1,4 @@
-"""Requests with shared beginnings, as a service sees them over some minutes: the same with the same seed.
+"""Requests with shared beginnings, as a service gets them over some minutes; the same for the same seed.
 
 | kind | share | prompt |
 |---|---|---|
@@ -6,7 +6,7 @@
 | document | 3/10 | a system prompt, one of 80 documents (few of them popular), a question |
 | single | 1/5 | nothing that another request has |
 
-Three times everybody asks about one new document at once, and arrivals come in bursts throughout.
+Three times all users ask about one new document at once. Arrivals come in bursts throughout.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SYSTEM_PROMPT_LENS = (300, 800, 1600)
 NUM_DOCUMENTS = 80
 CALM_S, BURST_S = 12.0, 3.0
 BURST_FACTOR = 3.0
-"""Of the arrivals in a burst to those in calm times."""
+"""Ratio of the arrival rate in a burst to that in calm times."""
 HOT_AT = (0.25, 0.5, 0.75)
-"""Where in the trace everybody asks about one document."""
+"""Positions in the trace at which all users ask about one document."""
 HOT_REQUESTS, HOT_S = 40, 2.0
 
 
@@ -38,7 +38,8 @@ class Arrival:
 
 
 class Trace:
-    """``per_s``: conversations, questions about documents and single prompts that begin, on average."""
+    """A trace. ``per_s``: conversations, questions about documents and single prompts that begin per second,
+    on average."""
 
     def __init__(self, *, per_s: float, seconds: float, seed: int) -> None:
         self._rng = random.Random(seed)

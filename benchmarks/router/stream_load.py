@@ -1,7 +1,7 @@
 """Closed-loop load over raw sockets, cheap enough to share two cores with what it measures.
 
-One thread, one ``epoll``. Events that come back are counted, not parsed: a request is exact if its answer was
-a 200 and has an end, and if ``usage`` in it, or else the number of its events, is what was asked for.
+One thread, one ``epoll``. Events are counted, not parsed: a request is exact if its answer was a 200 with an
+end, and if ``usage``, or else the number of its events, equals what was asked for.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 TIMEOUT_S = 60.0
 MARK = b'"finish_reason"'
-"""Stands once in each event of tokens."""
+"""Occurs once in each event of tokens."""
 TAIL_BYTES = 400
-"""Longer than an event's part with the usage."""
+"""More bytes than an event's part with the usage."""
 
 
 class LoadError(Exception):
@@ -26,12 +26,12 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class Shape:
-    """What every request of a run looks like."""
+    """The common properties of a run's requests."""
 
     prompt: str
     num_tokens: int
     step_s: float = 0.0
-    """Time between two steps of the workers; 0: none."""
+    """Time between two steps of the workers; 0 for none."""
     fields: tuple[tuple[str, object], ...] = ()
 
     def request(self, model: str, host: str) -> bytes:
@@ -58,17 +58,18 @@ class Result:
     """From sending a request to its first event."""
     total_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
-    """Between two reads with events of one request."""
+    """Times between two reads that brought events of one request."""
     num_tokens: int = 0
     num_events: int = 0
     client_cpu_s: float = 0.0
     steady_events: int = 0
-    """Events while all requests were being answered: from the last one's first to the first one's last."""
+    """Number of events while all requests were streaming: from the last request's first event to the first
+    request's last event."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """One connection and its request under way."""
+    """One connection and its present request."""
 
     socket: socket.socket
     request: bytes
@@ -76,9 +77,9 @@ class Stream:
     last: float = 0.0
     num_events: int = 0
     unread: bytes = b""
-    """What came of a head or of a chunk that is not complete yet."""
+    """Received bytes of a head or chunk that is not complete yet."""
     tail: bytes = b""
-    """The body's latest bytes: an event may be cut in two."""
+    """The body's latest bytes, because an event may be cut in two."""
     has_head: bool = False
 
 
@@ -102,9 +103,10 @@ class Load:
             self._streams.append(stream)
 
     def run(self, num_requests: int, on_steady: Callable[[], None] = lambda: None) -> Result:
-        """Sends so many requests; raises :class:`LoadError` if one of them is not answered in full.
+        """Sends ``num_requests`` requests. Raises :class:`LoadError` if one of them is not answered in full.
 
-        ``on_steady`` is called when all streams have had their first event, and when one has come to its end.
+        ``on_steady`` is called when all streams have had their first event, and when the first stream has
+        ended.
         """
         result = self._result = Result()
         self._on_steady = on_steady
@@ -178,7 +180,7 @@ class Load:
 
 
 def _body(stream: Stream, data: bytes) -> tuple[bytes, bool]:
-    """What is new of a chunked body, and whether that was its end."""
+    """Returns the new part of a chunked body, and whether the body has ended."""
     data = stream.unread + data
     start = 0
     if not stream.has_head:

@@ -1,12 +1,12 @@
-"""Workers without a model, for measuring routers: they answer at once, or a token every so often.
+"""Workers without a model, for measuring routers. They answer at once, or at one token per step time.
 
     python -m benchmarks.router.stub_workers grpc --port 9001    # a server of both roles, as Twinfang's
     python -m benchmarks.router.stub_workers sse --port 9002     # OpenAI completions over HTTP
 
-Both take steps as an engine does: in each, every running request gets one token. The gRPC worker says so in
-one message a step, or in one for several while the router is busy; the SSE worker writes one event to each
-request's connection, whose buffers gather them in the same way. A request's ``seed`` is the time between two
-steps in microseconds; 0: none.
+Both take steps as an engine does: in each step, every running request gets one token. The gRPC worker sends
+one message per step, or one for several steps while the router is busy. The SSE worker writes one event to
+each request's connection, whose buffers collect events in the same way. A request's ``seed`` is the time
+between two steps in microseconds; 0 for none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from wire.server import GrpcServer
 VOCAB_SIZE, MAX_MODEL_LEN = 1024, 1 << 20
 MODEL = "stub"
 TOKEN_IDS = tuple(range(300, 700))
-"""Of the bundled tokenizer: merged tokens, two to six characters of text each."""
+"""Merged tokens of the bundled tokenizer, with two to six characters of text each."""
 
 
 # --- over Twinfang's wire -------------------------------------------------------------------------
@@ -123,7 +123,8 @@ class Steps:
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self._running: dict[str, tuple[int, int, int]] = {}
-        """Request id → tokens said, tokens asked for, where in ``TOKEN_IDS`` its prompt makes it begin."""
+        """Request id → tokens sent, tokens asked for, start position in ``TOKEN_IDS``, which depends on the
+        prompt."""
         self._has_work = asyncio.Event()
         self._interval_s = 0.0
         self._due = 0.0
@@ -139,9 +140,9 @@ class Steps:
                 self._running.pop(message.request_id, None)
 
     async def run(self, stream: RouterStream) -> None:
-        """Steps whenever one is due and there are requests, as fast as it can if they wait for nothing.
+        """Takes a step whenever one is due and there are requests; as fast as possible if the step time is 0.
 
-        What a router does not take in time it gets together, as from a decode server.
+        Outputs that a router does not read in time are sent together, as by a decode server.
         """
         while True:
             await asyncio.sleep(max(0.0, self._due - time.monotonic()))
@@ -153,7 +154,7 @@ class Steps:
                 await self._has_work.wait()
 
     def _rows(self) -> list[str]:
-        """The oldest requests, as many as there are rows."""
+        """Returns the oldest requests, as many as there are rows."""
         return list(islice(self._running, self._num_rows))
 
     def _say(self, request_id: str) -> RequestOutput:
@@ -195,7 +196,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _event(text: str, finish_reason: str | None) -> bytes:
-    """As vLLM writes it."""
+    """Returns an event as vLLM writes it."""
     choice = {
         "index": 0,
         "text": text,
@@ -221,18 +222,19 @@ LAST_TOKEN = _chunk(_event(" word", "length")) + _chunk(b"data: [DONE]\n\n") + L
 
 @dataclass(eq=False)
 class Client:
-    """One connection of a router."""
+    """One connection from a router."""
 
     socket: socket.socket
     received: bytes = b""
     unsent: bytes = b""
     left: int = 0
-    """Tokens of its request that are still to be said."""
+    """Tokens of its request that are still to be sent."""
     is_closed: bool = False
 
 
 class SseWorker:
-    """HTTP/1.1 by hand on one thread: little but system calls, so that the router is what is measured."""
+    """HTTP/1.1 by hand on one thread, with few costs besides system calls, so that mainly the router is
+    measured."""
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=4096)

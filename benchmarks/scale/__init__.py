@@ -1,1 +1,1 @@
-"""How figures grow with requests, contexts and servers."""
+"""How costs grow with requests, contexts and servers."""

@@ -1,4 +1,4 @@
-"""What a longer context costs a hybrid model, and the same model with attention in every layer."""
+"""The cost of a longer context for a hybrid model, and for the same model with attention in every layer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288)
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one sequence of ``context`` tokens, or of a decode server full of such."""
+    """The costs of one sequence of ``context`` tokens, or of a decode server full of such sequences."""
 
     model: str
     context: int
     sequence_bytes: int
-    """State and KV."""
+    """Bytes of state and KV."""
     handoff_s: float
     prompt_s: float
     rows: int
-    """That fit into the GPU, at most ``max_num_seqs``; 0: none does."""
+    """Rows that fit into the GPU, at most ``max_num_seqs``; 0 if none fits."""
     step_s: float | None
-    """With so many rows."""
+    """Seconds of a step with that many rows."""
     tokens_per_s: float
 
 
 def growth(
     model: ModelConfig, gpu: GpuSpeed, gpu_bytes: int, contexts: Iterable[int] = CONTEXTS
 ) -> Iterator[Growth]:
-    """Rows of the hybrid model first. Lengths beyond the checkpoint's own limit are counted all the same."""
+    """Yield the growth, of the hybrid model first. Lengths beyond the checkpoint's own limit are included."""
     for name, config in (("hybrid", model), ("attention alone", with_attention_alone(model))):
         costs = gpu_costs(config, gpu)
         for context in contexts:
@@ -59,12 +59,13 @@ def growth(
 def decode_demand(
     model: ModelConfig, max_model_len: int, max_rows: int = EngineConfig.max_num_seqs
 ) -> Demand:
-    """Of a decode server without a prefix cache."""
+    """Return the demand of a decode server without a prefix cache."""
     return Demand(model.cache_spec(), "decode", max_model_len, max_rows, EngineConfig.block_size)
 
 
 def limits_of(model: ModelConfig, gpu_bytes: int, max_model_len: int) -> ServerLimits:
-    """Servers with default limits. Raises :class:`CapacityError` where ``gpu_bytes`` is too small."""
+    """Return the limits of servers with default flags. Raises :class:`CapacityError` if ``gpu_bytes`` is too
+    small."""
     demand = decode_demand(model, max_model_len)
     plan = demand.within(gpu_cache_bytes(gpu_bytes - weight_bytes(model)))
     return ServerLimits(
@@ -73,13 +74,14 @@ def limits_of(model: ModelConfig, gpu_bytes: int, max_model_len: int) -> ServerL
 
 
 def crossing(costs: StepCosts, other: StepCosts) -> float | None:
-    """Context at which a row of ``other`` takes as long to read as one of ``costs``; None: never."""
+    """Return the context at which a row of ``other`` takes as long to read as one of ``costs``; None if there
+    is none."""
     saved = other.decode.context_s - costs.decode.context_s
     return (costs.decode.row_s - other.decode.row_s) / saved if saved > 0 else None
 
 
 def _rows(model: ModelConfig, gpu_bytes: int, context: int) -> int:
-    """Sequences of full length that a decode server holds at once."""
+    """Return how many sequences of full length a decode server holds at once."""
     budget = gpu_cache_bytes(gpu_bytes - weight_bytes(model))
     demand = decode_demand(model, context)
     for rows in range(demand.max_num_seqs, 0, -1):

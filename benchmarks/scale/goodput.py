@@ -1,12 +1,12 @@
-"""Goodput of prefill and decode servers in simulated time, the best ratio, and what a longer context costs.
+"""Goodput of prefill and decode servers in simulated time, the best ratio, and the cost of a longer context.
 
     python -m benchmarks.scale.goodput --measure --json benchmarks/results/scale.json --plot docs/scale.png \\
         --document docs/scale.md
 
-Two systems: a model on GPUs whose rates are given (*computed* from its ``config.json``, no GPU is asked), and
-with ``--measure`` the bundled model on this machine's CPU, whose steps are *measured* first (``--costs FILE``
-takes those of an earlier run). Servers are simulated step by step (``scale_simulation.py``). All but the
-measuring depends on flags and seed alone.
+There are two systems: a model on GPUs with given rates (*computed* from its ``config.json``, without a GPU),
+and, with ``--measure``, the bundled model on this machine's CPU, whose steps are *measured* first (``--costs
+FILE`` takes those of an earlier run). Servers are simulated step by step (``scale_simulation.py``).
+Everything except the measurement depends only on flags and seed.
 
 | figure | is |
 |---|---|
@@ -41,11 +41,12 @@ from twinfang.flags.table import BUNDLED_MODEL
 GIB = 1 << 30
 SERVERS = (2, 4, 8)
 REQUESTS = 2000
-"""Of a run."""
+"""Requests of a run."""
 MEASURED_SHARE = (0.3, 0.9)
-"""Of the arrivals: those that find neither empty servers nor nothing behind them."""
+"""The measured part of the arrivals: not the first, which find empty servers, nor the last, which have none
+after them."""
 COARSE, FINE_STEPS = 1.12, 2
-"""A rate's first neighbours, and how often the interval between them is halved: to 3 %."""
+"""Factor to a rate's first neighbours, and how often the interval between them is halved: to 3 %."""
 
 NEMOTRON_8B: Mapping[str, object] = {
     "architectures": ["NemotronHForCausalLM"],
@@ -75,7 +76,7 @@ class Workload:
 
 
 def workload(name: str, prompt: int, answer: int, ttft_s: float, tpot_s: float, limit: int) -> Workload:
-    """Lengths of which no two together exceed ``limit``."""
+    """Returns lengths of prompts and answers; no sum exceeds ``limit``."""
     longest = min(limit // 2, 10 * answer)
     prompts, answers = (
         Lengths(prompt, LENGTH_SPREAD, limit - longest),
@@ -104,7 +105,7 @@ class System:
 def attainment(
     system: System, load: Workload, num_prefill: int, num_decode: int, per_s: float, seed: int, scale: float
 ) -> float:
-    """Share of requests that meet both objectives when ``per_s`` arrive."""
+    """Returns the share of requests that meet both objectives when ``per_s`` arrive."""
     num = round(scale * REQUESTS)
     requests = poisson_requests(num, load.prompts, load.answers, seed, per_s)
     simulation = ScaleSimulation(
@@ -116,7 +117,8 @@ def attainment(
 
 
 def goodput(attained: Callable[[float], bool], guess: float) -> float:
-    """The highest rate that is attained, from a guess; 0 where even a hundredth of that is not."""
+    """Returns the highest attained rate, searched from a guess; 0 if not even a hundredth of the guess is
+    attained."""
     rate = guess
     if attained(rate):
         low = rate
@@ -137,7 +139,7 @@ def goodput(attained: Callable[[float], bool], guess: float) -> float:
 def cells(
     system: System, load: Workload, rates: ServerRates, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Goodput of every division of so many servers."""
+    """Yields the goodput of every division of the given number of servers."""
     for p, d in ((p, num - p) for num in options.servers for p in range(1, num)):
         guess = min(p * rates.prefill_per_s, d * rates.decode.requests_per_s)
 
@@ -150,7 +152,7 @@ def cells(
 
 
 def best_of(found: Sequence[dict[str, Any]], rates: ServerRates) -> list[dict[str, Any]]:
-    """The best division of each number of servers, simulated and by the formula."""
+    """Returns the best division of each number of servers, simulated and by the formula."""
     best = []
     for num in sorted({cell["num_prefill"] + cell["num_decode"] for cell in found}):
         of_num = [cell for cell in found if cell["num_prefill"] + cell["num_decode"] == num]
@@ -167,7 +169,7 @@ def best_of(found: Sequence[dict[str, Any]], rates: ServerRates) -> list[dict[st
 
 
 def simulated_system(system: System, options: argparse.Namespace) -> dict[str, Any]:
-    """All workloads of a system, simulated."""
+    """Simulates all workloads of a system."""
     print(f"\n{system.name}, {system.source}\n{'':>10} {'P : D':^9} {'goodput':>7} {'formula':>8}")
     results = []
     for load in system.workloads:
@@ -187,7 +189,7 @@ def simulated_system(system: System, options: argparse.Namespace) -> dict[str, A
 
 @contextmanager
 def model_directory(given: Path | None) -> Iterator[Path]:
-    """The one given, or one with the shape of Nemotron-H 8B and no weights."""
+    """Yields the given directory, or one with the shape of Nemotron-H 8B and no weights."""
     if given is not None:
         yield given
         return
@@ -208,7 +210,8 @@ def context_figures(model: ModelConfig, gpu: GpuSpeed, gpu_bytes: int) -> dict[s
 
 
 def cpu_system(options: argparse.Namespace) -> tuple[System, dict[str, Any]] | None:
-    """The bundled model with steps measured now, or by an earlier run; None for neither."""
+    """Returns the bundled model with steps measured now or by an earlier run; None if neither is asked
+    for."""
     if options.costs is not None:
         systems = json.loads(options.costs.read_text(encoding="utf-8"))
         measured = systems["measurement"]
@@ -227,7 +230,7 @@ def cpu_system(options: argparse.Namespace) -> tuple[System, dict[str, Any]] | N
 
 
 def costs_from(figures: dict[str, Any]) -> StepCosts:
-    """Back from :func:`dataclasses.asdict`."""
+    """Restores step costs from the result of :func:`dataclasses.asdict`."""
     prefill, decode = (
         {**figures[name], "weights": WeightCost(**figures[name]["weights"])} for name in ("prefill", "decode")
     )

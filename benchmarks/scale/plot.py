@@ -40,7 +40,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
 
 def _goodput(axis: Any, system: dict[str, Any], load: dict[str, Any]) -> None:
-    """A line a number of servers over how many of them prefill; dashed the formula."""
+    """Plots a line for each number of servers over the number of prefill servers; the formula is dashed."""
     for num in sorted({cell["num_prefill"] + cell["num_decode"] for cell in load["cells"]}, reverse=True):
         cells = [cell for cell in load["cells"] if cell["num_prefill"] + cell["num_decode"] == num]
         xs = [cell["num_prefill"] for cell in cells]

@@ -19,7 +19,7 @@ def write_report(report: dict[str, Any], document: Path) -> None:
 
 
 def goodput_table(report: dict[str, Any]) -> Iterator[str]:
-    """The largest number of servers of each workload."""
+    """Yields the results for the largest number of servers of each workload."""
     yield (
         "| workload | prompt + answer, tokens | TTFT, TPOT | a prefill server, a decode server | servers "
         "| best P : D, simulated | P : D by the formula, simulated | formula said |"
@@ -45,7 +45,7 @@ def _goodput_row(system: dict[str, Any], load: dict[str, Any]) -> str:
 
 
 def step_table(report: dict[str, Any]) -> Iterator[str]:
-    """Both systems' costs, in a reader's units."""
+    """Yields both systems' costs, in readable units."""
     yield "| cost | " + " | ".join(f"{one['name']}, {one['source']}" for one in report["systems"]) + " |"
     yield "|---|" + "---|" * len(report["systems"])
     rows = (
@@ -65,7 +65,7 @@ def step_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def context_table(report: dict[str, Any]) -> Iterator[str]:
-    """Both models side by side, each in one cell: hybrid / attention alone."""
+    """Yields both models side by side in one cell: hybrid / only attention."""
     yield (
         "| context, tokens | a sequence, MiB | handoff, ms | prompt alone, s "
         "| rows that fit (64 at most) | full decode step, ms | tokens/s |"

@@ -1,4 +1,4 @@
-"""Prefill and decode servers step by step in simulated time, fed with step costs; the router's own policy.
+"""Simulates prefill and decode servers step by step, with given step costs and the router's own policy.
 
 | part | as |
 |---|---|
@@ -8,8 +8,8 @@
 | handoff | all blocks after the prompt's end; a decode server's link reads one prompt at a time |
 | decode server | first come, first served into free rows with blocks for prompt and answer |
 
-A row gains a token a step, the first one by computing the prompt's last token. Early reads of long prompts,
-prefix caches, drafts, preemption and faults are left out.
+A row gains one token per step; its first comes from computing the prompt's last token. Early reads of long
+prompts, prefix caches, drafts, preemption and faults are left out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SimulatedRequest:
 def poisson_requests(
     num: int, prompts: Lengths, answers: Lengths, seed: int, per_s: float = 1.0
 ) -> list[SimulatedRequest]:
-    """The same requests for each ``per_s``, closer together, so that rates can be compared."""
+    """Return the same requests for each ``per_s``, only closer together, so that rates can be compared."""
     rng, at, requests = random.Random(seed), 0.0, []
     for _ in range(num):
         at += rng.expovariate(1.0)
@@ -66,12 +66,12 @@ def poisson_requests(
 
 
 class PrefillServer:
-    """Chunks of waiting prompts, oldest first, one step behind the other."""
+    """Computes chunks of waiting prompts, oldest first, step after step."""
 
     def __init__(self, time: SimulatedTime, costs: StepCosts, limits: ServerLimits) -> None:
         self._time, self._costs, self._chunk_tokens = time, costs.prefill, limits.chunk_tokens
         self._waiting: deque[list[int]] = deque()
-        """Tokens computed and to compute of each prompt."""
+        """Tokens computed and tokens to compute of each prompt."""
         self._done: deque[Callable[[], None]] = deque()
         self._is_busy = False
 
@@ -114,7 +114,7 @@ class _Row:
 
 
 class DecodeServer:
-    """Rows that have a place and blocks, one token each a step. Costs a step O(rows that begin or end)."""
+    """Rows with a place and blocks gain one token per step. A step costs O(rows that begin or end)."""
 
     def __init__(self, time: SimulatedTime, costs: StepCosts, limits: ServerLimits) -> None:
         self._time, self._costs, self._limits = time, costs, limits
@@ -125,14 +125,15 @@ class DecodeServer:
         self._landed: list[_Row] = []
         self._new: list[_Row] = []
         self._running: list[tuple[int, int, _Row]] = []
-        """A heap by the step in which each ends."""
+        """A heap, ordered by the step in which each row ends."""
         self._num_context = 0
         self._num_steps = 0
         self._is_busy = False
         self.most_rows = 0
 
     def add(self, request: SimulatedRequest, ended: Callable[[], None]) -> None:
-        """Its prompt is computed. Raises :class:`ValueError` for one that can never have its blocks."""
+        """Adds a request whose prompt is computed. Raises :class:`ValueError` if it can never have enough
+        blocks."""
         num_blocks = self._limits.blocks_for(request.num_prompt + request.num_answer)
         if num_blocks > self._limits.num_blocks:
             raise ValueError(
@@ -192,7 +193,8 @@ class DecodeServer:
 
 
 class ScaleSimulation(SimulatedTime):
-    """``num_prefill`` and ``num_decode`` servers of the same costs and limits each."""
+    """A simulation of ``num_prefill`` and ``num_decode`` servers, each kind with the same costs and
+    limits."""
 
     def __init__(
         self, costs: StepCosts, limits: ServerLimits, *, num_prefill: int, num_decode: int, seed: int = 0
@@ -208,7 +210,7 @@ class ScaleSimulation(SimulatedTime):
             self._to_decode.join(address, replace(INFO, role="decode"))
 
     def answer(self, requests: Sequence[SimulatedRequest]) -> None:
-        """All of them, until the last has ended."""
+        """Answers all requests, until the last has ended."""
         for request in requests:
             self.at(request.arrived_s, partial(self._send, request))
         self.run()
@@ -235,5 +237,5 @@ class ScaleSimulation(SimulatedTime):
 
 @lru_cache(maxsize=4096)
 def _demand(num_tokens: int) -> Demand:
-    """Of what a prompt says only its length matters here."""
+    """Returns a demand; only a prompt's length matters here."""
     return Demand((0,) * num_tokens)

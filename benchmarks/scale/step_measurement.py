@@ -1,7 +1,7 @@
-"""Step costs of a model on this machine: our engine's own steps, timed and fitted.
+"""Step costs of a model on this machine: steps of our own engine, timed and fitted.
 
-On a CPU seconds are those that the process was given, on one thread, since others' load moves the wall clock;
-on a GPU it is the wall clock. Handoffs are what ``ttft.py`` and ``transfer.py`` have measured.
+On a CPU, seconds are CPU time on one thread, because other processes' load changes wall time. On a GPU they
+are wall time. Costs of handoffs are those that ``ttft.py`` and ``transfer.py`` have measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPT_LENS = (32, 128, 512, 1024, 2048, 4000)
 BATCH_SIZES = (1, 8, 24)
 CONTEXTS = (32, 512, 2000)
 STEPS = 16
-"""Decode steps that make a point."""
+"""Decode steps per point."""
 CACHE_BYTES = 1 << 28
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 5, 900
 
@@ -56,7 +56,8 @@ class Measured:
 
 
 def measure_costs(model_dir: Path, rounds: int = 2) -> Measured:
-    """A minute's work for a small model; medians over ``rounds`` after a short one to warm up."""
+    """Measures the costs; takes a minute for a small model. Medians over ``rounds``, after a short round to
+    warm up."""
     torch.set_num_threads(1)
     engine = Engine(
         EngineConfig(
@@ -79,9 +80,10 @@ def measure_costs(model_dir: Path, rounds: int = 2) -> Measured:
 
 
 def fit(points: Sequence[Point]) -> tuple[tuple[float, float, float], float]:
-    """``fixed + num * a + pairs_or_context * b``, none below 0, by least squares of relative errors.
+    """Fits ``fixed + num * a + pairs_or_context * b``, with no coefficient below 0, by least squares of
+    relative errors.
 
-    Also the worst relative error.
+    Also returns the worst relative error.
     """
     seconds = np.array([one.seconds for one in points])
     terms = np.array([(1.0, one.num, one.num_pairs_or_context) for one in points]) / seconds[:, None]
@@ -98,7 +100,8 @@ def fit(points: Sequence[Point]) -> tuple[tuple[float, float, float], float]:
 
 
 def measured_handoff(model_dir: Path) -> HandoffCost:
-    """Messages and waits as ``ttft.py`` found them with short prompts; reads as ``transfer.py`` did."""
+    """Returns messages and waits as ``ttft.py`` measured them with short prompts, and reads as
+    ``transfer.py`` did."""
     rows = json.loads((RESULTS / "ttft.json").read_text(encoding="utf-8"))["results"]
     waits = [
         row["extra_ms"]["queue"] + row["extra_ms"]["rpc"] for row in rows if row["prompt_tokens"] <= 1024
@@ -121,7 +124,7 @@ def _medians(rounds: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def _prefill_round(engine: Engine) -> list[Point]:
-    """Each chunk of prompts of several lengths, which come one by one."""
+    """Measures each chunk of prompts of several lengths, one prompt at a time."""
     points = []
     for length in PROMPT_LENS:
         _add(engine, 1, length, num_answer=1)
@@ -135,7 +138,7 @@ def _prefill_round(engine: Engine) -> list[Point]:
 
 
 def _decode_round(engine: Engine, contexts: Sequence[int] = CONTEXTS) -> list[Point]:
-    """Batches that have as much context in each row; their prompts' steps are not timed."""
+    """Measures batches with the same context in each row; their prompts' steps are not timed."""
     points = []
     for num_rows in BATCH_SIZES:
         for context in contexts:

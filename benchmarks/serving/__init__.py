@@ -1,1 +1,1 @@
-"""A whole stack under load: closed, open and beyond its capacity."""
+"""A whole stack under closed load, open load, and overload."""

@@ -4,8 +4,8 @@
     python -m benchmarks.serving.closed_load --base-url http://127.0.0.1:8000 --concurrency 1,8 \\
         --json result.json
 
-It speaks OpenAI's HTTP API and can drive any server that takes token id prompts and `ignore_eos`, vLLM and
-SGLang among them. Before each measurement as many requests as are in flight are sent to warm up.
+It uses OpenAI's HTTP API and can measure any server that takes token id prompts and `ignore_eos`, such as
+vLLM and SGLang. Before each measurement it sends as many requests as will be in flight, to warm up.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ STOP_TIMEOUT_S = 60.0
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """The smallest value that ``percent`` % of ``values`` do not exceed."""
+    """Returns the smallest value that ``percent`` % of ``values`` do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def milliseconds(values: list[float]) -> dict[str, float]:
-    """Percentiles of times in seconds, in milliseconds."""
+    """Returns percentiles of times in seconds, in milliseconds."""
     return {f"p{percent}": round(percentile(values, percent) * 1000, 3) for percent in PERCENTILES}
 
 
@@ -77,7 +77,7 @@ def row(result: dict[str, object]) -> str:
 async def measure(
     url: str, model: str, workload: Workload, options: argparse.Namespace
 ) -> list[dict[str, object]]:
-    """One row a concurrency, printed as it is done."""
+    """Returns one row for each concurrency, and prints each when it is done."""
     results = []
     print(HEADER, flush=True)
     for concurrency in options.concurrency:
@@ -95,7 +95,7 @@ async def measure(
 
 @contextmanager
 def server(options: argparse.Namespace) -> Iterator[str]:
-    """The URL to measure: the one given, or that of a stack which runs for the length of the block."""
+    """Yields the URL to measure: the given one, or that of a stack that runs during the block."""
     if options.base_url is not None:
         yield options.base_url
         return
@@ -110,7 +110,7 @@ def server(options: argparse.Namespace) -> Iterator[str]:
 
 
 def served_model(url: str) -> str:
-    """The first model that the server names."""
+    """Returns the first model that the server lists."""
     response = httpx.get(f"{url}/v1/models", timeout=30.0)
     response.raise_for_status()
     return str(response.json()["data"][0]["id"])

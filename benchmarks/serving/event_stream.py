@@ -1,7 +1,7 @@
-"""A client's connection for streamed answers, cheap enough to share two cores with what it measures.
+"""A client's connection for streamed answers, cheap enough to share two cores with the measured servers.
 
-HTTP/1.1 over an asyncio protocol: what comes is unchunked, cut into server-sent events and handed on at once,
-some 10 µs of CPU an event, where a general client takes 100.
+HTTP/1.1 over an asyncio protocol: data is unchunked, cut into server-sent events and passed on at once. An
+event costs about 10 µs of CPU; a general client needs 100.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 OnEvent = Callable[[bytes, float], None]
-"""Gets an event without the blank line behind it, and when it came (``time.perf_counter``)."""
+"""Gets an event without the blank line after it, and its time (``time.perf_counter``)."""
 
 
 class StreamError(Exception):
@@ -39,7 +39,8 @@ class EventStream(asyncio.Protocol):
         return stream
 
     async def post(self, path: str, body: object, on_event: OnEvent, timeout_s: float) -> None:
-        """Returns at the answer's end. Raises :class:`StreamError`, and :class:`TimeoutError`."""
+        """Sends a request; returns at the answer's end. Raises :class:`StreamError`, and
+        :class:`TimeoutError`."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         self._begin()

@@ -1,11 +1,11 @@
-"""A load as `vllm bench serve` makes it, whose every answer is compared with the right one.
+"""A load like that of `vllm bench serve`, in which every answer is compared with the right one.
 
     python -m benchmarks.serving.exact_load --start "up --prefill 2 --decode 2" --json result.json
     python -m benchmarks.serving.exact_load --base-url http://127.0.0.1:8000 --requests 1000 --concurrency 64
 
-First each of some requests is sent alone: that is its right answer. Then all are sent, so many at a time,
-each streamed, prompts and lengths mixed, two of three greedy, the others with a temperature and a seed.
-Exits with 1 if an answer differs, fails or is missing.
+First some requests are sent alone; their answers are the right ones. Then all are sent, ``--concurrency`` at
+a time and streamed, with mixed prompts and lengths; two of three are greedy, the others have a temperature
+and a seed. Exits with 1 if an answer differs, fails or is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
 
 @dataclass(frozen=True)
 class Answer:
-    """One streamed answer and when its parts came."""
+    """One streamed answer, and the times of its parts."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -41,7 +41,7 @@ class Answer:
 
 
 def bodies(num_prompts: int, model: str, max_input: int, max_output: int, seed: int) -> list[dict[str, Any]]:
-    """Different requests: two of three greedy, the others sampled with a seed."""
+    """Returns different requests: two of three greedy, the others sampled with a seed."""
     rng = random.Random(seed)
     made = []
     for i in range(num_prompts):
@@ -62,7 +62,7 @@ def bodies(num_prompts: int, model: str, max_input: int, max_output: int, seed: 
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """Raises :class:`httpx.HTTPError` for anything but a whole answer."""
+    """Sends a request. Raises :class:`httpx.HTTPError` for anything except a whole answer."""
     sent = time.perf_counter()
     token_ids: list[int] = []
     text, ttft_s, is_done = "", 0.0, False

@@ -1,9 +1,10 @@
-"""What a stack without requests takes of a core: just started, after a burst of requests, with states lent.
+"""The share of a core that a stack without requests takes: just started, after a burst of requests, with
+states lent.
 
     python -m benchmarks.serving.idle --json benchmarks/results/idle.json --publish     # six minutes
 
-CPU time of every thread (``schedstat``). Others' load moves it by little: it makes caches colder, and so the
-few wake-ups of an idle process dearer.
+It measures the CPU time of every thread (``schedstat``). Other processes' load changes it little: caches
+become colder, and so the few wake-ups of an idle process cost more.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ STACKS = {
     "2 prefill, 2 decode, 2 router processes": ("--prefill", "2", "--decode", "2", "--workers", "2"),
 }
 LENDING = ("--cache-mode", "all", "--conversation-return")
-"""Every answer's state is kept under a lease, for a prefill server that may read it with the next turn."""
+"""With these flags, every answer's state is kept under a lease, for a prefill server that may read it at the
+next turn."""
 START_TIMEOUT_S, STOP_TIMEOUT_S, REQUEST_TIMEOUT_S = 300.0, 40.0, 60.0
-"""The first start on a machine compiles kernels, for minutes where others use the cores too."""
+"""Long, because the first start on a machine compiles kernels, which takes minutes if others use the cores
+too."""
 SETTLE_S = 10.0
-"""Longer than a server polls for those that have just met it."""
+"""Longer than a server polls after it has met a new peer."""
 NUM_REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS = 16, 200, 40
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
 LIMIT_PERCENT = 3.0
@@ -54,13 +57,13 @@ Threads = dict[int, float]
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """What one process took."""
+    """One process's share."""
 
     name: str
     percent: float
-    """Of one core."""
+    """Percent of one core."""
     threads_percent: tuple[float, ...]
-    """Of its threads, the busiest first."""
+    """Percent of each thread, the busiest first."""
 
 
 def threads_of(pid: int) -> Threads:
@@ -72,7 +75,7 @@ def threads_of(pid: int) -> Threads:
 
 
 def measured(stack: LaunchedStack, seconds: float) -> list[ProcessShare]:
-    """All processes of a stack, its supervisor too, while nothing is asked of it."""
+    """Measures all processes of a stack, including its supervisor, without any requests."""
     names = {process.pid: name for name, process in stack.processes().items()}
     parent = psutil.Process(stack.supervisor.pid)
     pids = {parent.pid: "supervisor"}
@@ -91,7 +94,7 @@ def measured(stack: LaunchedStack, seconds: float) -> list[ProcessShare]:
 
 
 def _name_of(process: psutil.Process) -> str:
-    """A router process of several, by its ``--name``."""
+    """Returns the name of one of several router processes, from its ``--name``."""
     words = process.cmdline()
     return words[words.index("--name") + 1] if "--name" in words else process.name()
 
@@ -122,7 +125,7 @@ async def leases_held(stack: LaunchedStack) -> int:
 
 
 def situations(flags: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Of two stacks with ``flags``, one of which lends states; by what is the case."""
+    """Measures two stacks with ``flags``, one of which lends states. Returns results by situation."""
     found: dict[str, dict[str, Any]] = {}
 
     def look(name: str, stack: LaunchedStack) -> None:
@@ -149,7 +152,7 @@ def situations(flags: Sequence[str], seconds: float) -> dict[str, dict[str, Any]
 
 @contextmanager
 def running(flags: Sequence[str]) -> Iterator[LaunchedStack]:
-    """``twinfang up``, ready within the block."""
+    """Runs ``twinfang up``, ready inside the block."""
     with tempfile.TemporaryDirectory(prefix="twinfang-idle-") as folder:
         stack = launch(Path(folder), "up", *flags)
         try:
@@ -161,7 +164,7 @@ def running(flags: Sequence[str]) -> Iterator[LaunchedStack]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Markdown: a line for each stack and situation."""
+    """Returns Markdown: a line for each stack and situation."""
     lines = [
         "| stack | situation | leases held | processes | threads | busiest process | sum, % of one core |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,5 @@
-"""Closed-loop load on an OpenAI-compatible server: so many requests in flight, each streamed to its end."""
+"""Closed-loop load on an OpenAI-compatible server: a fixed number of requests in flight, each streamed to its
+end."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Workload:
-    """What every request of a run looks like; prompts are random and different."""
+    """The common properties of a run's requests; their prompts are random and different."""
 
     input_len: int
     """Tokens of a prompt, exactly."""
@@ -36,7 +37,7 @@ class Timing:
 
     sent: float
     events: list[float] = field(default_factory=list)
-    """When each event with text came; an event may hold several tokens."""
+    """Arrival time of each event with text; an event may hold several tokens."""
     num_tokens: int = 0
 
     @property
@@ -45,7 +46,7 @@ class Timing:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of a token after the first."""
+        """Mean time of each token after the first."""
         return (self.events[-1] - self.events[0]) / max(1, self.num_tokens - 1)
 
     @property
@@ -121,9 +122,10 @@ async def timed_request(stream: EventStream, model: str, workload: Workload, ind
 
 
 def _take(event: bytes, now: float, timing: Timing, broken: list[str]) -> None:
-    """Notes one server-sent event that came ``now``.
+    """Records one server-sent event that arrived at ``now``.
 
-    Events of tokens are counted without being parsed: the client shares the cores with what it measures.
+    Events of tokens are counted without parsing them, because the client shares the cores with the measured
+    servers.
     """
     if b'"choices":[{' in event or b'"choices": [{' in event:
         timing.events.append(now)

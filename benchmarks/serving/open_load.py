@@ -1,7 +1,7 @@
-"""Open-loop load: requests are sent when they are due, whatever became of those before.
+"""Open-loop load: requests are sent when they are due, whether or not earlier ones have ended.
 
-Each has a connection of its own over plain asyncio streams, cheap enough to share two cores with what it
-measures.
+Each has its own connection over plain asyncio streams, cheap enough to share two cores with the measured
+servers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ EVENT = re.compile(rb"data: (\{.*?\})\n\n", re.DOTALL)
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and, once it is known, the only right answer."""
+    """A prompt and, once known, its only right answer."""
 
     token_ids: tuple[int, ...]
     num_tokens: int
     step_s: float = 0.0
-    """Stub workers take a step every so often; real ones take it for a seed that a greedy answer does not
+    """Time between two steps of stub workers. Real workers take it as a seed, which a greedy answer does not
     use."""
     answer: tuple[int, ...] | None = None
 
@@ -47,13 +47,13 @@ class Question:
 
 @dataclass
 class Outcome:
-    """One request's. Times in seconds, by the monotonic clock."""
+    """One request's outcome. Times in seconds, by the monotonic clock."""
 
     sent: float
     status: int = 0
     retry_after_s: int = 0
     first: float = 0.0
-    """When the first event came, or a refusal was complete."""
+    """Time of the first event, or of a complete refusal."""
     last: float = 0.0
     token_ids: tuple[int, ...] = ()
     is_exact: bool = False
@@ -69,11 +69,11 @@ class Outcome:
 
 @dataclass
 class Phase:
-    """Requests of some stretch of time."""
+    """The requests of one period."""
 
     name: str
     rate: float
-    """Requests a second that were due."""
+    """Requests per second that were due."""
     duration_s: float
     began: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
@@ -88,12 +88,12 @@ class Phase:
 
     @property
     def wrong(self) -> list[Outcome]:
-        """Neither an exact answer nor a refusal."""
+        """The outcomes that are neither an exact answer nor a refusal."""
         return [one for one in self.outcomes if one.status != 429 and not one.is_exact]
 
 
 async def ask(address: str, model: str, question: Question) -> Outcome:
-    """Sends one request and reads what comes; nothing is raised for what goes wrong with it."""
+    """Sends one request and reads the answer. Errors are recorded, not raised."""
     host, _, port = address.rpartition(":")
     outcome = Outcome(time.monotonic())
     try:
@@ -132,7 +132,7 @@ async def _read(reader: asyncio.StreamReader, outcome: Outcome) -> None:
 async def offer(
     phase: Phase, address: str, model: str, questions: Sequence[Question], rng: random.Random
 ) -> Phase:
-    """Sends Poisson arrivals at the phase's rate; returns once all that were sent have ended."""
+    """Sends Poisson arrivals at the phase's rate; returns once all of them have ended."""
     phase.began = time.monotonic()
     due, end = phase.began, phase.began + phase.duration_s
     asking: set[asyncio.Task[Outcome]] = set()

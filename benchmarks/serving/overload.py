@@ -1,13 +1,13 @@
-"""Five times as many requests as servers can answer: what becomes of the answers, of the refusals, of the
-router.
+"""Five times as many requests as servers can answer: effects on the answers, the refusals and the router.
 
     python -m benchmarks.serving.overload --json benchmarks/results/overload.json     # stub workers
     python -m benchmarks.serving.overload --start "up --max-num-seqs 8 --cache-memory 0.1"      # real servers
 
-Poisson arrivals: a while below capacity, a minute of overload, the same while below capacity again. Every
-answer is compared with the one to the same prompt asked alone; it is exact, or the request was refused with a
-429, else the run fails. Stub workers take a step every --step-ms over --rows rows, so their capacity is
-known; that of real servers is what they answer in a closed loop of as many requests as they have rows.
+Arrivals are Poisson: a while below capacity, a minute of overload, then the same while below capacity again.
+Every answer is compared with the answer to the same prompt alone. It must be exact, or the request must be
+refused with a 429, otherwise the run fails. Stub workers take a step every --step-ms over --rows rows, so
+their capacity is known. The capacity of real servers is measured in a closed loop of as many requests as they
+have rows.
 
 | figure | is |
 |---|---|
@@ -50,27 +50,27 @@ from twinfang.stack.ports import free_ports
 NUM_QUESTIONS = 8
 PROMPT_TOKENS = 64
 SETTLING_S = 15.0
-"""Of the overload before memory is looked at: by then queue and buffers have their size, and the log of ended
-requests is full."""
+"""Seconds of overload before memory is measured: by then queue and buffers have their full size, and the log
+of ended requests is full."""
 START_TIMEOUT_S = 120.0
 LOOK_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Target:
-    """A router that runs, and how many of this benchmark's requests it can answer a second."""
+    """A running router, and how many of this benchmark's requests it can answer per second."""
 
     address: str
     model: str
     router_pid: int
     rows: int
     capacity: float | None
-    """None: to be measured."""
+    """None if it must be measured."""
 
 
 @dataclass
 class Memory:
-    """The router's, as it was looked at: seconds by the monotonic clock, bytes."""
+    """The router's memory over time: seconds by the monotonic clock, bytes."""
 
     samples: list[tuple[float, int]]
 
@@ -88,7 +88,7 @@ class Memory:
 
 @contextmanager
 def stubs(options: argparse.Namespace) -> Iterator[Target]:
-    """A stub worker and a router before it, until the end of the block."""
+    """Runs a stub worker and a router in front of it until the end of the block."""
     worker_port, port = free_ports(2)
     worker = [
         "-m",
@@ -116,7 +116,7 @@ def stubs(options: argparse.Namespace) -> Iterator[Target]:
 
 @contextmanager
 def stack(options: argparse.Namespace) -> Iterator[Target]:
-    """``twinfang up`` or ``serve``, until the end of the block."""
+    """Runs ``twinfang up`` or ``serve`` until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="twinfang-bench-") as folder:
         flags = ("--log-level", "warning", "--max-queue", str(options.max_queue))
         started = launch(Path(folder), *shlex.split(options.start), *flags)
@@ -143,7 +143,7 @@ def _await_ready(address: str) -> None:
 
 
 def metrics_of(address: str) -> dict[str, float]:
-    """By name; of several labels the sum."""
+    """Returns the metrics by name; series with different labels are added."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
         text = response.read().decode()
     found: dict[str, float] = {}
@@ -196,7 +196,7 @@ async def run(target: Target, options: argparse.Namespace) -> dict[str, object]:
 
 
 async def _learn(target: Target, options: argparse.Namespace, rng: random.Random) -> list[Question]:
-    """Prompts and the answers that they get alone. Raises :class:`RuntimeError` without one."""
+    """Returns prompts and their answers when asked alone. Raises :class:`RuntimeError` if one gets none."""
     questions = []
     for _ in range(NUM_QUESTIONS):
         token_ids = tuple(rng.randint(300, 700) for _ in range(PROMPT_TOKENS))
@@ -211,7 +211,8 @@ async def _learn(target: Target, options: argparse.Namespace, rng: random.Random
 async def _measured_capacity(
     target: Target, questions: Sequence[Question], options: argparse.Namespace
 ) -> float:
-    """Requests a second of a closed loop with as many in flight as the router has places."""
+    """Returns requests per second of a closed loop with as many requests in flight as the router has
+    places."""
     end = time.monotonic() + options.calm_s
 
     async def work(index: int) -> int:
@@ -240,7 +241,7 @@ async def _until_nobody_waits(target: Target) -> float:
 
 
 async def _until_idle(target: Target) -> float:
-    """Until nothing is queued, in flight or assigned. Raises :class:`TimeoutError`."""
+    """Waits until nothing is queued, in flight or assigned. Raises :class:`TimeoutError`."""
     started = time.monotonic()
     names = ("requests_queued", "requests_in_flight", "places_taken", "assigned_tokens")
     async with asyncio.timeout(START_TIMEOUT_S):

@@ -1,1 +1,1 @@
-"""Twinfang beside vLLM, its pair and transformers, in one run."""
+"""Compares Twinfang with vLLM, a pair of vLLM servers and transformers, in one run."""

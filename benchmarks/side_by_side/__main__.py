@@ -1,11 +1,11 @@
-"""Serving side by side: Twinfang disaggregated and monolithic, vLLM likewise, transformers' ``generate``.
+"""Compares serving: Twinfang disaggregated and monolithic, vLLM likewise, transformers' ``generate``.
 
     python -m benchmarks.side_by_side --vllm /path/to/venv --publish        # what `make bench` does
     python -m benchmarks.side_by_side --rounds 1 --scale 0.1 --models 2m    # a look
     python -m benchmarks.side_by_side --from benchmarks/results/serving.json --publish   # table and plot anew
 
-Same checkpoints, same client, same prompts, same cores. Arrangements take turns: each round starts every one
-of them, measures it and stops it. A figure is the median of the rounds.
+Checkpoints, client, prompts and cores are the same for all. Arrangements take turns: each round starts,
+measures and stops every one of them. A figure is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAILURES = (LoadError, TwinfangError, httpx.HTTPError, ExceptionGroup)
 
 @dataclass(frozen=True)
 class Bench:
-    """One run, and what it has found so far."""
+    """One run, and its results so far."""
 
     options: argparse.Namespace
     arrangements: dict[str, Arrangement]
@@ -90,7 +90,7 @@ def about(visit: Visit) -> dict[str, Any]:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs everything; the report."""
+    """Runs everything; returns the report."""
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     os.sched_setaffinity(0, cores)  # servers inherit it
     options.folder.mkdir(parents=True, exist_ok=True)

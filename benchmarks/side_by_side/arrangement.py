@@ -1,8 +1,8 @@
-"""What is compared: how each arrangement is started, what it is given, and how it is stopped.
+"""The compared arrangements: how each is started, which resources it gets, and how it is stopped.
 
-All are given the same: the cores that this process may use (children inherit the mask), requests at once,
-memory for caches, the longest prompt and answer, float32. How an arrangement shares the cores among its
-processes is left to its defaults unless flags say otherwise; the report has every command line.
+All get the same: the cores that this process may use (children inherit the mask), concurrent requests, memory
+for caches, the longest prompt and answer, float32. How an arrangement divides the cores among its processes
+is its own default unless flags say otherwise; the report lists every command line.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ STACK_ENVIRONMENT = {"TWINFANG_SANITIZE": "0"}
 
 @dataclass(frozen=True)
 class Server:
-    """One that answers."""
+    """A running server."""
 
     url: str
     pids: tuple[int, ...]
-    """Of its first processes; all others descend from these."""
+    """Ids of its first processes; all others descend from these."""
 
 
 class Arrangement(Protocol):
@@ -54,20 +54,22 @@ class Arrangement(Protocol):
 
     @property
     def title(self) -> str:
-        """In tables and plots."""
+        """The title in tables and plots."""
 
     @property
     def share(self) -> float:
-        """Of the usual number of requests: what is slow and does the same for each batch needs fewer."""
+        """Share of the usual number of requests: a slow arrangement that does the same for each batch needs
+        fewer."""
 
     def running(self, model: Path) -> AbstractContextManager[Server]:
-        """It answers within the block.
+        """Runs the arrangement; it answers inside the block.
 
-        Raises :class:`UnavailableError` if it ends too soon, :class:`DeadlineError` if it is late.
+        Raises :class:`UnavailableError` if it ends too soon, :class:`DeadlineError` if it is not ready in
+        time.
         """
 
     def settings(self) -> dict[str, object]:
-        """What somebody needs who wants to run the same by hand, but for ports and folders."""
+        """All that is needed to run the same by hand, except ports and folders."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Stack:
     name: str
     title: str
     flags: str = ""
-    """Further ones, as a shell would read them."""
+    """Further flags, as a shell would read them."""
     share: float = 1.0
 
     def settings(self) -> dict[str, object]:
@@ -103,14 +105,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class Process:
-    """A server of somebody else's, as one command."""
+    """Another project's server, as one command."""
 
     name: str
     title: str
     command: Callable[[Path, int], list[str]]
-    """Of the model's directory and the port."""
+    """Returns the command from the model's directory and the port."""
     environment: dict[str, str]
-    """Over what is inherited; an empty value takes a variable away."""
+    """Added to the inherited environment; an empty value removes a variable."""
     share: float = 1.0
 
     def settings(self) -> dict[str, object]:
@@ -130,16 +132,16 @@ class Process:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill and a decode server of somebody else's, and their router."""
+    """Another project's prefill server, decode server and router."""
 
     name: str
     title: str
     prefill: Process
     decode: Process
     router: Callable[[str, str, int], list[str]]
-    """Of the addresses of both and the port."""
+    """Returns the router's command from the addresses of both and the port."""
     side_channel: str
-    """The variable that gives a server a further port of its own, for the other one to find it."""
+    """The variable that gives a server another port of its own, at which the other server finds it."""
     share: float = 1.0
 
     def settings(self) -> dict[str, object]:
@@ -181,7 +183,7 @@ class Pair:
 def started(
     command: list[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """A process and its log; it is stopped in the end. An empty value takes a variable away."""
+    """Yields a process and its log; stops the process in the end. An empty value removes a variable."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -202,7 +204,8 @@ def local_url(port: int) -> str:
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Raises :class:`UnavailableError` if the process ends before, :class:`DeadlineError` if it is late."""
+    """Waits until the server answers. Raises :class:`UnavailableError` if the process ends before that,
+    :class:`DeadlineError` if it is not ready in time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         with suppress(httpx.HTTPError):
@@ -216,18 +219,19 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: IO[bytes])
 
 
 def tail(log: IO[bytes]) -> str:
-    """Its end, read without moving the position at which the server goes on writing."""
+    """Returns the log's end, without moving the position at which the server writes."""
     size = os.fstat(log.fileno()).st_size
     return os.pread(log.fileno(), LOG_TAIL_CHARS, max(0, size - LOG_TAIL_CHARS)).decode(errors="replace")
 
 
 def file_names(value: str) -> str:
-    """``value`` without the folders of files named in it: they tell nothing elsewhere."""
+    """Returns ``value`` without the folders of files named in it, which mean nothing on other machines."""
     return ":".join(Path(part).name for part in value.split(":"))
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Its whole process group: what outlived it would take cores from the next arrangement."""
+    """Stops its whole process group: a process that outlived it would take cores from the next
+    arrangement."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Who is compared: Twinfang's two arrangements, and what users would take instead."""
+"""The contenders: Twinfang's two arrangements, and what users would use instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.side_by_side.vllm import Vllm
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Arrangement]:
-    """By name; says which is missing and how to get it."""
+    """Returns the chosen contenders by name; reports a missing one and how to get it."""
     found: dict[str, Arrangement] = {
         "up": Stack("up", "Twinfang, prefill + decode", options.up_flags),
         "serve": Stack("serve", "Twinfang, monolithic", options.serve_flags),
@@ -46,7 +46,7 @@ def versions(options: argparse.Namespace) -> dict[str, str]:
 
 
 def transformers_server() -> Process:
-    """transformers' ``generate``, with as many threads as there are cores."""
+    """Returns transformers' ``generate``, with as many threads as there are cores."""
     threads = len(os.sched_getaffinity(0))
 
     def command(model: Path, port: int) -> list[str]:

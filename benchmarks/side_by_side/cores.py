@@ -1,7 +1,7 @@
-"""Whose the cores were during a measurement: the server's, the client's, or somebody else's.
+"""Who used the cores during a measurement: the server, the client, or other processes.
 
-A wall clock tells nothing on a machine that others use. Their share is in every measurement, and a reader
-can tell a run to be trusted from one to be repeated.
+Wall time proves nothing on a machine that others use. Each measurement records their share, so that a reader
+can tell a trustworthy run from one to repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class CoreTimes:
 
     @classmethod
     def now(cls, server_pids: Sequence[int]) -> CoreTimes:
-        """Of these processes and all their descendants, of this one, and of the cores that it may use."""
+        """Returns the CPU time of these processes and all their descendants, of this one, and of the cores
+        that it may use."""
         cores = psutil.cpu_times(percpu=True)
         return cls(
             server=sum(map(_tree_s, server_pids)),
@@ -33,7 +34,7 @@ class CoreTimes:
         )
 
     def figures(self, later: CoreTimes, duration_s: float, num_tokens: int) -> dict[str, float]:
-        """Cores that were busy on average, and the server's CPU time for a token of an answer."""
+        """Returns the average number of busy cores, and the server's CPU time per token of an answer."""
         server, client = later.server - self.server, later.client - self.client
         others = max(0.0, later.everybody - self.everybody - server - client)
         return {

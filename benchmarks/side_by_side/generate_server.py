@@ -1,11 +1,11 @@
-"""transformers' ``generate`` behind the HTTP API that the benchmark's client speaks.
+"""transformers' ``generate`` behind the HTTP API that the benchmark's client uses.
 
     python -m benchmarks.side_by_side.generate_server --model DIR --port 8000 --threads 2
 
-One ``generate`` runs at a time. Requests that wait when it begins, and those of ``GATHER_S`` more, are its
-batch; what comes later waits until it has ended. So it has a batch's speed and no continuous batching. All
-prompts of a batch are equally long and all answers too: the benchmark asks for nothing else, and no padding
-is needed. End-of-sequence tokens do not end an answer.
+One ``generate`` runs at a time. Its batch is the requests that wait when it begins, plus those of the next
+``GATHER_S``. Later requests wait until it has ended. So it has a batch's speed but no continuous batching.
+All prompts of a batch are equally long, and so are all answers, because the benchmark asks for nothing else;
+no padding is needed. End-of-sequence tokens do not end an answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Job:
     prompt: list[int]
     max_tokens: int
     tell: Callable[[int | None], None]
-    """Takes each token of the answer, then None; called by the generating thread."""
+    """Gets each token of the answer, then None. The generating thread calls it."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -49,7 +49,7 @@ class Job:
 
 
 class Batch(BaseStreamer):
-    """Hands the tokens of a step to the requests that they belong to."""
+    """Passes the tokens of a step to their requests."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self._jobs = jobs
@@ -67,7 +67,8 @@ class Batch(BaseStreamer):
 
 
 def gather(jobs: queue.SimpleQueue[Job], first: Job) -> tuple[list[Job], Job | None]:
-    """``first`` and those of its size that come soon after it; the first of another size comes back."""
+    """Returns ``first`` and the requests of its size that come soon after it, and the first request of
+    another size."""
     batch, deadline = [first], time.monotonic() + GATHER_S
     while len(batch) < MAX_BATCH:
         try:
@@ -81,7 +82,7 @@ def gather(jobs: queue.SimpleQueue[Job], first: Job) -> tuple[list[Job], Job | N
 
 
 def generate_for_ever(model: Any, jobs: queue.SimpleQueue[Job]) -> None:
-    """The one thread that runs the model; what goes wrong in it ends the process, not the thread alone."""
+    """Runs the model in the only thread that does. An error ends the whole process, not only the thread."""
     try:
         _generate_for_ever(model, jobs)
     except BaseException:

@@ -17,7 +17,7 @@ from benchmarks.side_by_side.cores import CoreTimes
 from benchmarks.side_by_side.plan import Visit, num_requests
 
 FIRST_TOKEN_ID = 5
-"""Those before it are special."""
+"""Token ids below it are special."""
 WARM_UP_TOKENS = 8
 COMPARED_TOKENS = 32
 TIMEOUT_S = 120.0
@@ -30,9 +30,10 @@ def measure(
     scale: float,
     done: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Hands each concurrency's figures to ``done`` as soon as there are any.
+    """Passes each concurrency's figures to ``done`` as soon as they are measured.
 
-    All arrangements get the same prompts in a round. No two of one visit are alike, so that no cache helps.
+    All arrangements get the same prompts in a round. Within a visit all prompts differ, so that no cache
+    helps.
     """
     for concurrency in visit.model.requests:
         seed = 1000 * visit.round + concurrency
@@ -53,12 +54,12 @@ def measure(
 
 
 def workload(model_vocabulary: int, input_len: int, output_len: int) -> Workload:
-    """Prompts of any tokens but special ones."""
+    """Returns prompts of any tokens except special ones."""
     return Workload(input_len, output_len, FIRST_TOKEN_ID, model_vocabulary - 1)
 
 
 def answer(server: Server, model: str, prompt: list[int]) -> str:
-    """The greedy answer's text. Raises :class:`httpx.HTTPError`."""
+    """Returns the greedy answer's text. Raises :class:`httpx.HTTPError`."""
     body = {
         "model": model,
         "prompt": prompt,

@@ -1,4 +1,4 @@
-"""What a run can be told."""
+"""The options of a run."""
 
 from __future__ import annotations
 

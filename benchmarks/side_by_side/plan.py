@@ -1,4 +1,4 @@
-"""Who is measured when, and on how much: a pure function of what was asked for."""
+"""The order and size of the measurements: a pure function of the options."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from testing.checkpoints.random_model import LARGE, BenchmarkModel
 
 LEFT_OUT = {("vllm-pair", LARGE.name)}
-"""They would take as long as all others together."""
+"""These would take as long as all others together."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One arrangement is started with one model, measured at each concurrency and stopped."""
+    """One arrangement, started with one model, measured at each concurrency, and stopped."""
 
     round: int
     model: BenchmarkModel
@@ -21,9 +21,11 @@ class Visit:
 
 
 def visits(models: Sequence[BenchmarkModel], arrangements: Sequence[str], rounds: int) -> list[Visit]:
-    """Every arrangement once a model and round, so that a machine which slows down slows all of them.
+    """Returns every arrangement once per model and round, so that a machine that slows down slows all of
+    them.
 
-    Another one begins each round: none always follows the same one, or runs on a cold machine.
+    Each round begins with a different arrangement, so that none always follows the same one or runs on a cold
+    machine.
     """
     found = []
     for number in range(rounds):
@@ -39,10 +41,10 @@ def visits(models: Sequence[BenchmarkModel], arrangements: Sequence[str], rounds
 
 
 def num_requests(model: BenchmarkModel, concurrency: int, scale: float) -> int:
-    """Of one measurement: never fewer than shall be in flight."""
+    """Returns the number of requests of one measurement: never fewer than those in flight."""
     return max(concurrency, round(model.requests[concurrency] * scale))
 
 
 def expected_s(models: Sequence[BenchmarkModel], rounds: int, scale: float) -> float:
-    """Roughly, on two quiet cores; starts take as long whatever the scale."""
+    """Returns a rough estimate for two idle cores. The time of starts does not depend on the scale."""
     return sum(rounds * (model.starts_s + scale * model.load_s) for model in models)

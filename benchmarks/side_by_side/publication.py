@@ -1,4 +1,4 @@
-"""Where a whole run's figures go: the repository's JSON, plot and the README's table."""
+"""Publishes a complete run's figures: the repository's JSON, plot and the README's table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def write(report: dict[str, Any], file: Path) -> None:
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """Whether it may stand in the README: everything was measured, often enough and on the usual load."""
+    """Returns whether the report may go into the README: everything was measured, often enough and with the
+    usual load."""
     settings = report["settings"]
     usual = (settings["input_len"], settings["output_len"], settings["cores"]) == (
         INPUT_LEN,
@@ -36,7 +37,7 @@ def is_whole(report: dict[str, Any]) -> bool:
 
 
 def publish(report: dict[str, Any]) -> None:
-    """Into the repository's own files, unless something is missing."""
+    """Writes the report into the repository's own files, unless something is missing."""
     if not is_whole(report):
         print(f"{PUBLISHED}, {PLOT} and {DOCUMENT} stay as they are: not everything was measured in full")
         return

@@ -1,4 +1,4 @@
-"""What the rounds come to: medians, ratios to the yardstick, the README's table and the plot."""
+"""Results of the rounds: medians, ratios to the yardstick, the README's table and the plot."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 YARDSTICK = "vllm"
 PAIRS = ("up", "vllm-pair")
-"""Ours and theirs of a prefill and a decode server, compared in a table of their own."""
+"""Our and vLLM's pair of a prefill and a decode server, compared in a separate table."""
 
 FIGURES = {
     "output_tokens_per_s": ("output tokens/s", 1),
     "ttft_ms": ("TTFT, ms", 1),
     "tpot_ms": ("TPOT, ms", 2),
 }
-"""Title and digits after the point."""
+"""Title and number of decimals."""
 
 Report = Mapping[str, Any]
 
 
 def figures_of(measurement: Mapping[str, Any]) -> dict[str, float]:
-    """A measurement's three figures; of times the median over its requests."""
+    """Returns a measurement's three figures; for times, the median over its requests."""
     return {
         "output_tokens_per_s": measurement["output_tokens_per_s"],
         "ttft_ms": measurement["ttft_ms"]["p50"],
@@ -31,9 +31,9 @@ def figures_of(measurement: Mapping[str, Any]) -> dict[str, float]:
 
 
 def medians(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each model, concurrency and arrangement, in the order in which they first came.
+    """Returns a row for each model, concurrency and arrangement, in the order of their first measurement.
 
-    A ratio is the median of the rounds' own ratios: what a machine does to one round it does to both sides.
+    A ratio is the median of each round's ratio: disturbances in a round affect both sides.
     """
     groups = by_round(measurements)
     rows = []
@@ -58,7 +58,7 @@ Rounds = Mapping[int, Mapping[str, float]]
 
 
 def by_round(measurements: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], Rounds]:
-    """By model, concurrency and arrangement."""
+    """Groups measurements by model, concurrency and arrangement."""
     groups: dict[tuple[str, int, str], dict[int, Mapping[str, float]]] = {}
     for one in measurements:
         key = (one["model"], one["concurrency"], one["arrangement"])
@@ -67,8 +67,8 @@ def by_round(measurements: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, 
 
 
 def median_ratio(rounds: Rounds, others: Rounds, figure: str) -> float | None:
-    """None without a round that has both. Nothing is a multiple of 0, which is the time between tokens that
-    arrive all at once."""
+    """Returns None if no round has both. There is no ratio to 0, which is the time between tokens that arrive
+    all at once."""
     pairs = [(rounds[number][figure], others[number][figure]) for number in rounds if number in others]
     ratios = [ours / theirs for ours, theirs in pairs if theirs]
     return round(statistics.median(ratios), 3) if ratios else None
@@ -78,7 +78,7 @@ def median_ratio(rounds: Rounds, others: Rounds, figure: str) -> float | None:
 
 
 def table(report: Report) -> str:
-    """Markdown: a line for each model, concurrency and figure, a column for each arrangement."""
+    """Returns Markdown: a line for each model, concurrency and figure, a column for each arrangement."""
     titles = {name: settings["title"] for name, settings in report["arrangements"].items()}
     rows = {(row["model"], row["concurrency"], row["arrangement"]): row for row in report["medians"]}
     lines = [
@@ -96,7 +96,7 @@ def table(report: Report) -> str:
 
 
 def cell(row: Mapping[str, Any] | None, figure: str, digits: int) -> str:
-    """The median, and the ratio where it tells anything."""
+    """Returns the median, and the ratio if it is meaningful."""
     if row is None:
         return "–"
     ratio = row[figure][f"ratio_to_{YARDSTICK}"]
@@ -105,7 +105,8 @@ def cell(row: Mapping[str, Any] | None, figure: str, digits: int) -> str:
 
 
 def pairs_table(report: Report) -> str:
-    """Markdown: our prefill and decode server's figures in multiples of theirs; empty without both."""
+    """Returns Markdown: the figures of our prefill and decode server as multiples of vLLM's; empty if one is
+    missing."""
     groups = by_round(report["measurements"])
     lines = []
     for model, concurrency, name in groups:
@@ -124,7 +125,7 @@ def pairs_table(report: Report) -> str:
 
 
 def answers_line(report: Report) -> str:
-    """Whether all arrangements gave the same greedy answer, and else who did not."""
+    """Returns whether all arrangements gave the same greedy answer, and otherwise which did not."""
     unlike = []
     for model, answers in report["answers"].items():
         reference = next(iter(answers.values()), None)
@@ -139,7 +140,7 @@ def answers_line(report: Report) -> str:
 
 
 def section(report: Report) -> str:
-    """The README's: the tables, and what they were measured on."""
+    """Returns the README's section: the tables, and the machine on which they were measured."""
     settings, machine = report["settings"], report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     others = statistics.median(one["cores"]["other_cores"] for one in report["measurements"])
@@ -155,7 +156,7 @@ def section(report: Report) -> str:
 
 
 def summary_line(measurement: Mapping[str, Any]) -> str:
-    """For the terminal, as soon as it is measured."""
+    """Returns a line for the terminal, as soon as a measurement is done."""
     figures, cores = figures_of(measurement), measurement["cores"]
     return (
         f"  {measurement['concurrency']:>3} in flight: {figures['output_tokens_per_s']:>8.1f} tokens/s   "
@@ -168,7 +169,8 @@ def summary_line(measurement: Mapping[str, Any]) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Medians with the rounds' range, a panel for each figure. Ratios show as distances: the axis is log."""
+    """Plots medians with the rounds' range, a panel for each figure. The axis is logarithmic, so that ratios
+    show as distances."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""vLLM's server alone, and two of them as its documents pair them: NixlConnector, vllm-router in front."""
+"""vLLM's server alone, and a pair of them as its documents describe: NixlConnector, vllm-router in front."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, P
 from testing.checkpoints.random_model import MAX_MODEL_LEN
 
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
-"""Where Debian's package libtcmalloc-minimal4 puts it: vLLM asks for it on a CPU."""
+"""The path in Debian's package libtcmalloc-minimal4: vLLM asks for it on a CPU."""
 
 
 @dataclass(frozen=True)
 class Vllm:
-    """An installation of it."""
+    """An installation of vLLM."""
 
     program: Path
     cache: Path
-    """For what it compiles, so that later starts are quicker."""
+    """A folder for compiled code, so that later starts are faster."""
 
     @classmethod
     def found_in(cls, venv: Path | None, cache: Path) -> Vllm | None:
-        """By the ``vllm`` command of that environment, or of the PATH where none is named."""
+        """Finds it by the ``vllm`` command of that environment, or of the PATH if none is named."""
         found = shutil.which("vllm", path=None if venv is None else str(venv / "bin"))
         return None if found is None else cls(Path(found).absolute(), cache)
 
@@ -37,7 +37,7 @@ class Vllm:
 
     @property
     def has_pair(self) -> bool:
-        """Whether what two servers need besides is installed too."""
+        """Whether the additional packages that a pair needs are installed too."""
         return self.router.exists() and any(next(path.glob("nixl-*"), None) for path in self.packages())
 
     def packages(self) -> Iterable[Path]:
@@ -47,8 +47,9 @@ class Vllm:
         return self._process("vllm", "vLLM", flags, _cores())
 
     def pair(self, flags: str) -> Pair:
-        """Half of the cores for each of the two: on one core the threads of both would wait for each other,
-        spinning, at each of a pass's hundreds of barriers. Both compile anew whenever they start."""
+        """Returns a pair in which each server has half of the cores. If they shared one core, the threads of
+        both would wait for each other, spinning, at each of the hundreds of barriers of a pass. Both compile
+        again at every start."""
         half = max(1, len(_cores()) // 2)
 
         def server(name: str, role: str, cores: list[int]) -> Process:
@@ -72,9 +73,10 @@ class Vllm:
         )
 
     def _process(self, name: str, title: str, flags: str, cores: list[int]) -> Process:
-        """Its threads are bound to these cores: left to itself it would compute on all but one.
+        """Returns a process whose threads are bound to these cores. By default it would compute on all cores
+        but one.
 
-        What the caller's environment says of that and of libraries to load first is kept.
+        Settings in the caller's environment for that, and for libraries to load first, are kept.
         """
         libraries = [self.program.parent.parent / "lib" / "libiomp5.so", TCMALLOC]
 

@@ -1,1 +1,2 @@
-"""A fleet under load whose servers are killed, frozen and drained at random: is every answer still right?"""
+"""A fleet under load whose servers are killed, frozen and drained at random, to check that every answer is
+right."""

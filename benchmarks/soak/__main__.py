@@ -4,9 +4,9 @@
     python -m benchmarks.soak --seconds 120 --seed 3 --logs /tmp/soak
 
 Two prefill servers, two decode servers and two routers run as processes. Clients send requests of a fixed
-pool, whose answers are known, while servers are killed and restarted, frozen and thawed, drained and
-restarted. Ends with 1 if an answer is wrong, if a server does not give all back or does not stop cleanly when
-it is asked to, or if the sanitizer strikes.
+pool with known answers, while servers are killed and restarted, frozen and thawed, drained and restarted.
+Ends with 1 if an answer is wrong, if a server does not give everything back or does not stop cleanly when
+asked, or if the sanitizer finds a fault.
 """
 
 from __future__ import annotations

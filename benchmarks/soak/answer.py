@@ -1,4 +1,4 @@
-"""One request as a client sends it, and what became of it: right, a clear error, or wrong."""
+"""One request as a client sends it, and its result: right, a clear error, or wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import httpx
 from benchmarks.soak.questions import Question
 
 ANSWER_TIMEOUT_S = 150.0
-"""Longer than the routers' ``--request-timeout``: who has to wait so long is told so, by an error."""
+"""Longer than the routers' ``--request-timeout``: a client that waits so long gets an error from the router
+first."""
 CLEAR_CODES = frozenset(
     (
         "no_server_available",
@@ -23,7 +24,8 @@ CLEAR_CODES = frozenset(
         "overloaded",
     )
 )
-"""Errors that say what failed outside of the request. Any other, ``internal_error`` above all, is wrong."""
+"""Errors that name a failure outside of the request. Any other error, above all ``internal_error``, counts as
+wrong."""
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
 Verdict = Literal["right", "error", "cancelled", "wrong"]
@@ -38,32 +40,32 @@ class Sending:
     """Names the request in the logs of routers and servers."""
     stream: bool
     salt: str = ""
-    """Not empty: no prefix cache knows anything of the prompt."""
+    """If not empty, no prefix cache knows any part of the prompt."""
     cancel_after_events: int | None = None
-    """The client of a stream goes away after so many events."""
+    """The client of a stream disconnects after this many events."""
     cancel_after_s: float | None = None
-    """The client of an answer in one piece goes away after so long."""
+    """The client of an unstreamed answer disconnects after this many seconds."""
 
 
 @dataclass
 class Answer:
-    """What a client has got so far."""
+    """What a client has received so far."""
 
     status: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
     num_tokens: int | None = None
-    """As ``usage`` tells."""
+    """The number of tokens according to ``usage``."""
     error: dict[str, Any] | None = None
     is_ended: bool = False
-    """Nothing is missing behind it: the body's end, or ``[DONE]``."""
+    """Whether the answer is complete: the body's end, or ``[DONE]``, has arrived."""
     is_cancelled: bool = False
     problem: str = ""
-    """What the client could not make sense of."""
+    """A part of the answer that the client could not understand."""
     ttft_s: float | None = None
     longest_silence_s: float = 0.0
-    """Between two events of a stream."""
+    """Longest time between two events of a stream."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Outcome:
     request_id: str
     verdict: Verdict
     code: str
-    """Of an error."""
+    """The code of an error."""
     detail: str
     sent: float
     """``time.monotonic()``"""
@@ -83,11 +85,11 @@ class Outcome:
     """To the first event of a stream."""
     longest_silence_s: float
     status: int
-    """Of HTTP; 0 if none came."""
+    """The HTTP status; 0 if none arrived."""
 
 
 def ask(client: httpx.Client, question: Question, sending: Sending, expected: Answer) -> Outcome:
-    """Sends and judges."""
+    """Sends a question and judges the answer."""
     sent = time.monotonic()
     answer = receive(client, question, sending)
     seconds = time.monotonic() - sent
@@ -107,7 +109,7 @@ def ask(client: httpx.Client, question: Question, sending: Sending, expected: An
 
 
 def receive(client: httpx.Client, question: Question, sending: Sending) -> Answer:
-    """What comes back, in whatever state; nothing is raised."""
+    """Returns what arrives, in any state; raises nothing."""
     answer, sent = Answer(), time.monotonic()
     url, headers = f"{sending.url}/v1/completions", {"X-Request-Id": sending.request_id}
     body = question.body | ({"cache_salt": sending.salt} if sending.salt else {})
@@ -190,7 +192,7 @@ def _add(choice: dict[str, Any], answer: Answer) -> None:
 
 
 def judge(answer: Answer, expected: Answer) -> tuple[Verdict, str, str]:
-    """Verdict, an error's code, and what is wrong."""
+    """Returns the verdict, an error's code, and the fault."""
     if answer.problem:
         return "wrong", "", answer.problem
     if answer.token_ids != expected.token_ids[: len(answer.token_ids)]:
@@ -222,7 +224,7 @@ def _judge_error(answer: Answer) -> tuple[Verdict, str, str]:
 
 
 def difference(got: list[int], expected: list[int]) -> str:
-    """Where two answers part."""
+    """Returns where two answers differ first."""
     pairs = zip(got, expected, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(expected)))
     return (

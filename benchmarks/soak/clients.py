@@ -1,4 +1,4 @@
-"""Clients in a closed loop: so many requests in flight, each question at random."""
+"""Clients in a closed loop: a fixed number of requests in flight, with random questions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MAX_CANCEL_S = 1.0
 
 
 class Clients:
-    """``concurrency`` threads, each with a connection of its own to each router.
+    """``concurrency`` threads, each with its own connection to each router.
 
-    ``rest_s`` is the mean pause of a client between two requests, ``cancelled`` the share of those given up.
-    ``outcomes`` grows as answers come.
+    ``rest_s`` is a client's mean pause between two requests, ``cancelled`` the share of cancelled requests.
+    ``outcomes`` grows as answers arrive.
     """
 
     def __init__(
@@ -63,14 +63,15 @@ class Clients:
         self._open.set()
 
     def pause(self) -> None:
-        """Returns once the last answer is there."""
+        """Pauses the clients. Returns once the last answer has arrived."""
         self._open.clear()
         wait_until(lambda: not self._busy, "all requests are answered", 2 * ANSWER_TIMEOUT_S)
         if self._fault is not None:
             raise self._fault
 
     def close(self) -> None:
-        """Whoever waits for an answer is left to it: the thread ends with it, or with its router."""
+        """Closes the clients. A thread that waits for an answer is left alone: it ends with the answer or
+        with its router."""
         self._ended.set()
         self._open.set()
 

@@ -17,11 +17,11 @@ from testing.fleets.fleet import START_DEADLINE_S, START_INTERVAL_S, Fleet, Proc
 DEADLINE_S = 2.0
 """The fleet's ``--lease-ttl`` and ``--transfer-deadline``."""
 KEEPALIVE_S = 30.0
-"""gRPC's: a peer that says nothing for so long is given up."""
+"""gRPC's keepalive: a peer that is silent for this long is given up."""
 PAUSE_S = (0.5, 3.0)
-"""Between two faults, at least and at most."""
+"""Shortest and longest pause between two faults."""
 DOWN_S = 2.0
-"""At most so long a dead server is not started again."""
+"""Longest time until a dead server is started again."""
 MAX_RESTARTS = 3
 
 KILLED, DRAINED, FROZEN_KILLED = "killed", "drained, restarted", "frozen, then killed"
@@ -30,7 +30,7 @@ VERY_LONG = "frozen for longer than the keepalive"
 ENDED = "ended by itself, restarted"
 
 WEIGHTS = {KILLED: 0.3, DRAINED: 0.2, FROZEN_KILLED: 0.1, SHORT: 0.15, LONG: 0.25}
-"""How often what strikes a server. A router is only frozen: its death would end its clients' connections."""
+"""Weights of the faults of servers. A router is only frozen: its death would end its clients' connections."""
 FREEZES = {SHORT: (0.05, 0.75 * DEADLINE_S), LONG: (1.25 * DEADLINE_S, 4 * DEADLINE_S)}
 FREEZES[FROZEN_KILLED] = FREEZES[LONG]
 FREEZES[VERY_LONG] = (1.1 * KEEPALIVE_S, 1.4 * KEEPALIVE_S)
@@ -47,17 +47,17 @@ class Struck:
     at: float
     """``time.monotonic()``"""
     seconds: float
-    """Until the process was as before, and in use."""
+    """Time until the process was as before, and in use."""
     num_in_flight: int
     """Requests of all clients when it struck."""
     note: str = ""
 
 
 class Faults:
-    """Chooses in the caller's thread what to disturb, and does it in threads of its own.
+    """Chooses in the caller's thread what to disturb, and does it in its own threads.
 
-    Of each role at most one process is disturbed at a time, so that a request has somewhere to go. A server
-    that ends by itself is started again, and noted.
+    At most one process of each role is disturbed at a time, so that requests still have a server. A server
+    that ends by itself is started again, and recorded.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Faults:
         self._pool = ThreadPoolExecutor(len(fleet.processes))
 
     def strike_for(self, seconds: float) -> None:
-        """Faults for so long; returns once all servers are in use. Raises what went wrong with a fault."""
+        """Makes faults for ``seconds``; returns once all servers are in use. Raises the errors of the
+        faults."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._settle()
@@ -90,14 +91,14 @@ class Faults:
         )
 
     def close(self) -> None:
-        """Ends faults that are under way and leaves the processes as they are."""
+        """Ends running faults and leaves the processes as they are."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
 
     # --- choosing, in the caller's thread --------------------------------------------------------
 
     def _settle(self) -> None:
-        """Looks after faults that are over, and servers that ended without one."""
+        """Cleans up faults that are over, and servers that ended without a fault."""
         for name, future in list(self._busy.items()):
             if future.done():
                 del self._busy[name]
@@ -143,7 +144,7 @@ class Faults:
         self.struck.append(Struck(kind, process.name, struck, seconds, num_in_flight, note))
 
     def _revive(self, server: Process) -> None:
-        """It ended, and nobody told it to."""
+        """Restarts a server that ended although nobody told it to."""
         assert server.handle is not None
         found, num_in_flight = time.monotonic(), self._num_in_flight()
         note = f"exit code {server.handle.returncode}: {server.log[-400:]}"
@@ -157,7 +158,7 @@ class Faults:
             self._fleet.start_alone(process.name)
 
     def _until_used(self, process: Process) -> None:
-        """Or until it has ended; it is looked after then."""
+        """Waits until the process is used or has ended; an ended process is handled then."""
 
         def is_over() -> bool:
             if self._ended.is_set() or not process.is_alive:

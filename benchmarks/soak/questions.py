@@ -1,4 +1,4 @@
-"""The fixed pool of requests: always the same answer each, whatever happens on the way to it."""
+"""The fixed pool of requests. Each always has the same answer, whatever happens on its way."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
 )
 EACH = 8
-"""Questions of a kind: every way of sampling, with drafts and without."""
+"""Number of questions of each kind: every way of sampling, with drafts and without."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One request of the pool; how it is sent, streamed or with a salt, does not change its answer."""
+    """One request of the pool. How it is sent, streamed or with a salt, does not change its answer."""
 
     name: str
     body: dict[str, Any]
 
 
 def make_questions(seed: int) -> list[Question]:
-    """The pool that ``seed`` names.
+    """Return the pool of ``seed``.
 
     | kind | prompt, tokens | answer, tokens |
     |---|---|---|

@@ -1,11 +1,11 @@
-"""How soon requests go on when a server is killed, frozen or drained under load, and whether all are right.
+"""How soon requests continue when a server is killed, frozen or drained under load, and whether all answers
+are right.
 
     python -m benchmarks.soak.recovery --json benchmarks/results/recovery.json --write-section
 
-Two prefill servers, two decode servers and a router; 16 clients in a closed loop, every answer known. One
-fault at a time strikes while they ask, and stays until all that were disturbed are answered; then the server
-is healed.
-Ends with 1 if an answer is wrong or an error, or if something is not given back.
+Two prefill servers, two decode servers and a router; 16 clients in a closed loop, with known answers. One
+fault at a time strikes while they send requests, and lasts until all disturbed requests are answered; then
+the server is healed. Ends with 1 if an answer is wrong or an error, or if something is not given back.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from twinfang.bench.machine import machine
 
 CONCURRENCY = 16
 QUIET_S = 10.0
-"""Of load before each fault."""
+"""Seconds of load before each fault."""
 STRUCK_S = 12.0
-"""Of load behind it, at least."""
+"""Least seconds of load after it."""
 ROUTER_FLAGS = ("--request-timeout", "90")
 ENVIRONMENT = {"TWINFANG_SANITIZE": "1"}
 DOCUMENT = DOCS / "reliability.md"
@@ -50,31 +50,31 @@ FAULTS: dict[str, Callable[[Process], object]] = {
 
 @dataclass(frozen=True)
 class Recovery:
-    """What one fault did."""
+    """The effects of one fault."""
 
     fault: str
     server: str
     in_flight: int
-    """Requests that had been sent and not answered when it struck."""
+    """Requests in flight when the fault struck."""
     right: int
-    """Of those and of all that were sent while it lasted, answered token for token."""
+    """Requests among these, and among those sent during the fault, that were answered token for token."""
     not_right: list[str]
-    """What the others got."""
+    """The results of the others."""
     recovery_s: float
-    """Until the last of those in flight was answered."""
+    """Time until the last request in flight was answered."""
     longest_silence_s: float
     """Between two events of one stream."""
     slowest_s: float
-    """The longest of all answers that were asked for while it lasted."""
+    """The longest time of all answers requested during the fault."""
     quiet_slowest_s: float
-    """The same before it struck."""
+    """The same before the fault struck."""
     back_in_use_s: float
-    """From its restart, or thaw, until the router used it again."""
+    """Time from the server's restart or thaw until the router used it again."""
     leaked: dict[str, dict[str, int]]
 
 
 def measure(folder: Path, say: Callable[[str], None]) -> list[Recovery]:
-    """All faults, one after the other."""
+    """Measures all faults, one after the other."""
     questions = make_questions(0)
     expected = undisturbed(questions, folder)
     names = {"router": tuple(SERVERS)}

@@ -1,4 +1,4 @@
-"""What a soak shows: figures for JSON, and the section of docs/reliability.md."""
+"""A soak's results: figures for JSON, and the section of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testing.marked_section import replace_between
 BEGIN = "<!-- written by: python -m benchmarks.soak --write-section -->"
 END = "<!-- end of what the soak writes -->"
 MAX_EXAMPLES = 20
-"""Wrong answers and errors of which the JSON has all."""
+"""Most wrong answers and errors that the JSON shows in full."""
 
 
 def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
 
 
 def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Percentiles of right answers' seconds."""
+    """Returns percentiles of right answers' seconds."""
     return _percentiles([one.seconds for one in outcomes if one.verdict == "right"])
 
 
@@ -125,5 +125,5 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 def write_section(document: Path, report: dict[str, Any]) -> None:
-    """Replaces what stands between the marks."""
+    """Replaces the text between the marks."""
     replace_between(document, BEGIN, END, section(report))

@@ -1,4 +1,4 @@
-"""One soak: the answers of a server that nobody disturbs, then a quiet fleet, then the fleet under faults."""
+"""One soak: first the answers of an undisturbed server, then a quiet fleet, then the fleet under faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testing.fleets.fleet import Fleet, held, make_processes, running
 _MODEL = ("--max-model-len", "1024", "--threads", "1", "--speculative", "2", "--state-block-size", "64")
 _LEASES = ("--lease-ttl", str(DEADLINE_S))
 _CHUNKS = ("--max-batch-tokens", "192")
-"""Long prompts run in several chunks, and are read meanwhile."""
+"""With this flag long prompts run in several chunks, and are read meanwhile."""
 _PREFILL = ("prefill", *_MODEL, *_LEASES, *_CHUNKS, "--max-num-seqs", "16", "--cache-memory", "0.012")
 _DECODE = ("decode", *_MODEL, "--transfer-deadline", str(DEADLINE_S))
 SERVERS: dict[str, tuple[str, ...]] = {
@@ -33,14 +33,14 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "decode-a": (*_DECODE, "--max-num-seqs", "3", "--cache-memory", "0.004"),
     "decode-b": (*_DECODE, "--max-num-seqs", "8", "--cache-memory", "0.008", "--local-prefill"),
 }
-"""Little memory, so that what is freed is soon another request's: bytes that come late would be seen."""
+"""Little memory, so that freed memory soon belongs to another request, and late bytes would show."""
 ROUTERS = {"router-a": tuple(SERVERS), "router-b": tuple(SERVERS)}
 ROUTER_FLAGS = ("--request-timeout", "90")
 YARDSTICK = {"yardstick": (*_DECODE, "--role", "both", "--max-num-seqs", "8", "--cache-memory", "0.1")}
 ENVIRONMENT = {"UCX_TLS": "^cma", "TWINFANG_SANITIZE": "1"}
-"""Without CMA a prefill server takes part in being read, and can be stopped in the midst of it."""
+"""Without CMA a prefill server takes part in being read, and can be stopped halfway."""
 IDLE_DEADLINE_S = 40.0
-"""Longer than leases, reads and gRPC's keepalive last."""
+"""Longer than leases, reads and gRPC's keepalive."""
 IDLE_POLL_S = 0.2
 REFERENCE_CONCURRENCY = 4
 LOGGED = {
@@ -53,12 +53,12 @@ LOGGED = {
 
 
 class SoakError(Exception):
-    """The run can't show anything: what has to be right before the faults is not."""
+    """The run is useless: something is wrong even before the faults."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how hard."""
+    """Length and intensity of the soak."""
 
     seconds: float
     seed: int = 0
@@ -66,22 +66,22 @@ class Settings:
     rest_s: float = 0.05
     """A client's mean pause between two requests."""
     quiet_s: float = 30.0
-    """Of load without faults, first."""
+    """Seconds of load without faults, at first."""
     pause_every_s: float = 60.0
-    """Faults pause as often, and all servers must give everything back."""
+    """Time between two pauses of the faults, in which all servers must give everything back."""
     very_long_freezes: float = 0.0
-    """Weight of freezes beyond the keepalive beside all other faults."""
+    """Weight of freezes longer than the keepalive, relative to all other faults."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What servers still held in a pause, by server; empty if nothing."""
+    """Memory that servers still held in a pause, by server; empty if nothing."""
 
     seconds: float
-    """Until all was free, or until nobody waited any longer."""
+    """Time until all memory was free, or until the deadline."""
     leaked: dict[str, dict[str, int]]
     load_average: float
-    """Of the last minute, the soak's own load included."""
+    """The load average of the last minute, including the soak's own load."""
 
     @property
     def num_leaked(self) -> int:
@@ -90,25 +90,25 @@ class Check:
 
 @dataclass
 class Soak:
-    """What a run saw."""
+    """A run's results."""
 
     settings: Settings
     questions: int
     quiet: list[Outcome] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    """Under faults."""
+    """Outcomes under faults."""
     struck: list[Struck] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     retries: Counter[str] = field(default_factory=Counter)
-    """By code of what went wrong."""
+    """Retries by the code of the error."""
     quiet_retries: Counter[str] = field(default_factory=Counter)
-    """On a machine that is busy with other things a lease or a read may miss a deadline of two seconds."""
+    """Retries in the quiet part: on a busy machine a lease or a read may miss a deadline of two seconds."""
     logged: dict[str, int] = field(default_factory=dict)
     unclean_stops: list[str] = field(default_factory=list)
     problem: str = ""
-    """What cut the run short."""
+    """The reason for an early end of the run."""
     seconds: float = 0.0
-    """Of faults, pauses among them."""
+    """Seconds of faults, including pauses."""
 
     @property
     def wrong(self) -> list[Outcome]:
@@ -120,7 +120,7 @@ class Soak:
 
     @property
     def num_corrupted(self) -> int:
-        """Times that the sanitizer struck: the router tried again, and the client did not see it."""
+        """How often the sanitizer found a fault: the router tried again, and the client did not notice."""
         return self.retries["state_corrupted"]
 
     @property
@@ -129,7 +129,8 @@ class Soak:
 
 
 def soak(settings: Settings, folder: Path, say: Callable[[str], None] = lambda _: None) -> Soak:
-    """Runs it, logs in ``folder``. Raises :class:`SoakError` where the quiet fleet is not right already."""
+    """Runs the soak with logs in ``folder``. Raises :class:`SoakError` if the quiet fleet is already
+    wrong."""
     questions = make_questions(settings.seed)
     result = Soak(settings, len(questions))
     say(f"{len(questions)} questions for a server that nobody disturbs")
@@ -151,10 +152,12 @@ def soak(settings: Settings, folder: Path, say: Callable[[str], None] = lambda _
 
 
 def undisturbed(questions: Sequence[Question], folder: Path) -> dict[str, Answer]:
-    """Each question's answer by one server of both roles, which is gone before a fault can strike it.
+    """Returns each question's answer from one server of both roles, which ends before any fault can strike
+    it.
 
-    No handoff, no second server: an answer that a fault or a handoff spoilt can't become the reference. All
-    are asked twice, in other batches and with a warm prefix cache, and must be the same.
+    Without handoffs and a second server, an answer damaged by a fault or a handoff can't become the
+    reference. All questions are asked twice, in other batches and with a warm prefix cache, and the answers
+    must be the same.
     """
     servers, routers = make_processes(
         folder, YARDSTICK, {"reference": tuple(YARDSTICK)}, environment=ENVIRONMENT
@@ -174,7 +177,7 @@ def undisturbed(questions: Sequence[Question], folder: Path) -> dict[str, Answer
 
 
 def _stop(fleet: Fleet) -> list[str]:
-    """Asks all to stop; those that did not do so cleanly, and what their logs end with."""
+    """Asks all to stop; returns those that did not stop cleanly, with the ends of their logs."""
     alive = [process for process in fleet.processes if process.is_alive]
     return [f"{one.name}: exit code {code}: {one.log[-400:]}" for one in alive if (code := one.stop())]
 
@@ -198,7 +201,7 @@ def _clients(
 
 
 def _quiet(fleet: Fleet, clients: Clients, result: Soak) -> None:
-    """The same load without faults: all must be right."""
+    """Runs the same load without faults: all answers must be right."""
     clients.resume()
     time.sleep(result.settings.quiet_s)
     clients.pause()
@@ -241,7 +244,8 @@ def _disturbed(fleet: Fleet, clients: Clients, result: Soak, say: Callable[[str]
 
 
 def until_idle(fleet: Fleet) -> Check:
-    """Waits until every server has all its blocks, slots and leases back; what it has not at the deadline."""
+    """Waits until every server has all its blocks, slots and leases back; returns what is missing at the
+    deadline."""
     started = time.monotonic()
     while True:
         leaked = {name: held_by for name in fleet.servers if (held_by := _held(fleet, name))}
@@ -266,6 +270,6 @@ def _retries(fleet: Fleet) -> Counter[str]:
 
 
 def _count(pattern: str, text: str) -> int:
-    """Matches; where the pattern holds a number, their sum."""
+    """Counts matches; if the pattern has a number, adds the numbers."""
     found = re.findall(pattern, text)
     return sum(int(match) if match.isdigit() else 1 for match in found)

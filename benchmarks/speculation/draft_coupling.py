@@ -26,7 +26,7 @@ from benchmarks.speculation.prompts import example
 def first_draft_shares(
     model_dir: Path, vocab_size: int, texts: Sequence[list[int]], start: int
 ) -> dict[str, float]:
-    """Means over the contexts behind token ``start`` of ``texts``, which are all of one length."""
+    """Returns means over the contexts after token ``start`` of ``texts``, which all have the same length."""
     training = example("nemotron_h_training")
     config = training.TrainingConfig(vocab_size=vocab_size)
     model = example("published_checkpoint").load_checkpoint(model_dir, config)
@@ -47,17 +47,17 @@ def first_draft_shares(
 
 
 def _same_number(p: Tensor, q: Tensor) -> Tensor:
-    """``[n]``: overlap of each token's stretch of the two running sums."""
+    """Returns ``[n]``: the overlap of each token's intervals in the two running sums."""
     p_end, q_end = p.cumsum(-1), q.cumsum(-1)
     both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
     return both.clamp(min=0).sum(-1)
 
 
 def _same_exponentials(p: Tensor, q: Tensor) -> Tensor:
-    """``[n]``: the chance that both races have the same winner.
+    """Returns ``[n]``: the probability that both races have the same winner.
 
-    max(p_j / p_i, q_j / q_i) is the former where p_j / q_j is the greater ratio: in the order of the ratios
-    the sum over j is a tail of p's and a head of q's.
+    max(p_j / p_i, q_j / q_i) is the former if p_j / q_j is the greater ratio: ordered by the ratios, the sum
+    over j is a tail of p's and a head of q's.
     """
     order = (p / q).argsort(-1)
     p, q = p.gather(-1, order), q.gather(-1, order)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.speculation.drafts --json benchmarks/results/speculation.json
 
-One process, one engine for each (drafter, k), which take turns: what other processes take from the machine
-falls on all alike. On a CPU, seconds are those that the process was given, on one thread: on cores of its
-own it would need as many. Decode steps alone are timed, from when all requests of a batch have
-their first token until the first of them ends. Requests write what the model writes, to the same length.
+One process has one engine for each (drafter, k). They take turns, so that other processes disturb all alike.
+On a CPU, seconds are CPU time on one thread: on cores of its own the engine would need as many. Only decode
+steps are timed, from the moment when all requests of a batch have their first token until the first request
+ends. Requests sample what the model writes, to the same length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANSWER_TOKENS = 96
 MAX_MODEL_LEN = 1024
 CACHE_BYTES = 1 << 28
 ENDLESS = 600
-"""Tokens of an answer that is cancelled before it ends."""
+"""Length of an answer that is cancelled before it ends."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Acceptance:
     prompts: str
     temperature: float
     by_position: tuple[float, ...]
-    """Share of steps with a draft there whose draft was accepted there, and so at all positions before."""
+    """Share of the steps with a draft at this position in which it, and so all earlier ones, was accepted."""
     drafted_by_position: tuple[int, ...]
     accepted_length: float
     """Tokens a row gains in a step, the target's own included."""
     num_answers: int
     answers_changed: int
-    """Answers that are not those of k = 0: near-ties of two logits, or a fault."""
+    """Answers that differ from those of k = 0: near-ties of two logits, or a fault."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class Speed:
     batch: int
     tokens_per_s: float
     ratio: float
-    """To k = 0 on the same prompts in the same round."""
+    """Ratio to k = 0 on the same prompts in the same round."""
     ratio_wall: float
-    """The same by the wall clock."""
+    """The same ratio by wall time."""
     ms_per_step: float
     tokens_per_row_step: float
 
 
 def make_engine(model_dir: Path, k: int, drafter: DrafterName | None) -> Engine:
-    """No prefix cache: a prompt that comes again is computed again."""
+    """Makes an engine without a prefix cache, so that a repeated prompt is computed again."""
     return Engine(
         EngineConfig(
             model_dir,
@@ -97,13 +97,13 @@ def make_engine(model_dir: Path, k: int, drafter: DrafterName | None) -> Engine:
 
 
 def add_all(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-    """Requests named by their place, seeded by it, without a stop token."""
+    """Adds requests whose names and seeds are their indices, without a stop token."""
     for i, prompt in enumerate(prompts):
         engine.add(Request(str(i), list(prompt), params, seed=1000 + i))
 
 
 def answer_all(engine: Engine, prompts: Sequence[list[int]], temperature: float) -> list[list[int]]:
-    """The answers' tokens."""
+    """Answers all prompts; returns the answers' tokens."""
     add_all(engine, prompts, SamplingParams(max_tokens=ANSWER_TOKENS, temperature=temperature))
     answers: list[list[int]] = [[] for _ in prompts]
     while not (result := engine.step()).did_nothing:
@@ -113,7 +113,7 @@ def answer_all(engine: Engine, prompts: Sequence[list[int]], temperature: float)
 
 
 def draft_counts(engine: Engine) -> tuple[list[int], list[int]]:
-    """Drafted and accepted by position, since the start."""
+    """Returns drafted and accepted tokens by position, since the start."""
     stats = engine.stats()
     return list(stats.drafted_by_position), list(stats.accepted_by_position)
 
@@ -149,7 +149,7 @@ def acceptance(
 def measure_acceptance(
     model_dir: Path, prompts: dict[str, list[list[int]]]
 ) -> tuple[list[Acceptance], list[list[int]]]:
-    """All of them, and the sampled texts (prompts included) that the answers at temperature 1 make."""
+    """Returns all acceptances, and the sampled texts (prompts included) of the answers at temperature 1."""
     cases = [("text", 0.0), ("text", 1.0), ("recall", 0.0), ("repetitive", 0.0)]
     plain = make_engine(model_dir, 0, None)
     expected = {case: answer_all(plain, prompts[case[0]], case[1]) for case in cases}
@@ -198,7 +198,7 @@ class Stretch:
 
 
 def decode(engine: Engine, prompts: Sequence[list[int]]) -> Stretch:
-    """Until the first of the batch's requests has ``ANSWER_TOKENS``; then all are cancelled."""
+    """Decodes until the first of the batch's requests has ``ANSWER_TOKENS``; then cancels all."""
     add_all(engine, prompts, SamplingParams(max_tokens=ENDLESS, temperature=0))
     lengths = [0] * len(prompts)
     while min(lengths) == 0:
@@ -215,7 +215,7 @@ def decode(engine: Engine, prompts: Sequence[list[int]]) -> Stretch:
 
 
 def measure_speed(model_dir: Path, prompts: dict[str, list[list[int]]], num_rounds: int) -> list[Speed]:
-    """Engines take turns on the same batch, each round begins with another one."""
+    """Measures engines in turns on the same batch; each round begins with a different engine."""
     engines: dict[tuple[str, int], Engine] = {("none", 0): make_engine(model_dir, 0, None)}
     for drafter, k in itertools.product(DRAFTERS, TIMED_DRAFTS):
         engines[drafter, k] = make_engine(model_dir, k, drafter)

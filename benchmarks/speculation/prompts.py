@@ -19,7 +19,7 @@ REPEATED_TOKENS = 24
 
 
 def example(name: str) -> Any:
-    """A module of examples/: scripts that import one another by their bare names."""
+    """Imports a module of examples/: scripts that import one another by their bare names."""
     folder = str(ROOT / "examples")
     if folder not in sys.path:
         sys.path.append(folder)
@@ -27,7 +27,7 @@ def example(name: str) -> Any:
 
 
 def held_out_windows(tokenizer: Tokenizer, num_windows: int, num_tokens: int) -> list[list[int]]:
-    """Stretches of the library sources that the bundled model was not trained on, evenly spread."""
+    """Returns parts of the library sources that the bundled model was not trained on, evenly spread."""
     data = example("training_data")
     sources = data.library_sources()[:: data.HELD_OUT_EVERY]
     text = [token for encoding in tokenizer.encode_batch(sources) for token in encoding.ids]
@@ -36,7 +36,7 @@ def held_out_windows(tokenizer: Tokenizer, num_windows: int, num_tokens: int) ->
 
 
 def make_prompts(model_dir: Path, num_prompts: int) -> dict[str, list[list[int]]]:
-    """Token ids, ``PROMPT_TOKENS`` a prompt."""
+    """Returns token ids, ``PROMPT_TOKENS`` per prompt."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     windows = held_out_windows(tokenizer, num_prompts, PROMPT_TOKENS)
     questions = [make_recall_prompt(FIRST_SEED + i, PROMPT_TOKENS).prompt for i in range(num_prompts)]

@@ -1,8 +1,8 @@
-"""Speculation's two ways to keep a Mamba state, side by side: a slot for every position, or one and a replay.
+"""Compares speculation's two ways to keep a Mamba state: a slot for every position, or one slot and a replay.
 
     python -m benchmarks.speculation.state_replay --json benchmarks/results/state_replay.json
 
-A step runs T = 1 + k positions; the ``accepted`` first of them count, and the next step starts from there.
+A step runs T = 1 + k positions. The first ``accepted`` of them count, and the next step starts after these.
 
 | name | conv and SSM step of a layer |
 |---|---|
@@ -11,9 +11,9 @@ A step runs T = 1 + k positions; the ``accepted`` first of them count, and the n
 | replay | one slot: advance it by the last step's accepted inputs, store it, run T positions on a copy |
 | replay, direct | the same, but outputs from the stored state and the T inputs, without the states between |
 
-Prototypes, one thread, float32. All run in turn, round by round, so that what else the machine does falls on
-all; figures are medians of CPU time, and of the ratio to ``slots`` within a round. Layers are cycled through,
-as a model does. Bytes of real models are counted, not measured: nothing here runs on a GPU.
+Prototypes, one thread, float32. All variants run in turn, round by round, so that disturbances affect all.
+Figures are medians of CPU time, and of the ratio to ``slots`` within a round. Layers are used in turn, as in
+a model. The bytes of real models are counted, not measured: nothing here runs on a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BASELINE = "slots"
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's Mamba layers. ``num_layers`` are measured where memory allows."""
+    """A model's Mamba layers. ``num_layers`` of them are measured if memory allows."""
 
     name: str
     num_layers: int
@@ -70,7 +70,7 @@ class Shape:
 
     @property
     def input_bytes(self) -> int:
-        """x, B (as activations), decay and step (float32) of one position: what a replay needs of it."""
+        """Bytes of x, B (as activations), decay and step (float32) of one position: what a replay needs."""
         inputs = self.num_heads * self.head_dim + self.num_groups * self.state_dim
         return inputs * self.element_bytes + 2 * self.num_heads * 4
 
@@ -81,24 +81,25 @@ NEMOTRON_8B = Shape("Nemotron-H 8B", 24, 128, 64, 128, 8)
 
 
 def slots_bytes(shape: Shape, num_positions: int) -> int:
-    """A row's traffic in one layer: one state read, one written a position."""
+    """Returns a row's traffic in one layer: one state read, and one written per position."""
     return (1 + num_positions) * (shape.ssm_bytes + shape.conv_bytes)
 
 
 def replay_bytes(shape: Shape, num_positions: int, accepted: int) -> int:
-    """A row's traffic in one layer: the state read and written once, inputs beside it."""
+    """Returns a row's traffic in one layer: the state read and written once, plus the inputs."""
     inputs = (accepted + num_positions) * shape.input_bytes
     raw = (shape.num_taps - 1 + shape.num_taps - 1 + num_positions) * shape.num_channels * shape.element_bytes
     return 2 * shape.ssm_bytes + inputs + raw
 
 
 def slots_held(shape: Shape, num_positions: int) -> int:
-    """Bytes that a running row holds in one layer."""
+    """Returns the bytes that a running row holds in one layer."""
     return num_positions * (shape.ssm_bytes + shape.conv_bytes)
 
 
 def replay_held(shape: Shape, num_positions: int) -> int:
-    """One state and two sides of inputs: a step reads the last one's while it writes its own."""
+    """Returns the bytes of one state and two sets of inputs: a step reads the last step's while it writes its
+    own."""
     raw = (shape.num_taps - 1 + num_positions) * shape.num_channels * shape.element_bytes
     return shape.ssm_bytes + 2 * (num_positions * shape.input_bytes + raw)
 
@@ -108,7 +109,7 @@ def replay_held(shape: Shape, num_positions: int) -> int:
 
 
 class Layer:
-    """One Mamba layer's weights and step inputs, and what each variant keeps of every row."""
+    """One Mamba layer's weights and step inputs, and the data that each variant keeps for every row."""
 
     def __init__(self, shape: Shape, num_rows: int, num_positions: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -177,7 +178,8 @@ VARIANTS: dict[str, Callable[[Layer, int], torch.Tensor]] = {
 
 
 def check_that_all_agree() -> dict[str, float]:
-    """Largest difference from ``slots`` over steps of changing acceptance, relative to the largest output."""
+    """Returns the largest difference from ``slots`` over steps of changing acceptance, relative to the
+    largest output."""
     worst = dict.fromkeys(VARIANTS, 0.0)
     for shape, num_positions in itertools.product((BUNDLED, NANO_30B), POSITIONS):
         layers = {name: Layer(shape, 2, num_positions, seed=0) for name in VARIANTS}
@@ -200,7 +202,8 @@ def check_that_all_agree() -> dict[str, float]:
 def measure(
     shape: Shape, num_rows: int, num_positions: int, num_layers: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """One result an accepted count: medians over rounds, in each of which every variant passes all layers."""
+    """Returns one result for each accepted count: medians over rounds, in each of which every variant runs
+    all layers."""
     layers = [Layer(shape, num_rows, num_positions, seed) for seed in range(num_layers)]
     results: list[dict[str, Any]] = []
     for accepted in sorted({1, num_positions // 2, num_positions}):
@@ -233,7 +236,8 @@ def measure(
 
 
 def traffic(shape: Shape) -> list[dict[str, Any]]:
-    """Bytes of whole models, every draft accepted: a replay's most expensive case."""
+    """Returns the bytes of whole models with every draft accepted, which is a replay's most expensive
+    case."""
     rows: list[dict[str, Any]] = []
     for k, batch in itertools.product((1, 3, 5), (1, 8, 64)):
         count, T = batch * shape.num_layers, 1 + k

@@ -1,4 +1,4 @@
-"""Prototypes of the ways to keep a state that benchmarks/speculation/state_replay.py compares: one thread,
+"""Prototypes of the ways to keep a state that benchmarks/speculation/state_replay.py compares. One thread,
 float32."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.ssm.selective_state_update_cpu import _advance, softplus
 _TILE_ROWS = 16  # of a head's state: 8 KB at N = 128, so that it stays in the first-level cache
 _TILE = np.int64(_TILE_ROWS)
 _NO_KEY = np.uint32(0)
-"""Of stochastic rounding, which float32 states don't have."""
+"""The key of stochastic rounding, which float32 states don't use."""
 
 
 @cpu_jit
@@ -38,7 +38,7 @@ def replay_conv(x, weight, bias, raw, slots, accepted, side, y):
 
 @cpu_jit
 def _scales_of(dt, dt_bias, A, r, h, scales):
-    """decay and step of each position, ``[T, 2]``."""
+    """Computes decay and step of each position, ``[T, 2]``."""
     for i in range(scales.shape[0]):
         step = softplus(dt[r, i, h] + dt_bias[h])
         scales[i, 0], scales[i, 1] = np.float32(math.exp(A[h] * step)), step
@@ -55,7 +55,7 @@ def _store_inputs(x, B, scales, r, h, heads_per_group, x_new, B_new, scales_new)
 
 @cpu_jit
 def _copy(source, source_offset, target, target_offset, length):
-    """Twice as fast as numba's slice assignment, which would hide what the bytes cost."""
+    """Copies twice as fast as numba's slice assignment, whose slowness would hide the cost of the bytes."""
     old = source[source_offset : source_offset + length]
     new = target[target_offset : target_offset + length]
     for n in range(length):

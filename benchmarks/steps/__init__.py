@@ -1,1 +1,1 @@
-"""One step: where its time goes, and what the machine could do at best."""
+"""One step: how its time is spent, and the machine's limits."""

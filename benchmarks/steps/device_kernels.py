@@ -1,4 +1,4 @@
-"""What runs on the GPU while something is done: kernels by name, from torch's profiler."""
+"""The kernels that run on the GPU during an operation, by name, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Kernel:
     name: str
     calls: int
     ms: float
-    """Of all calls."""
+    """Time of all calls."""
 
 
 def device_kernels(run: Callable[[], object], device: torch.device) -> list[Kernel]:
-    """Longest first, copies and fills among them; none off GPU. The profiler slows short kernels down."""
+    """Returns kernels, longest first, including copies and fills; none without a GPU. The profiler slows
+    short kernels down."""
     if device.type != "cuda":
         return []
     torch.cuda.synchronize(device)

@@ -1,12 +1,13 @@
-"""What a decode step costs the host around the model's run: CPU time by phase and thread.
+"""A decode step's host cost besides the model's run: CPU time by phase and thread.
 
     python -m benchmarks.steps.host_time                       # a look
     python -m benchmarks.steps.host_time --as after --publish  # into results/ and docs/performance.md
 
 A decode server of both roles serves the 2 M-parameter model of ``side_by_side`` to one client process, which
-has 1, 8 or 32 answers on its stream. Per step of that many decode rows: CPU time of the engine's thread by
-phase, of the event loop's thread, and of all others, which are gRPC's. Then the router: its process's CPU
-time a step of as many streams, from a stub worker (``router.py``). CPU time, since others move wall clocks.
+has 1, 8 or 32 answers on its stream. For each step of that many decode rows, the benchmark measures CPU time
+of the engine's thread by phase, of the event loop's thread, and of all other threads, which are gRPC's. Then
+it measures the router: its process's CPU time per step of as many streams, with a stub worker
+(``router.py``). It uses CPU time, because other processes change wall time.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ PHASES = {
     "event loop": "event loop: sort, encode, write",
     "grpc": "gRPC's threads",
 }
-"""What counts as host time, in the table's order."""
+"""The phases that count as host time, in the table's order."""
 PROGRAM = "program"
 
 
@@ -74,7 +75,7 @@ PROGRAM = "program"
 
 
 class Window:
-    """``STEPS`` steps that brought tokens for each of ``num_rows`` rows, behind as many to warm up."""
+    """``STEPS`` steps that brought tokens for each of ``num_rows`` rows, after as many to warm up."""
 
     def __init__(self, clock: PhaseClock, num_rows: int) -> None:
         self._clock = clock
@@ -85,7 +86,7 @@ class Window:
         self.tokens_per_step = 0.0
 
     def stepped(self, result: StepResult) -> None:
-        """On the engine's thread, before the result is handed over."""
+        """Records a step. Called on the engine's thread, before the result is passed on."""
         if self.us_per_step or len(result.outputs) != self._num_rows:
             return
         self._num_seen += 1
@@ -110,7 +111,7 @@ def _thread_ids() -> list[int]:
 
 
 def _thread_ns(thread_id: int | None) -> int:
-    """CPU time of one of this process's threads so far; 0 for one that has just ended."""
+    """Returns the CPU time of one of this process's threads so far; 0 if it has just ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return int(Path(f"/proc/self/task/{thread_id}/schedstat").read_text(encoding="ascii").split()[0])
     return 0
@@ -154,7 +155,7 @@ class MeasuredServer:
         host._loop._on_step = observed
 
     async def measure(self, num_rows: int) -> Window:
-        """One window of steps, asked for by a process of its own."""
+        """Measures one window of steps; a separate process sends the requests."""
         self._window = Window(self._clock, num_rows)
         command = (
             sys.executable,
@@ -187,7 +188,7 @@ class MeasuredServer:
 
 
 async def ask(port: int, num_rows: int) -> None:
-    """The client: as many answers on one stream, read as they come until the first has ended."""
+    """Runs the client: ``num_rows`` answers on one stream, read as they arrive until the first has ended."""
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stream: Any = channel.stream_stream(STREAM_PATH)()
         num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + max(DRAFTS))
@@ -228,7 +229,7 @@ async def measure_server(model_dir: Path, num_drafts: int, rounds: int) -> list[
 
 
 def measure_router() -> dict[str, float]:
-    """µs of CPU time a step by streams, one token each."""
+    """Returns µs of CPU time per step, by number of streams, one token each."""
     one_worker = Arrangement(
         "twinfang", "", (("grpc", "both"),), partial(twinfang, ("decode",)), shares_port=True, fields=USAGE
     )
@@ -245,12 +246,12 @@ def measure_router() -> dict[str, float]:
 
 
 def host_us(row: dict[str, Any]) -> float:
-    """The decode server's host time of a step."""
+    """Returns the decode server's host time per step."""
     return sum(row["us"][name] for name in PHASES)
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """µs a step, a column each batch size and k; before and after in one cell."""
+    """Returns a table of µs per step, a column for each batch size and k; before and after in one cell."""
     columns = [(row["rows"], row["drafts"]) for row in next(iter(runs.values()))["steps"]]
     heads = [f"{rows} rows, k = {drafts}" for rows, drafts in columns]
     lines = ["| µs a step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]

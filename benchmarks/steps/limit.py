@@ -1,4 +1,5 @@
-"""Decode and prefill steps of the real engine beside what the machine's bytes and FLOP a second allow.
+"""Compares decode and prefill steps of the real engine with the machine's limits of bytes and FLOP per
+second.
 
     python -m benchmarks.steps.limit [--models 8b] [--batches 1 8 64] [--drafts 0 3] [--contexts 1024 8192]
                                     [--prompts 8192] [--chunks 2048 8192] [--json FILE] [--publish]
@@ -14,7 +15,7 @@ It needs no checkpoint: models have random weights (``--load-format dummy``). ``
 | step | one of many calls of ``Engine.step``: schedule, upload, launch, read back, unless hidden |
 | prompt | one alone, to its first token; its limit is its FLOP over the rate of a large product |
 
-On a CPU a step is no graph. One thread is timed in CPU time.
+On a CPU a step is no graph, and a single thread is timed in CPU time.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ ON_GPU = {"models": ["8b"], "contexts": [1024, 8192], "prompts": [8192], "chunks
 ON_CPU = {"models": ["120m", "2m"], "contexts": [256, 1024], "prompts": [1024], "chunks": [256, 2048]}
 CPU_CACHE_BYTES = 3 << 30
 ANSWER_ROOM = 4096
-"""Tokens that the first rows decode at most until the last prompt of a batch has run, and then some."""
+"""More than the tokens that the first rows decode until the last prompt of a batch has run."""
 
 
 def measure(name: str, directory: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Prompts in one engine for each size of chunks, decode steps in those of the largest: after each
-    figure all there are so far, so that a run that is cut short has shown something."""
+    """Measures prompts in one engine for each chunk size, and decode steps in the engines of the largest.
+    Reports all figures so far after each, so that an interrupted run has shown something."""
     found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "start_up": []}
     for k, chunk in _engines(options):
         steps = MeasuredSteps(TITLES[name], _config(directory, options, k, chunk))
@@ -68,7 +69,7 @@ def measure(name: str, directory: Path, options: argparse.Namespace) -> Iterator
 
 
 def _engines(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """Drafts and largest chunk of each."""
+    """Yields drafts and largest chunk of each engine."""
     for k in options.drafts:
         yield k, max(options.chunks)
     for chunk in options.chunks:
@@ -93,7 +94,7 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
 
 
 def _seen(row: dict[str, Any]) -> str:
-    """One line while it runs."""
+    """Returns a line to print during the run."""
     return " ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in row.items()

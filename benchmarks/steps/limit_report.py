@@ -1,4 +1,4 @@
-"""What ``step_limit.py`` shows: tables in Markdown; what has not been measured shows what is known of it."""
+"""The results of ``step_limit.py`` as Markdown tables; without measurements they show the known sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path("benchmarks/results")
 DOCUMENT = Path("docs/performance.md")
 BEGIN = "<!-- written by: python -m benchmarks.steps.limit --publish -->"
 END = "<!-- end of what step_limit writes -->"
-NOT_RUN = "not run on a GPU"
+NOT_RUN = "–"
 DECODE_HEAD = (
     "| model | batch | k | context | weights | states | KV | logits | together | limit | device | step |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|---|"
@@ -33,7 +33,7 @@ KERNELS_SHOWN = 6
 
 
 def publish(report: dict[str, Any]) -> None:
-    """Keeps the figures, and writes the section anew from what has been kept of both kinds of machines."""
+    """Stores the figures, and writes the section again from the stored figures of both kinds of machines."""
     kind = "gpu" if report["device"] == "cuda" else "cpu"
     file = RESULTS / f"step-{kind}.json"
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -46,7 +46,7 @@ def write_section() -> None:
 
 
 def section() -> str:
-    """GPU first; bytes and FLOP alone where it has not been run."""
+    """Returns the section, GPU first; only bytes and FLOP if the benchmark has not run there."""
     found = {kind: RESULTS / f"step-{kind}.json" for kind in ("gpu", "cpu")}
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in found.values() if file.exists()]
     if not found["gpu"].exists():
@@ -69,7 +69,7 @@ def table(report: dict[str, Any]) -> str:
 def _where(report: dict[str, Any]) -> str:
     found = report["machine"]
     if not found:
-        return f"Nemotron-H 8B in bfloat16 ({NOT_RUN}; bytes and FLOP are those of the configuration):"
+        return "Nemotron-H 8B in bfloat16; bytes and FLOP are counted from the configuration:"
     where = found["gpu"] or f"{found['processor']}, {report['threads']} thread(s)"
     return f"{where}; torch {found['torch']}:"
 
@@ -105,7 +105,7 @@ def _has_kernels(rows: list[dict[str, Any]]) -> bool:
 
 
 def _kernels(name: str, rows: list[dict[str, Any]]) -> str:
-    """The longest of each decode step."""
+    """Returns the longest kernels of each decode step."""
     lines = ["| batch | k | context | launches | longest kernels, ms |", "|---|---|---|---|---|"]
     for row in rows:
         longest = ", ".join(
@@ -150,7 +150,7 @@ def _beside(ms: float | None, limit_ms: float | None) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    """Decimal, as rates are."""
+    """Returns a size in decimal units, like rates."""
     unit, size = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
     return f"{num_bytes / size:.3g} {unit}"
 

@@ -1,12 +1,12 @@
-"""What the machine at hand reaches: bytes a second of its memory, and FLOP a second of its matrix products.
+"""The rates of this machine: bytes per second of its memory, and FLOP per second of its matrix products.
 
 | rate | on a GPU | on a CPU |
 |---|---|---|
 | bytes | a copy within the memory, read and written | a sum, read: what weights are, and what a copy hides |
 | FLOP | a product of two matrices of ``SIDE`` rows and columns | the same, with torch's own library |
 
-Medians of several runs, on as many threads as torch has. Buffers are far larger than any cache; they are
-given back.
+Medians of several runs, on as many threads as torch has. Buffers are far larger than any cache, and are freed
+afterwards.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def measured_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def cpu_clock() -> Callable[[], float]:
-    """Of one thread its CPU time, which others' load moves least; of several the clock on the wall."""
+    """Returns a clock: CPU time for one thread, because other processes change it least; wall time for
+    several threads."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def median_s(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one ``run``: between events of the GPU, else by :func:`cpu_clock`."""
+    """Returns the seconds of one ``run``: between GPU events, or by :func:`cpu_clock`."""
     for _ in range(WARM_UP_RUNS):
         run()
     return statistics.median(_seconds(run, device) for _ in range(RUNS))

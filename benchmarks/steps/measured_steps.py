@@ -36,17 +36,17 @@ class Decode:
     num_drafts: int
     batch: int
     context: int
-    """Tokens before each row, on average over the steps."""
+    """Average number of tokens before each row, over the steps."""
     bytes: dict[str, float]
     bytes_per_s: float
-    """That a copy reached just before."""
+    """Rate of a copy just before."""
     limit_ms: float
     device_ms: float | None
-    """Median of the graphs' own time; None where none ran."""
+    """Median of the graphs' own time; None if there was none."""
     step_ms: float
-    """Of the fastest of some stretches of steps."""
+    """Time of a step in the fastest of several series of steps."""
     kernels: list[Kernel]
-    """Of one step, the longest first; none off GPU."""
+    """Kernels of one step, the longest first; none without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Prefill:
     chunk: int
     flops: float
     flops_per_s: float
-    """That a large product reached just before."""
+    """Rate of a large product just before."""
     limit_ms: float
     prompt_ms: float
     """Median."""
@@ -66,7 +66,7 @@ class Prefill:
 
 
 class MeasuredSteps:
-    """One engine under measurement; it has room for prompts of the longest context and all their answers."""
+    """One measured engine; it has room for prompts of the longest context and all their answers."""
 
     def __init__(self, model: str, config: EngineConfig) -> None:
         self.engine = Engine(config)
@@ -120,7 +120,7 @@ class MeasuredSteps:
 
     @contextmanager
     def _decoding(self, batch: int, context: int) -> Iterator[None]:
-        """All rows decode inside; behind it the engine is empty."""
+        """All rows decode inside the block; after it the engine is empty."""
         for i in range(batch):
             self._add(str(i), context, max_tokens=self.engine.capacity.max_model_len - context)
         begun: set[str] = set()
@@ -132,14 +132,14 @@ class MeasuredSteps:
         self.engine.step()
 
     def _add(self, request_id: str, length: int, *, max_tokens: int) -> None:
-        """The prompt has no order that n-grams would find again."""
+        """Adds a request whose prompt has no patterns that n-grams could find again."""
         generator = torch.Generator().manual_seed(sum(request_id.encode()) + length)
         tokens = torch.randint(NUM_TOKEN_IDS, (length,), generator=generator) + FIRST_TOKEN_ID
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.engine.add(Request(request_id, tokens.tolist(), params))
 
     def _run(self, num_steps: int) -> float:
-        """Seconds of a step."""
+        """Runs steps; returns the seconds of one."""
         self._wait()
         began = self._clock()
         for _ in range(num_steps):

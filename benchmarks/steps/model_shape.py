@@ -1,4 +1,4 @@
-"""Shapes of models that benchmarks fill with random weights: a directory with a ``config.json`` alone."""
+"""Shapes of models that benchmarks fill with random weights: directories with only a ``config.json``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ NEMOTRON_H_8B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 8192,
 }
-"""As published (nvidia/Nemotron-H-8B-Base-8K, ``config.json``); layers are of 24 M, 24 - and 4 *."""
+"""The published configuration (nvidia/Nemotron-H-8B-Base-8K, ``config.json``): 24 M, 24 - and 4 * layers."""
 
 TITLES = {"8b": "Nemotron-H 8B", "120m": "120 M parameters", "2m": "2 M parameters"}
 
 
 def configuration(name: str) -> dict[str, object]:
-    """The ``config.json`` of a model in :data:`TITLES`; the small ones are those of ``side_by_side``."""
+    """Returns the ``config.json`` of a model in :data:`TITLES`; the small ones are those of
+    ``side_by_side``."""
     if name == "8b":
         return dict(NEMOTRON_H_8B)
     from testing.checkpoints.random_model import MODELS  # needs transformers
@@ -42,7 +43,8 @@ def configuration(name: str) -> dict[str, object]:
 
 
 def write_configuration(name: str, folder: Path, *, max_model_len: int) -> Path:
-    """A model directory in ``folder`` for contexts of so many tokens: no layer has positions."""
+    """Writes a model directory in ``folder`` for contexts of ``max_model_len`` tokens; any length works,
+    because no layer has positions."""
     directory = folder / f"{name}-{max_model_len}"
     directory.mkdir(parents=True, exist_ok=True)
     fields = {**configuration(name), "max_position_embeddings": max_model_len}

@@ -1,4 +1,4 @@
-"""Where a thread's CPU time goes: calls of named phases, each without the phases called within it."""
+"""A thread's CPU time by named phases, each without the phases called within it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class PhaseClock:
-    """Nanoseconds of one thread's CPU time by phase. A call that is timed costs a microsecond more."""
+    """Nanoseconds of one thread's CPU time by phase. A timed call costs one microsecond more."""
 
     def __init__(self, outermost: str) -> None:
         self._outermost = outermost
@@ -35,13 +35,13 @@ class PhaseClock:
         setattr(owner, name, timed)
 
     def unwrap(self) -> None:
-        """Leaves all methods as they were."""
+        """Restores all methods."""
         for owner, name, method in self._wrapped:
             setattr(owner, name, method)
         self._wrapped.clear()
 
     def _turn(self) -> None:
-        """Notes for the phase that ends here, or is interrupted, what it took."""
+        """Records the time of the phase that ends here or is interrupted."""
         now = time.thread_time_ns()
         if self._since_ns is not None:
             self.spent_ns[self._open[-1] if self._open else self._outermost] += now - self._since_ns

@@ -1,12 +1,12 @@
-"""Where the time of one engine step goes, by kernel, beside what the machine could do at best.
+"""The time of one engine step by kernel, compared with the machine's limits.
 
     python -m benchmarks.steps.profile [--models 2m 120m bundled] [--steps prefill-256 decode-8] [--threads 1]
                                       [--rounds 15] [--json FILE] [--folder FOLDER]
 
-A step is timed whole, and again with every operator under a clock of its own: a row's time is that of the
-operator without the operators in it. Rounds take turns: a large GEMM, a whole step, a step under clocks.
-Figures are medians over the rounds, on one thread in CPU time, on more in wall time. The limits are the
-step's floating-point operations at the rate of that GEMM, and its weights at the rate of a long sum.
+A step is timed as a whole, and again with a clock on every operator: a row's time is the operator's time
+without the operators inside it. A round has a large GEMM, a whole step, and a step with clocks, in turn.
+Figures are medians over the rounds: CPU time on one thread, wall time on more. The limits are the step's
+floating-point operations at the rate of that GEMM, and its weights at the rate of a long sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from wire.messages.sampling_params import SamplingParams
 BUNDLED = "bundled"
 MAX_MODEL_LEN = 8192
 DECODE_STEPS = 32
-"""For which a batch of decode rows is used, before another takes its place."""
+"""Decode steps for which a batch is used before another replaces it."""
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 5, 500
 GEMM_SIZE = 1024
 
@@ -90,7 +90,7 @@ class Profile:
     weight_bytes: int
     step_s: float
     profiled_s: float
-    """Of the step with the clocks."""
+    """Seconds of the step with the clocks."""
     items: dict[str, Item]
 
     @property
@@ -115,7 +115,7 @@ class Profile:
 
 
 class Steps:
-    """An engine that is brought to the same step again and again."""
+    """An engine that is brought to the same kind of step again and again."""
 
     def __init__(self, model_dir: Path, kind: StepKind, num_threads: int) -> None:
         self.kind = kind
@@ -137,7 +137,7 @@ class Steps:
         self._left = 0
 
     def ready(self) -> Callable[[], object]:
-        """The engine's next step, which is one of the kind."""
+        """Returns the engine's next step, which is of this kind."""
         if self._left == 0:
             self._prepare()
         else:
@@ -164,7 +164,7 @@ class Steps:
 
 
 def profile(model: str, model_dir: Path, kind: StepKind, num_threads: int, num_rounds: int) -> Profile:
-    """Measures one kind of step; two rounds more go before those that count."""
+    """Measures one kind of step, after two more rounds to warm up."""
     now = time.thread_time if num_threads == 1 else time.perf_counter
     steps = Steps(model_dir, kind, num_threads)
     torch.set_num_threads(num_threads)  # an engine computes without torch's threads; the limits are torch's
@@ -214,7 +214,8 @@ def _under_clocks(clock: StepClock, now: Callable[[], float], step: Callable[[],
 
 
 def model_directory(name: str, folder: Path) -> Path:
-    """The bundled model, or a checkpoint of :mod:`benchmarks.side_by_side` that takes longer prompts."""
+    """Returns the bundled model, or a checkpoint of :mod:`benchmarks.side_by_side` that takes longer
+    prompts."""
     if name == BUNDLED:
         return BUNDLED_MODEL
     folder.mkdir(parents=True, exist_ok=True)

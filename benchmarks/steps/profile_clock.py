@@ -1,8 +1,8 @@
-"""Operators of an engine's step under clocks: seconds and calls of each, on the host.
+"""Clocks the operators of an engine's step: seconds and calls of each, on the host.
 
-A clock sits on every function of ``kernels/`` that the engine calls, on linear layers by their shape, on the
-calls of a recorded decode pass by kernel and number of items, and on the methods below. An operator's time is
-without that of the operators which it calls.
+The clocked operators are every function of ``kernels/`` that the engine calls, linear layers by their shape,
+the calls of a recorded decode pass by kernel and number of items, and the methods below. An operator's time
+excludes the operators that it calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS = {
     (PrepareRows, "__call__"): "prepare",
     (StepRunner, "launch"): "host: rows and batch",
 }
-"""What has a clock beside the functions of ``kernels/`` and the linear layers."""
+"""The clocked methods besides the functions of ``kernels/`` and the linear layers."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Item:
 
 
 class StepClock:
-    """Seconds of operators without those of the operators that they call."""
+    """Seconds of operators, without those of the operators that they call."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

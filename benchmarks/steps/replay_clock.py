@@ -1,4 +1,4 @@
-"""How long an engine's captured graphs run, by events of the GPU around each replay."""
+"""How long an engine's captured graphs run, measured by GPU events around each replay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.step.program import Step, StepTensors
 
 
 class ReplayClock:
-    """Sits between an engine's runner and its graphs. Where nothing is captured it sees nothing.
+    """Sits between an engine's runner and its graphs. Without captured graphs it measures nothing.
 
-    With one step launched ahead the GPU is busy when a replay is queued, so that the time between the events
-    is that of the graph, not of its launch.
+    With one step launched ahead the GPU is busy when a replay is queued. So the time between the events is
+    that of the graph, not of its launch.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -28,7 +28,7 @@ class ReplayClock:
         self._events.clear()
 
     def median_s(self) -> float | None:
-        """Of the replays since :meth:`clear`, all of which have ended; None without any."""
+        """Median of the replays since :meth:`clear`, all of which have ended; None if there was none."""
         if not self._events:
             return None
         return statistics.median(begin.elapsed_time(end) for begin, end in self._events) / 1e3

@@ -1,10 +1,10 @@
-"""What the state sanitizer costs: decode steps of one engine with and without it; prints a Markdown table.
+"""The cost of the state sanitizer: decode steps of one engine with and without it; prints a Markdown table.
 
     python -m benchmarks.steps.sanitizer [--model DIR] [--device auto] [--batch 1,8,32] [--steps 200] \\
         [--threads 1]
 
-Both engines are in one process and take turns, a few steps each, so that what other processes take from the
-machine falls on both alike. A cell is the median step's rate.
+Both engines run in one process and take turns, a few steps each, so that other processes disturb both alike.
+A cell is the median step's rate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_engine(values: argparse.Namespace, batch: int, *, sanitize: bool) -> En
 
 
 def turns(engine: Engine, num_steps: int) -> Iterator[list[float]]:
-    """Seconds of each step, a few steps at a time."""
+    """Yields the seconds of each step, a few steps at a time."""
     for _ in range(num_steps // STEPS_A_TURN):
         seconds = []
         for _ in range(STEPS_A_TURN):
@@ -65,7 +65,7 @@ def turns(engine: Engine, num_steps: int) -> Iterator[list[float]]:
 
 
 def measure(values: argparse.Namespace, batch: int) -> tuple[float, float]:
-    """Median step without and with the sanitizer, in seconds."""
+    """Returns the median step without and with the sanitizer, in seconds."""
     off, on = (make_engine(values, batch, sanitize=sanitize) for sanitize in (False, True))
     seconds: tuple[list[float], list[float]] = ([], [])
     for taken in zip(turns(off, values.steps), turns(on, values.steps), strict=True):

@@ -1,4 +1,4 @@
-"""What one step of a model must move and compute, by ``config.json``: the least, whatever the kernels.
+"""The least that one step of a model must move and compute, from ``config.json``, whatever the kernels.
 
 | bytes of a decode step | |
 |---|---|
@@ -20,7 +20,7 @@ from engine.cost.step_size import StepSize
 
 @dataclass(frozen=True)
 class DecodeBytes:
-    """Of one decode step."""
+    """The bytes of one decode step."""
 
     weights: float
     states: int
@@ -33,7 +33,8 @@ class DecodeBytes:
 
 
 def decode_bytes(size: StepSize, num_rows: int, num_context: int, num_positions: int = 1) -> DecodeBytes:
-    """Of rows with ``num_context`` tokens before them in all; ``num_positions`` is 1 + k."""
+    """Returns the bytes of rows with ``num_context`` tokens before them in total; ``num_positions`` is 1 +
+    k."""
     num_tokens = num_rows * num_positions
     return DecodeBytes(
         weights=size.body + size.head + size.experts * share_used(size.expert_share, num_tokens),
@@ -44,7 +45,7 @@ def decode_bytes(size: StepSize, num_rows: int, num_context: int, num_positions:
 
 
 def prefill_flops(size: StepSize, num_tokens: int, num_pairs: float, num_sampled: int = 0) -> float:
-    """Of prompts' tokens with ``num_pairs`` (:func:`engine.cost.step_cost.pairs_of`); behind
+    """Returns the FLOP of prompts' tokens with ``num_pairs`` (:func:`engine.cost.step_cost.pairs_of`); after
     ``num_sampled`` of them a token is sampled."""
     computing = num_tokens * size.token_flops + num_pairs * size.pair_flops
     return computing + num_sampled * size.head_flops

@@ -1,7 +1,8 @@
-"""What one engine step has to do at least: floating-point operations and bytes of weights.
+"""The least work of one engine step: floating-point operations and bytes of weights.
 
-Operations of the CPU paths' own forms: 2 a multiply-add, 5 a token and element of the recurrence's state
-(decay, update, output). Norms, activations and the sampler are left out: a large GEMM hides as many.
+Operations are counted in the CPU paths' own forms: 2 per multiply-add, 5 per token and element of the
+recurrence's state (decay, update, output). Norms, activations and the sampler are left out: a large GEMM
+hides as many.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from engine.cost.weight_size import weight_bytes
 
 
 def step_flops(config: ModelConfig, num_tokens: int, num_logits: int, num_pairs: int) -> int:
-    """Of a step with ``num_tokens`` new tokens that attend to ``num_pairs`` tokens in all.
+    """Returns the FLOP of a step with ``num_tokens`` new tokens that attend to ``num_pairs`` tokens in total.
 
-    ``num_logits`` of them are sampled behind. MoE layers are not counted.
+    After ``num_logits`` of them a token is sampled. MoE layers are not counted.
     """
     hidden = config.hidden_size
     mamba, attention = config.mamba, config.attention
@@ -33,6 +34,7 @@ def step_flops(config: ModelConfig, num_tokens: int, num_logits: int, num_pairs:
 
 
 def read_weight_bytes(config: ModelConfig) -> int:
-    """Weights that every step reads: all but the embedding's rows, of which it takes one a token."""
+    """Returns the weight bytes that every step reads: all except the embedding, of which a step reads one row
+    per token."""
     embedding = config.vocab_size * config.hidden_size * config.dtype.itemsize
     return weight_bytes(config) - (0 if config.tie_word_embeddings else embedding)

@@ -1,4 +1,4 @@
-"""Prints what a router needs of the project's dependencies, one a line: all but what only servers import.
+"""Prints those of the project's dependencies that a router needs, one per line: all except the servers' own.
 
 python3 router_requirements.py pyproject.toml otel kubernetes > requirements.txt
 """
@@ -11,11 +11,12 @@ import tomllib
 from pathlib import Path
 
 SERVERS_ALONE = {"torch", "triton", "numba", "numpy", "safetensors", "nixl"}
-"""A dependency that is not named here is taken along; a test compares with what is imported."""
+"""Dependencies that only servers import. All others are printed. A test compares this with the actual
+imports."""
 
 
 def router_requirements(pyproject: Path, *extras: str) -> list[str]:
-    """Of the package itself and of its ``extras``."""
+    """Returns the router's requirements of the package itself and of its ``extras``."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     requirements: list[str] = list(project["dependencies"])
     for extra in extras:

@@ -1,4 +1,4 @@
-"""Processes' metrics pages over HTTP, of values that a test sets."""
+"""Metrics pages of fake processes over HTTP, with values that a test sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
 class Pages:
-    """Metrics pages behind one port, each at a path of its own."""
+    """Serves metrics pages on one port, each at its own path."""
 
     def __init__(self):
         self.registries = []
@@ -40,7 +40,8 @@ class Pages:
 
 
 class FakeProcess:
-    """With the names of docs/metrics.md that a planner reads, which an end-to-end test compares."""
+    """A process with the metric names of docs/metrics.md that a planner reads. An end-to-end test checks the
+    names."""
 
     def __init__(self, pages):
         self.registry = CollectorRegistry()

@@ -1,1 +1,1 @@
-"""Small checkpoints of every family, and the table of what tests show of each."""
+"""Small checkpoints of every family, and the table of what the tests show of each family."""

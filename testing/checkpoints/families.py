@@ -1,4 +1,5 @@
-"""Random checkpoints of all families that can be served, as published, and transformers as their oracle."""
+"""Random checkpoints of all supported families, in their published form, with transformers as their
+oracle."""
 
 from __future__ import annotations
 
@@ -148,12 +149,12 @@ class FamilyCase:
     """One checkpoint of a family."""
 
     family: str
-    """As people call it."""
+    """The family's usual name."""
     config: Callable[[], PreTrainedConfig] | None
-    """None: NemotronH, which :mod:`testing.checkpoints.random_checkpoint` makes."""
+    """None for NemotronH, which :mod:`testing.checkpoints.random_checkpoint` makes."""
     has_mtp: bool = False
     is_representative: bool = True
-    """Whether it stands for its family where not every checkpoint can be tried."""
+    """Whether it represents its family in tests that can't try every checkpoint."""
 
 
 def _qwen3_next() -> PreTrainedConfig:
@@ -224,14 +225,14 @@ CASES = {
     "qwen2": FamilyCase("Qwen2", _qwen2, is_representative=False),
     "qwen3": FamilyCase("Qwen3", _qwen3, is_representative=False),
 }
-"""By what the table of docs/models.md calls them."""
+"""Checkpoints by their names in the table of docs/models.md."""
 REPRESENTATIVES = [name for name, case in CASES.items() if case.is_representative]
 MODES = ("none", "align", "all")
 
 
 def mode_pairs(first: int, always: Collection[str]) -> list[ParameterSet]:
-    """Parameters (name, cache mode, k). One pair of each checkpoint in ``always`` is in every run, with
-    speculation; ``first`` turns which."""
+    """Return parameters (name, cache mode, k). Every run includes one pair of each checkpoint in ``always``,
+    with speculation; ``first`` chooses which pair."""
     pairs = []
     for i, name in enumerate(CASES):
         for j, mode in enumerate(MODES):
@@ -242,7 +243,7 @@ def mode_pairs(first: int, always: Collection[str]) -> list[ParameterSet]:
 
 
 def exhaustive_but(*names: str) -> list[ParameterSet]:
-    """All checkpoints; those named are in every run."""
+    """Return all checkpoints. Every run includes the named ones."""
     return [pytest.param(one, marks=[] if one in names else [pytest.mark.exhaustive]) for one in CASES]
 
 
@@ -277,8 +278,8 @@ def family_logits(model_dir: str | Path, token_ids: list[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def family_drafting(model_dir: Path, token_ids: list[int]) -> torch.Tensor:
-    """What Qwen's MTP layer yields at all positions but the last, ``[n - 1, hidden]``: its formula around
-    transformers' own layer."""
+    """Return the output of Qwen's MTP layer at all positions except the last, ``[n - 1, hidden]``: its
+    formula around transformers' own layer."""
     config, tensors = AutoConfig.from_pretrained(model_dir), load_file(model_dir / "model.safetensors")
     hidden = (
         _oracle(str(model_dir)).model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0, :-1]
@@ -303,7 +304,7 @@ def family_drafting(model_dir: Path, token_ids: list[int]) -> torch.Tensor:
 
 
 def _one_layer(config: PreTrainedConfig) -> PreTrainedConfig:
-    """With full attention and, in a sparse model, experts."""
+    """Return a configuration of one layer with full attention and, in a sparse model, experts."""
     fields = config.to_dict() | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     if "mlp_only_layers" in fields:
         fields["mlp_only_layers"] = []
@@ -355,7 +356,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator, *, zero_ce
 
 
 def _add_mtp(directory: Path, config: PreTrainedConfig, generator: torch.Generator) -> None:
-    """``mtp.*`` as published: one layer with full attention, and what comes before and after it."""
+    """Add ``mtp.*`` as published: one layer with full attention, and the modules before and after it."""
     model = AutoModelForCausalLM.from_config(_one_layer(config), dtype=torch.float32)
     _randomize(model, generator, zero_centered=True)
     with TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""The table of docs/models.md: what tests of families recorded, family by feature.
+"""The table of docs/models.md, family by feature, from the results that tests of families record.
 
     python -m pytest -m '' --model-table \\
         tests/engine/models/test_families.py tests/end_to_end/models/test_families.py
 
-writes it anew. A test records what it shows with :meth:`Feature.record`; a cell says how many tests passed of
-how many there were.
+writes the table again. A test records what it shows with :meth:`Feature.record`. A cell gives the number of
+passed tests and of all tests.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Feature(Enum):
 
     @classmethod
     def of_mode(cls, mode: str) -> Feature:
-        """Of a cache mode."""
+        """Return the feature of a cache mode."""
         return cls[f"MODE_{mode.upper()}"]
 
     def record(self, record_property: Callable[[str, object], None], name: str) -> None:
-        """Says that the test shows this of the checkpoint ``name``."""
+        """Record that the test shows this feature for the checkpoint ``name``."""
         record_property(PROPERTY, (name, self.name))
 
 
 class ModelTable:
-    """A plugin of pytest: gathers what tests recorded, from worker processes too."""
+    """A pytest plugin that gathers what tests recorded, also from worker processes."""
 
     def __init__(self) -> None:
         self.passed: Counter[tuple[str, Feature]] = Counter()
@@ -66,7 +66,7 @@ class ModelTable:
         PAGE.write_text(f"{before}{BEGIN}\n{self.rows()}\n{END}{after}", encoding="utf-8")
 
     def rows(self) -> str:
-        """Markdown."""
+        """Return the rows as Markdown."""
         from testing.checkpoints.families import CASES  # needs transformers
 
         lines = ["| family | checkpoint | drafter | " + " | ".join(one.value for one in Feature) + " |"]

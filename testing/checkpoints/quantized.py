@@ -1,6 +1,6 @@
-"""Quantised checkpoints in the formats in which they are published, out of those that tests make.
+"""Quantised checkpoints in published formats, made from the checkpoints that tests make.
 
-Beside each stands the same checkpoint with its weights dequantised, for oracles that know float32 alone.
+Beside each lies the same checkpoint with dequantised weights, for oracles that support only float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.linear.quantized_weight import FP8, QuantizedWeight
 
 BLOCK = 24
-"""Divides hardly any size: blocks at the ends are cut, and cuts fall beside their borders."""
+"""Divides hardly any size, so the last blocks are cut off, and rank cuts lie beside block borders."""
 NEVER_QUANTIZED = ("embed", "norm", "conv1d", "lm_head", ".gate.", "router", "shared_expert_gate")
 KV_SCALES = {"k_proj.k_scale": 0.017, "v_proj.v_scale": 0.031}
 
@@ -27,22 +27,22 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Format:
-    """How weights are quantised and written down."""
+    """How weights are quantised and stored."""
 
     stored: torch.dtype
     block: tuple[int | None, int | None]
-    """Rows and columns that share a scale; None: all."""
+    """Rows and columns that share a scale; None means all."""
     write: Callable[[str, QuantizedWeight], Tensors]
-    """Layer and weight to its tensors."""
+    """Turns a layer's name and weight into tensors."""
     config: Callable[[list[str]], dict[str, object]]
-    """Layers that are not quantised to ``quantization_config``."""
+    """Turns the list of unquantised layers into ``quantization_config``."""
     is_beside: bool = False
     """Whether the configuration goes to ``hf_quant_config.json``."""
     has_kv_scales: bool = False
 
 
 def quantize(weight: Tensor, stored: torch.dtype, block: tuple[int | None, int | None]) -> QuantizedWeight:
-    """Symmetric, by the largest of each block."""
+    """Quantise symmetrically, with a scale from each block's largest value."""
     rows, columns = block[0] or weight.shape[0], block[1] or weight.shape[1]
     grid = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
     largest = 448.0 if stored == FP8 else 127.0
@@ -57,8 +57,8 @@ def quantize(weight: Tensor, stored: torch.dtype, block: tuple[int | None, int |
 
 
 def write_quantized(source: Path, directory: Path, name: str, *, excluded: tuple[str, ...] = ()) -> Path:
-    """A copy of the checkpoint ``source`` in format ``name``; layers with an ``excluded`` part stay as they
-    are. Returns its path; :func:`dequantized` of it is the same in float32.
+    """Write a copy of the checkpoint ``source`` in format ``name``. Layers with an ``excluded`` part of the
+    name stay unquantised. Return its path; :func:`dequantized` of it is the same model in float32.
     """
     form = FORMATS[name]
     shutil.copytree(source, directory)
@@ -97,7 +97,7 @@ def write_quantized(source: Path, directory: Path, name: str, *, excluded: tuple
 
 
 def dequantized(directory: Path) -> Path:
-    """Where the float32 twin of a quantised checkpoint lies."""
+    """Return the path of a quantised checkpoint's float32 copy."""
     return directory.with_name(f"{directory.name}-dequantized")
 
 

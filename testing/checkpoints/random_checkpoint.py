@@ -1,6 +1,6 @@
-"""Random NemotronH checkpoints as real Hugging Face directories, and transformers as their oracle.
+"""Random NemotronH checkpoints as real Hugging Face directories, with transformers as their oracle.
 
-Two things of transformers 5.23's NemotronH that the oracle has to stay clear of:
+Two properties of NemotronH in transformers 5.23 that the oracle has to avoid:
 
 * The scan clamps dt to ``time_step_min`` instead of ``time_step_limit``, and cached single-token decoding
   clamps nothing. Here both fields say the same in every directory, and the oracle sets them equal in any
@@ -24,7 +24,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedTokenizerFast
 
 UNLIMITED = 1e-30
-"""As a lower limit of dt: softplus in float32 never gets there."""
+"""A lower limit of dt that softplus in float32 never reaches."""
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<|user|>", "<|assistant|>")
 EOS_TOKEN_ID = 2
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class CheckpointShape:
-    """What a random checkpoint looks like. The defaults make a model of all four layer types."""
+    """The shape of a random checkpoint. The defaults make a model of all four layer types."""
 
     pattern: str = "M*EM-*"
     vocab_size: int = 160
@@ -117,7 +117,7 @@ def make_checkpoint(
 
 @dataclass(frozen=True)
 class GreedyOracle:
-    """What transformers decodes greedily, and how clear each choice was."""
+    """The tokens that transformers decodes greedily, and how clear each choice was."""
 
     token_ids: list[int]
     gaps: list[float]
@@ -127,7 +127,7 @@ class GreedyOracle:
 def transformers_greedy(
     model_dir: str | Path, prompt_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = True
 ) -> GreedyOracle:
-    """Greedy decoding by full recomputation of the sequence at every step, in float32."""
+    """Decode greedily in float32; recompute the whole sequence at every step."""
     token_ids: list[int] = []
     gaps: list[float] = []
     for _ in range(max_new_tokens):
@@ -212,7 +212,8 @@ def _randomize(model: NemotronHForCausalLM, generator: torch.Generator) -> None:
 def _mtp_tensors(
     shape: CheckpointShape, pattern: str, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """``mtp.*`` as published: the layers of a model of that pattern, and what comes before and after them."""
+    """Make ``mtp.*`` as published: the layers of a model of that pattern, and the modules before and after
+    them."""
     width, last = shape.hidden_size, len(pattern) - 1
     model = NemotronHForCausalLM(_transformers_config(replace(shape, pattern=pattern)))
     _randomize(model, generator)
@@ -232,7 +233,8 @@ def _mtp_tensors(
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Special tokens, the printable characters, then pairs of letters until the vocabulary is full."""
+    """Write a tokenizer of special tokens, the printable characters, then pairs of letters until the
+    vocabulary is full."""
     letters = [chr(code) for code in range(32, 127)] + ["\n"]
     pairs = [a + b for a in "etaoinshrdlu" for b in "etaoinshrdlucmf"]
     tokens = [*SPECIAL_TOKENS, *letters, *pairs]

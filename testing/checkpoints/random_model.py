@@ -1,6 +1,6 @@
 """The models that all arrangements serve: NemotronH of two sizes with random weights in float32.
 
-What is written depends on nothing but the shape. Weights are scaled so that logits lie apart (see
+The content depends only on the shape. Weights are scaled so that logits lie apart (see
 :mod:`testing.checkpoints.random_checkpoint`): arrangements that compute the same model give the same greedy
 answer.
 """
@@ -19,18 +19,18 @@ MAX_MODEL_LEN = 1024
 
 @dataclass(frozen=True)
 class BenchmarkModel:
-    """One size, and how much of it is measured."""
+    """One model size, and the number of its measurements."""
 
     name: str
-    """What clients call it, and its directory."""
+    """The model's name for clients and of its directory."""
     title: str
     shape: CheckpointShape
     requests: dict[int, int]
-    """Of a measurement, by how many are in flight."""
+    """Requests of a measurement, by the number of requests in flight."""
     starts_s: float
-    """What starting and stopping all arrangements once takes on two quiet cores."""
+    """Time to start and stop all arrangements once, on two idle cores."""
     load_s: float
-    """What measuring all of them once takes there."""
+    """Time to measure all arrangements once, on the same cores."""
 
 
 SMALL = BenchmarkModel(
@@ -80,11 +80,11 @@ LARGE = BenchmarkModel(
 )
 
 MODELS = {model.name.rpartition("-")[2]: model for model in (SMALL, LARGE)}
-"""By what ``--models`` calls them."""
+"""Models by the names that ``--models`` takes."""
 
 
 def checkpoint(model: BenchmarkModel, folder: Path) -> Path:
-    """The model's directory in ``folder``, written unless it is there whole already."""
+    """Return the model's directory in ``folder``; write it unless it is complete already."""
     directory = folder / model.name
     shape = repr(model.shape)
     stamp = directory / "shape.txt"  # written last: a directory without it was cut short
@@ -95,7 +95,7 @@ def checkpoint(model: BenchmarkModel, folder: Path) -> Path:
 
 
 def num_parameters(directory: Path) -> int:
-    """Counted in the headers of the directory's safetensors files."""
+    """Count the parameters in the headers of the directory's safetensors files."""
     total = 0
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as content:

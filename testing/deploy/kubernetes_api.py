@@ -1,13 +1,13 @@
-"""A Kubernetes API server over real HTTP, as far as pods and the scales of Deployments go.
+"""A Kubernetes API server over real HTTP, limited to pods and the scales of Deployments.
 
     async with running_api() as api:
         api.create_pod("decode-0", role="decode", port=8200)
         api.kubeconfig(path)
 
-It keeps to what clients can see of a real one: lists in pages of one version, watches that replay what came
+It behaves as clients see a real API server: lists in pages of one version, watches that replay what came
 after a version, bookmarks, 410 for versions that were compacted away, ``deletionTimestamp`` before the end,
-label selectors that let an object leave a watch as DELETED, bearer tokens and refused verbs. And it breaks
-as the real ones do, when a test says so.
+label selectors that let an object leave a watch as DELETED, bearer tokens and refused verbs. It also fails
+like a real one, when a test asks for that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Change:
-    """Of one pod: as it was, as it is; None: it is not there."""
+    """A pod before and after the change; None if it does not exist."""
 
     version: int
     before: dict[str, Any] | None
@@ -58,7 +58,7 @@ class Watch:
 
 
 class KubernetesApi:
-    """Holds objects; its methods are what users, controllers and kubelets do, and what goes wrong."""
+    """Holds objects. Its methods do what users, controllers and kubelets do, and inject failures."""
 
     def __init__(self, *, bookmark_interval_s: float = 60.0) -> None:
         self.port = 0
@@ -66,17 +66,18 @@ class KubernetesApi:
         self.forbidden: set[str] = set()
         """Verbs that the token's role does not allow: list, watch, get, patch."""
         self.page_size: int | None = None
-        """Pages are no longer than this, whatever the limit; None: as the client asks."""
+        """Largest length of a page, whatever the limit; None: as the client asks."""
         self.watch_answer: int | None = None
-        """Answers every watch with this status; None: with a stream."""
+        """Status that answers every watch; None: a stream."""
         self.gone_as_event = True
-        """How an old version is told: by an event in a stream, or by the status."""
+        """Whether an old version is reported by an event in a stream or by the status."""
         self.is_silent = False
-        """Half-open connections: requests arrive and nothing comes back, watches get nothing more."""
+        """Simulates half-open connections: requests arrive but get no answer, and watches get no more
+        events."""
         self.replicas: dict[str, int] = {}
-        """Of Deployments, by name."""
+        """Replicas of Deployments, by name."""
         self.scales_meanwhile: dict[str, int] = {}
-        """What somebody else makes of a scale, once, between its being read and patched."""
+        """A scale that somebody else sets once, between a client's read and its patch."""
         self._scale_versions: Counter[str] = Counter()
         self._bookmark_interval_s = bookmark_interval_s
         self._pods: dict[str, dict[str, Any]] = {}
@@ -90,7 +91,7 @@ class KubernetesApi:
     # --- the process -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """On the port that it had."""
+        """Start, after the first time on the same port."""
         app = web.Application()
         app.router.add_get(PODS, self._get_pods)
         app.router.add_route("GET", SCALE, self._get_scale)
@@ -102,7 +103,7 @@ class KubernetesApi:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """From now on connections are refused; those that there are break. Forgets what watches replay."""
+        """Refuse connections from now on and break existing ones. Forgets the events that watches replay."""
         if self._runner is not None:
             self.break_watches()
             await self._runner.cleanup()
@@ -169,13 +170,13 @@ class KubernetesApi:
         self._put(name, pod)
 
     def delete_pod(self, name: str) -> None:
-        """It has its grace period from now on: still ready, as far as its kubelet says."""
+        """Start the pod's grace period: it is still ready according to its kubelet."""
         pod = self._copy(name)
         pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30}
         self._put(name, pod)
 
     def end_pod(self, name: str) -> None:
-        """Its containers have ended: the object goes."""
+        """Remove the object, because its containers have ended."""
         self._put(name, None)
 
     @property
@@ -213,29 +214,29 @@ class KubernetesApi:
         return len(self._watches)
 
     def compact(self) -> None:
-        """Versions before now are forgotten: watches from there, and further pages, are answered 410."""
+        """Forget earlier versions: watches from them, and further pages, are answered 410."""
         self._version += 1
         self._compacted = self._version
         self._changes.clear()
         self._pages.clear()
 
     def break_watches(self) -> None:
-        """As a load balancer does that loses its connections."""
+        """Break all watches, as a load balancer does that loses its connections."""
         for watch in self._watches:
             if watch.transport is not None:
                 watch.transport.abort()
 
     def end_watches(self) -> None:
-        """In order, as at ``timeoutSeconds``."""
+        """End all watches in order, as at ``timeoutSeconds``."""
         self.say(None)
 
     def say(self, data: bytes | None) -> None:
-        """To all watches, as it is; None ends them."""
+        """Send raw data to all watches; None ends them."""
         for watch in self._watches:
             watch.news.put_nowait(data)
 
     def say_gone(self) -> None:
-        """In the midst of a watch, as after a compaction."""
+        """Report an old version in the middle of a watch, as after a compaction."""
         self.say(_line("ERROR", _gone()))
 
     def say_bookmark(self) -> None:
@@ -407,7 +408,7 @@ def _matches(pod: dict[str, Any] | None, selector: str) -> bool:
 
 
 def _line_of(change: Change, selector: str, version: int) -> bytes | None:
-    """What a watch is told of a change; None: it does not see that pod."""
+    """Return the line that a watch gets for a change; None if its selector does not match the pod."""
     was, is_now = _matches(change.before, selector), _matches(change.now, selector)
     if is_now:
         return _line("MODIFIED" if was else "ADDED", change.now)

@@ -1,9 +1,9 @@
-"""Pods of rendered Deployments and LeaderWorkerSets as processes of this machine, started and stopped as a
-kubelet does it.
+"""Runs pods of rendered Deployments and LeaderWorkerSets as local processes, started and stopped as by a
+kubelet.
 
-What a container runs, what its probes ask and what comes before its end are the manifest's own. Two things
-are not as in a cluster: a pod's network is a loopback address of its own, which stands for all that its
-manifest calls 0.0.0.0 or 127.0.0.1; and its volumes are this machine's disk, so that kernels compile once.
+Commands, probes and preStop hooks are the manifest's own. Two things differ from a cluster. A pod's network
+is its own loopback address, which replaces 0.0.0.0 and 127.0.0.1 in the manifest. Its volumes are folders of
+this machine, so that kernels are compiled only once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from testing.deploy.kubernetes_api import KubernetesApi
 from testing.deploy.leader_worker_sets import pods_of
 
 PROBE_INTERVAL_S = 0.2
-"""Not the manifest's seconds: they say how soon a cluster notices, not whether it may go wrong."""
+"""The manifest's period is not used: it decides how soon a cluster notices, not whether things can go
+wrong."""
 START_DEADLINE_S = 120.0
 SERVICE_LAG_S = 1.0
-"""For so long a Service still sends new connections to a pod that is being deleted."""
+"""Time during which a Service still sends new connections to a pod that is being deleted."""
 
 
 @dataclass(eq=False)
 class Pod:
-    """One process, and the object that the API server has of it."""
+    """One process, and its object at the API server."""
 
     name: str
     ip: str
@@ -43,10 +44,10 @@ class Pod:
     process: asyncio.subprocess.Process
     log: Path
     variables: dict[str, str] = field(default_factory=dict)
-    """What LeaderWorkerSet adds to the manifest's own."""
+    """Variables that LeaderWorkerSet adds to the manifest's."""
     is_ready: bool = False
     terminating_since_s: float | None = None
-    """None: nobody has deleted it."""
+    """None while the pod is not deleted."""
     probing: asyncio.Task[None] | None = None
 
     @property
@@ -65,13 +66,13 @@ class Pod:
 
 @dataclass
 class Node:
-    """Runs pods, and tells the API server of them."""
+    """Runs pods, and reports them to the API server."""
 
     api: KubernetesApi
     folder: Path
     kubeconfig: Path
     volumes: dict[str, Path] = field(default_factory=dict)
-    """What stands for mounted volumes here, by where they are mounted."""
+    """Local folders in place of mounted volumes, by mount path."""
     pods: list[Pod] = field(default_factory=list)
     num_started: int = 0
 
@@ -79,15 +80,15 @@ class Node:
         return [pod for pod in self.pods if pod.deployment is deployment]
 
     async def start(self, deployment: Manifest) -> Pod:
-        """A new pod, once it is ready."""
+        """Start a pod and return it once it is ready."""
         name = f"{deployment['metadata']['name']}-{self.num_started + 1}"
         pod = await self._launch(name, deployment, {})
         await self._until_ready(pod)
         return pod
 
     async def start_group(self, group: Manifest) -> list[Pod]:
-        """The first group of a LeaderWorkerSet, leader first, once all are ready. They are told their
-        leader's IP: there are no names here."""
+        """Start the first group of a LeaderWorkerSet, leader first, and return its pods once all are ready.
+        They get their leader's IP, because there are no host names here."""
         leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
         for name, template, variables in pods_of(group):
             maker = {**group, "spec": {"template": template}}
@@ -127,7 +128,7 @@ class Node:
         return argument
 
     async def gone(self, pod: Pod) -> None:
-        """Once it has ended by itself, in order."""
+        """Wait until the pod has ended by itself, in order."""
         code = await asyncio.wait_for(
             pod.process.wait(), float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         )
@@ -135,7 +136,8 @@ class Node:
         await self._forget(pod)
 
     async def stop(self, pod: Pod) -> None:
-        """Announced, preStop, SIGTERM; one that is not gone when its grace is over has failed."""
+        """Stop a pod: announce the end, run preStop, send SIGTERM. A pod that still runs after its grace has
+        failed."""
         grace_s = float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         began_s = time.monotonic()
         pod.terminating_since_s = began_s
@@ -211,13 +213,13 @@ def _in_pod(text: str, ip: str) -> str:
 
 
 def _environment(container: Manifest, ip: str) -> dict[str, str]:
-    """Variables of the container; those that name its volumes keep what this machine has."""
+    """Return the container's variables. Those that name its volumes keep this machine's values."""
     told = {one["name"]: str(one["value"]) for one in container["env"] if "value" in one}
     return {name: _in_pod(value, ip) for name, value in told.items() if not value.startswith("/")}
 
 
 async def _answers(pod: Pod) -> bool:
-    """The readiness probe; without one, that it runs."""
+    """Return whether the readiness probe succeeds; without a probe, whether the process runs."""
     probe: dict[str, Any] | None = pod.container.get("readinessProbe")
     if probe is None:
         return pod.process.returncode is None

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard as the chart ships them, and the tools that read them."""
+"""The chart's alert rules and dashboard, and the tools that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIABLES = {
     "decode_pool": ".*",
     "__rate_interval": "1m",
 }
-"""What takes the place of the dashboard's variables: all there is."""
+"""Values of the dashboard's variables: they select everything."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Those that show something, rows left out."""
+    """Return the panels that show something, without rows."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
@@ -83,7 +83,7 @@ def queries() -> Iterator[Query]:
 
 
 def find_tool(name: str) -> str:
-    """Path of ``promtool`` or ``prometheus``; skips where there is none."""
+    """Return the path of ``promtool`` or ``prometheus``; skip the test if it is missing."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} in PATH; on Debian: apt-get install prometheus")
@@ -91,7 +91,7 @@ def find_tool(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> None:
-    """Fails with what it says."""
+    """Run promtool; fail with its output."""
     command = [find_tool("promtool"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes processes of this machine, and what it answers."""
+"""A real Prometheus that scrapes local processes, and queries to it."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ class Prometheus:
         return [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
 
     def alerts(self) -> set[tuple[str, str]]:
-        """Name and state, pending or firing."""
+        """Return name and state of the alerts that are pending or firing."""
         return {(one["labels"]["alertname"], one["state"]) for one in self.ask("alerts")["alerts"]}
 
 
 @contextlib.contextmanager
 def running_prometheus(folder: Path, targets: Mapping[str, list[str]]) -> Iterator[Prometheus]:
-    """Scrapes ``targets``, addresses by job, with the labels of docs/monitoring.md; evaluates our rules."""
+    """Run Prometheus, which scrapes ``targets`` (addresses by job) with the labels of docs/monitoring.md and
+    evaluates our rules."""
     (port,) = free_ports(1)
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump(_config(targets)), encoding="utf-8")

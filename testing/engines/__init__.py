@@ -1,1 +1,1 @@
-"""Engines in all shapes, and what is asked of them again and again."""
+"""Engines of many configurations, and the requests and checks that tests use with them."""

@@ -10,7 +10,8 @@ from testing.engines.sanitizing import SANITIZE
 
 
 def crowded_engine(model_dir: Path, num_seqs: int, *, mode: str, k: int, steps_ahead: int) -> Engine:
-    """With ``k`` n-gram drafts and small blocks, so that rows grow and states are kept all the time."""
+    """Return an engine with ``k`` n-gram drafts and small blocks, so that rows often grow and states are
+    often stored."""
     return Engine(
         EngineConfig(
             model_dir,

@@ -26,7 +26,7 @@ def greedy(name, tokens, max_tokens=NUM_TOKENS, ticket=None):
 
 
 def run(engine, requests=()):
-    """Runs until nothing is left to do; tokens by request id."""
+    """Run until all requests have ended; return tokens by request id."""
     for request in requests:
         engine.add(request)
     tokens = {request.request_id: [] for request in requests}
@@ -38,7 +38,7 @@ def run(engine, requests=()):
 
 
 def prefill(source, tokens, name):
-    """The ticket of a prompt that has been prefilled."""
+    """Prefill a prompt and return its ticket."""
     request = Request(name, list(tokens), params=None)
     source.add(request)
     while name not in source.scheduler.held:
@@ -49,7 +49,7 @@ def prefill(source, tokens, name):
 
 
 def admit(sink, tokens, ticket):
-    """A request of the decode engine that waits for its transfer."""
+    """Admit a request to the decode engine; it waits for its transfer."""
     request = greedy(ticket.request_id, tokens, ticket=ticket)
     sink.add(request)
     assert sink.step().to_transfer == [request]
@@ -57,7 +57,8 @@ def admit(sink, tokens, ticket):
 
 
 def copy(source, sink, request):
-    """What a transfer does: the blocks and the slot that the ticket names, less what the sink has cached."""
+    """Do what a transfer does: copy the blocks and the slot that the ticket names, except those that the sink
+    has cached."""
     ticket = request.ticket
     blocks = list(zip(ticket.block_ids, request.memory.block_ids, strict=False))
     for theirs, ours in blocks[len(request.memory.nodes) :]:
@@ -75,7 +76,7 @@ def hand_over(source, sink, tokens, name="handed"):
 
 
 def assert_all_free(engine):
-    """Nothing is owned but by the prefix cache, which gives it up for anyone."""
+    """Assert that only the prefix cache owns anything; it gives its blocks up on demand."""
     owned = engine.scheduler.owned
     assert owned.cache.num_available_blocks == owned.blocks.capacity
     assert owned.cache.num_available_slots == owned.slots.capacity

@@ -22,7 +22,7 @@ class LayerDriver(Driver):
         self.table = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
         self.caches = empty_caches(spec, num_sequences)
         self.batches: list[Batch] = []
-        """Of all steps so far."""
+        """The batches of all steps so far."""
 
     def compute(self, batch: Batch, next_ids: Tensor) -> Tensor:
         self.batches.append(batch)
@@ -30,7 +30,7 @@ class LayerDriver(Driver):
 
     @torch.inference_mode()
     def record(self, batch: Batch) -> tuple[CpuGraph, Tensor, Tensor]:
-        """The layer's step over a batch, its inputs and its outputs."""
+        """Record the layer's step over a batch; return its graph, inputs and outputs."""
         x, graph = self.table[batch.input_ids], CpuGraph()
         with graph.record():
             y = self.mixer.forward(x, batch, self.caches.layers)
@@ -46,7 +46,8 @@ def layer_sequences(*lengths: int) -> list[Sequence]:
 
 
 def chunks_and_decoded_tokens(driver: LayerDriver) -> list[tuple[Sequence, Tensor]]:
-    """Three sequences, their chunks beside others' decode rows, and what came of all their tokens."""
+    """Run three sequences, whose chunks are computed beside others' decode rows; return the outputs for all
+    their tokens."""
     a, b, c = sequences = layer_sequences(40, 1, 70)
     outputs: dict[int, list[Tensor]] = {id(sequence): [] for sequence in sequences}
     for pieces in ([(a, 39), (c, 33)], [(a, 1), (b, 1), (c, 36)], [(c, 1)]):
@@ -66,8 +67,8 @@ class MtpDriver(Driver):
 
     @torch.inference_mode()
     def loop(self, sequences: list[Sequence], outputs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
-        """From each sequence's newest output ``[R, hidden]``: drafts ``[R, k]`` and their outputs
-        ``[R, k, hidden]``.
+        """Run the MTP loop from each sequence's newest output ``[R, hidden]``; return drafts ``[R, k]`` and
+        their outputs ``[R, k, hidden]``.
         """
         drafts = [self.model.logits(outputs).argmax(-1)]
         collected = [outputs]

@@ -1,4 +1,4 @@
-"""Engines of several tensor-parallel ranks, the others in processes of their own."""
+"""Engines of several tensor-parallel ranks; the ranks other than 0 run in processes of their own."""
 
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ def own(engine):
 
 @contextmanager
 def lead_engine(model_dir, size, **settings):
-    """Rank 0 in this process, the others in their own."""
+    """Start an engine with rank 0 in this process and each other rank in its own."""
     settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
     config = EngineConfig(
         model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, sanitize=True, **settings

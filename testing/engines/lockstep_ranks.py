@@ -5,8 +5,8 @@
         busy.answers()          # waits for them
         idle.call(num_dummy_steps)
 
-What runs in a rank is a function of this module or of a test's, which gets the rank's :class:`Inside` and is
-carried out between two steps.
+Functions that run in a rank belong to this module or to a test's. Each gets the rank's :class:`Inside` and
+runs between two steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS = {"max_num_seqs": 16, "cache_memory_bytes": 64 << 20, "max_batch_token
 
 
 class Inside:
-    """What a rank's process has, for functions that are called in it."""
+    """The objects of a rank's process, for functions that run in it."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.failures: list[BaseException] = []
@@ -98,7 +98,7 @@ def num_steps(inside: Inside) -> int:
 
 
 def poison(inside: Inside) -> None:
-    """Fills all memory but the null entries with NaN, and remembers that and the tables of rows."""
+    """Fill all memory except the null entries with NaN; remember the memory and the row tables."""
     caches = inside.engine.caches
     filler = Poison(caches)
     filler.blocks(torch.arange(1, caches.num_blocks))
@@ -107,7 +107,7 @@ def poison(inside: Inside) -> None:
 
 
 def is_untouched(inside: Inside) -> bool:
-    """Bit for bit, since :func:`poison`."""
+    """Return whether memory and tables are bit for bit those that :func:`poison` left."""
     return all(
         torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))
         for now, then in zip(_memory(inside), inside.memory, strict=True)
@@ -145,7 +145,7 @@ class Rank:
         theirs.close()
 
     def call(self, function, *arguments):
-        """What ``function(inside, *arguments)`` returns in the rank."""
+        """Return the result of ``function(inside, *arguments)`` in the rank."""
         self._ours.send((function, arguments))
         return self._receive()
 
@@ -159,7 +159,7 @@ class Rank:
         self.call(add, {str(i): ask for i, ask in enumerate(asks)})
 
     def answers(self) -> list[Answer]:
-        """Of what was asked last, once all are complete."""
+        """Return the answers to the last requests once all are complete."""
         self.wait_until(are_answered, "all requests are answered")
         return list(self.call(take_answers).values())
 
@@ -199,7 +199,7 @@ def configs(model_dir: Path, size: int, **settings) -> list[EngineConfig]:
 
 @contextmanager
 def ranks(model_dir: Path, size: int, **settings) -> Iterator[list[Rank]]:
-    """Ranks that are ready; at the end all have to stop cleanly."""
+    """Yield ready ranks; at the end all must stop cleanly."""
     with ExitStack() as exits:
         made = []
         for config in configs(model_dir, size, **settings):

@@ -1,4 +1,4 @@
-"""What a model is made of, for tests that compare two of them piece by piece."""
+"""The parts of a model, for tests that compare two models part by part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.models.layers.linear import Linear
 
 
 def linears(part: object, seen: set[int] | None = None) -> list[Linear]:
-    """All linear layers below an object of a model, in order."""
+    """Return all linear layers below a model's object, in order."""
     seen = set() if seen is None else seen
     if id(part) in seen or isinstance(part, torch.Tensor | str | int):
         return []

@@ -1,8 +1,9 @@
-"""A device of the scheduler's tests: no tensors, but every slot and cell of KV says which prefix it holds.
+"""A simulated device for the scheduler's tests. It has no tensors: each slot and KV cell records which prefix
+it holds.
 
-It does what a step does on a real one: decode rows go by what the step before left *here*, not by what the
-host knows; drafts are right as luck has it; what follows a rejected one is junk. Everything is checked where
-it is used, so an index that is stale, freed early or handed out twice shows as wrong content.
+Steps behave as on a real device: decode rows depend on what the previous step left *here*, not on what the
+host knows; drafts are right at random; everything after a rejected draft is junk. Every use is checked, so an
+index that is stale, freed early or handed out twice shows as wrong content.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ JUNK = "junk"
 
 
 def answer_length(request):
-    """Tokens until the answer ends, be it by length or by a stop token."""
+    """Return the number of tokens until the answer ends, by length or by a stop token."""
     return 0 if request.params is None else min(request.params.max_tokens, request.stops_after or 99)
 
 
 def truth(request):
-    """All tokens that there will ever be. Equal prompts have equal answers."""
+    """Return all tokens of the finished request. Equal prompts have equal answers."""
     return request.tokens[: request.num_prompt] + [200 + i for i in range(answer_length(request))]
 
 
 @dataclass
 class DeviceRow:
-    """What a decoding request carries from step to step."""
+    """The state of a decoding request between steps."""
 
     request: object
     length: int
@@ -35,7 +36,7 @@ class DeviceRow:
 
 @dataclass
 class RowOutcome:
-    """What one row of a step brought: accepted 0 where it had reached its end before."""
+    """The result of one row of a step; accepted is 0 if the row had ended before."""
 
     accepted: int = 0
     is_finite: bool = True
@@ -46,7 +47,7 @@ class RowOutcome:
 
 @dataclass
 class Flight:
-    """A launched step: what it may read and write until it is read back."""
+    """A launched step, and what it may read and write until it is read back."""
 
     plan: object
     slots: set[int] = field(default_factory=set)
@@ -55,7 +56,8 @@ class Flight:
 
 
 class ModelledDevice:
-    """Pools, row tables and steps. ``luck`` decides how many drafts there are and how many are right."""
+    """Pools, row tables and steps. ``luck`` decides how many drafts there are and how many of them are
+    right."""
 
     def __init__(self, owned, *, num_positions, block_size, luck):
         self.owned = owned
@@ -82,7 +84,8 @@ class ModelledDevice:
     # --- between steps ---------------------------------------------------------------------------
 
     def move(self, plan):
-        """Rows that were left and taken, blocks and states that were swapped; what was freed is junk."""
+        """Apply the plan's changes: rows left and taken, blocks and states swapped; freed memory becomes
+        junk."""
         for row in plan.left_rows:
             self.rows.pop(row, None)
         assert not (plan.swap_out and self.flights), "what is in flight may still write what is moved"
@@ -105,27 +108,28 @@ class ModelledDevice:
             self._set_state(swap.slot, state)
 
     def begin(self, request):
-        """A request got its row, or its state got there."""
+        """Begin a request that got its row, or whose state has arrived."""
         before = self.rows.get(request.row)
         assert before is None or before.request is request, "the row was not cleared"
         assert request.num_in_flight == 0
         self.rows[request.row] = DeviceRow(request, request.num_computed, request.memory.state_slot)
 
     def receive(self, request, length):
-        """A peer's bytes land, in no order with steps."""
+        """Let a peer's bytes arrive, in any order relative to steps."""
         tokens = truth(request)
         for position in range(len(request.memory.nodes) * self.block_size, length):
             self._write(request.memory.block_ids, position, (position, tokens[position]))
         self._set_state(request.memory.state_slot, tuple(tokens[:length]))
 
     def receive_late(self, request):
-        """Bytes of a transfer that was given up land where nobody may have moved in yet."""
+        """Let bytes of an abandoned transfer arrive, where the memory must not be in use by another request
+        yet."""
         for block_id in request.memory.block_ids[len(request.memory.nodes) :]:
             self.blocks[block_id] = ["late"] * self.block_size
         self._set_state(request.memory.state_slot, "late")
 
     def check(self, request, length, state_slot, block_ids=None):
-        """KV and state of the first ``length`` tokens are where the request will read them."""
+        """Check that KV and state of the first ``length`` tokens are where the request will read them."""
         tokens = truth(request)
         block_ids = request.memory.block_ids if block_ids is None else block_ids
         for position in range(length if self.has_kv else 0):
@@ -136,7 +140,8 @@ class ModelledDevice:
             assert found == tuple(tokens[:length]), (request.request_id, length, state_slot, found)
 
     def check_cache(self):
-        """Each cached block holds the tokens that lie behind its parent's, each cached state their state."""
+        """Check that each cached block holds the tokens that follow its parent's, and each cached state its
+        tokens' state."""
         prefixes = {None: ()}
 
         def prefix(node):
@@ -159,7 +164,7 @@ class ModelledDevice:
     # --- a step ----------------------------------------------------------------------------------
 
     def launch(self, plan):
-        """Does the whole step, by what the host knows now and what earlier steps left here."""
+        """Run the whole step, from what the host knows now and what earlier steps left here."""
         flight = Flight(plan)
         uses = [self._uses(row) for row in plan.rows]
         self._check_apart(uses)
@@ -172,7 +177,7 @@ class ModelledDevice:
         return flight
 
     def _uses(self, row):
-        """Slots and blocks that the row reads, and those that it writes."""
+        """Return the slots and blocks that the row reads, and those that it writes."""
         request, device = row.request, self.rows[row.request.row]
         assert device.request is request, "another request is in the row"
         if not device.active:
@@ -195,12 +200,12 @@ class ModelledDevice:
         return (read, set(request.memory.block_ids[: -(-length // size)])), (written, blocks)
 
     def _is_first(self, row):
-        """Such a row has no drafts: it needs no room for them."""
+        """Return whether the row has no drafts yet. Such a row needs no room for them."""
         device = self.rows[row.request.row]
         return device.num_drafts == 0 and len(row.request.memory.block_ids) * self.block_size > device.length
 
     def _decode_writes(self, row, length):
-        """(tokens before the state, slot) of each position."""
+        """Return (tokens before the state, slot) for each position."""
         kept = {boundary.length: boundary.slot for boundary in row.boundaries}
         assert len(row.boundaries) <= 1
         slots = row.request.memory.slots if self.has_state else [0] * self.num_positions
@@ -208,7 +213,8 @@ class ModelledDevice:
         return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(slots)]
 
     def _check_apart(self, uses):
-        """No row writes what another uses, what is cached, what nobody owns, or the null entries."""
+        """Check that no row writes what another row uses, what is cached, what nobody owns, or the null
+        entries."""
         cache, owned = self.owned.cache, self.owned
         cached_slots = {state.slot for state in cache._states}
         cached_blocks = {node.block_id for node in cache._nodes.values()}
@@ -275,13 +281,14 @@ class ModelledDevice:
         self.blocks[block_ids[position // self.block_size]][position % self.block_size] = content
 
     def _is_finite(self, row, length):
-        """Whether the logits up to the one behind ``length`` tokens are: some requests break."""
+        """Return whether the logits up to the position after ``length`` tokens are finite: some requests
+        break."""
         request = row.request
         broken = request.num_prompt + request.breaks_after - 1
         return not (row.samples and request.breaks_after and length >= broken)
 
     def _move_on(self, row, device, length, state_slot, accepted, is_finite):
-        """Where the next step finds the row, and the drafts that it will try there."""
+        """Set where the next step finds the row, and the drafts that it will try."""
         tokens = truth(row.request)
         known = length + 1
         gained = tokens[known - accepted : known]

@@ -1,6 +1,6 @@
 """The MTP layer in plain torch, over a whole sequence at once: dense causal attention, no cache, float64.
 
-Written from the published formula and tensor names alone; transformers ignores ``mtp.*``.
+Written only from the published formula and tensor names; transformers ignores ``mtp.*``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class MtpOracle:
         self.layer_types: list[str] = self.config["mtp_layers_block_type"]
 
     def drafts(self, token_ids: list[int], num_drafts: int) -> tuple[list[int], Tensor]:
-        """What follows all but the last token and the token itself: drafts, and their hidden states."""
+        """Return drafts after all tokens except the last and after the last token itself, and their hidden
+        states."""
         hidden = transformers_hidden(self.model_dir, token_ids[:-1]).double()
         next_ids = list(token_ids[1:])
         outputs = []
@@ -38,7 +39,8 @@ class MtpOracle:
         return next_ids[-num_drafts:], torch.stack(outputs)
 
     def outputs(self, token_ids: list[int]) -> Tensor:
-        """``[n - 1, hidden]``: entry i from the target's hidden state i and token i + 1."""
+        """Return ``[n - 1, hidden]``: entry i is computed from the target's hidden state i and token i +
+        1."""
         return self.forward(transformers_hidden(self.model_dir, token_ids[:-1]).double(), token_ids[1:])
 
     def forward(self, hidden: Tensor, next_ids: list[int]) -> Tensor:
@@ -74,7 +76,7 @@ class MtpOracle:
         return F.relu(x @ up.T).square() @ down.T
 
     def moe(self, x: Tensor, prefix: str) -> Tensor:
-        """Token by token and expert by expert; one group, no latent projection."""
+        """Compute the experts token by token and expert by expert; one group, no latent projection."""
         config = self.config
         assert config["n_group"] == 1
         assert config["moe_latent_size"] is None

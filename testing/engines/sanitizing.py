@@ -1,4 +1,4 @@
-"""Whether the engines that tests make themselves sanitize: as those of the processes that tests start."""
+"""Whether engines that tests make themselves sanitize: the same as in processes that tests start."""
 
 import os
 

@@ -23,7 +23,8 @@ def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=
 
 
 def land(scheduler, plan, num_accepted=1):
-    """What the engine does when a step is read back: of each decode row that samples so much was right."""
+    """Do what the engine does when a step is read back: for each decode row that samples, ``num_accepted``
+    tokens were right."""
     for row in plan.rows:
         accepted = num_accepted if row.is_decode and row.samples else 1
         if row.samples:
@@ -32,6 +33,6 @@ def land(scheduler, plan, num_accepted=1):
 
 
 def compute(scheduler, plan, num_accepted=1):
-    """What the engine does to requests in a step."""
+    """Do what the engine does to requests in a step."""
     scheduler.launched(plan)
     land(scheduler, plan, num_accepted)

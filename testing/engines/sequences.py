@@ -1,6 +1,6 @@
-"""Drives a model by hand: sequences that own blocks and a slot, and batches made of pieces of them.
+"""Drives a model by hand: sequences that own blocks and a slot, and batches of pieces of these sequences.
 
-Written from the contract of ``engine/models/batch.py`` alone, so that a test of the model tests nothing else.
+Written only from the contract of ``engine/models/batch.py``, so that a test of the model tests nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECES = (1, 1, 2, 3, 7, 16, 33, 64)
 
 
 class Sequence:
-    """Token ids, and where their cache lies: sequence ``i`` owns a shuffled run of blocks and some slots."""
+    """Token ids and the place of their cache: sequence ``i`` owns a shuffled run of blocks and some slots."""
 
     def __init__(self, index: int, token_ids: Items[int]) -> None:
         self.token_ids = list(token_ids)
@@ -47,7 +47,8 @@ def random_sequences(vocab_size: int, lengths: Items[int], seed: int = 0) -> lis
 
 
 def empty_caches(spec: CacheSpec, num_sequences: int) -> Caches:
-    """Pools for as many sequences. All memory is NaN: reading what nobody wrote shows."""
+    """Make pools for the given number of sequences. All memory is NaN, so that reading unwritten memory
+    shows."""
     caches = Caches(
         spec,
         num_blocks=1 + num_sequences * BLOCKS_EACH,
@@ -151,14 +152,14 @@ class Driver:
         return {key: results[begin:end] for key, (begin, end) in spans.items()}
 
     def compute(self, batch: Batch, next_ids: Tensor) -> Tensor:
-        """A row for every token of the batch: its logits. ``next_ids[n]``: the tokens after them."""
+        """Return a row of logits for every token of the batch. ``next_ids[n]``: the tokens after them."""
         hidden = self.model.forward(batch, self.caches.layers)
         assert torch.isfinite(hidden).all()
         return self.model.logits(hidden)
 
 
 def decode_rows(sequences: Items[Sequence], num_padding_rows: int) -> DecodeRows:
-    """One position a row; every step's state replaces the one before."""
+    """Return rows of one position each; every step's state replaces the previous one."""
     padding = [0] * num_padding_rows
     return DecodeRows(
         num_rows=len(sequences) + num_padding_rows,

@@ -12,7 +12,7 @@ NUM_TOKENS = 8
 
 
 def prompts_with_shared_prefixes(count, seed=0):
-    """Families of prompts: a shared beginning of up to 150 tokens, an end of their own."""
+    """Return families of prompts: a shared beginning of up to 150 tokens, and different ends."""
     choose = random.Random(seed)
     families = [[choose.randrange(6, 150) for _ in range(choose.randint(10, 150))] for _ in range(5)]
     return [
@@ -23,7 +23,7 @@ def prompts_with_shared_prefixes(count, seed=0):
 
 
 def run(engine, prompts, concurrency):
-    """Answers in order, at most ``concurrency`` requests at a time."""
+    """Run the prompts with at most ``concurrency`` at a time; return the answers in order."""
     requests = [
         Request(str(i), list(prompt), SamplingParams(max_tokens=NUM_TOKENS, temperature=0))
         for i, prompt in enumerate(prompts)

@@ -1,4 +1,5 @@
-"""What tests of speculation share: engines to reuse, requests and answers, and a drafter that knows these."""
+"""Shared code for tests of speculation: reusable engines, requests and answers, and a drafter that knows the
+answers."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ LOGPROB_TOLERANCE = 5e-5
 """Float32 rounding on random weights, whose logits are large: without speculation a request alone and the
 same one in a batch differ by 2e-5. A trained model's are compared to 1e-5."""
 MOST_STEPS = 3000
-"""A run that takes more hangs."""
+"""A run with more steps than this counts as hanging."""
 MOST_ENGINES = 40
-"""Each has pools of 64 MiB."""
+"""Most engines kept at a time; each has pools of 64 MiB."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What the outputs of one request said."""
+    """The outputs of one request."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
@@ -86,9 +87,10 @@ class Answer:
 
 
 def serve(engine, asks, concurrency=32, *, per_step=32, cancels=None, on_step=None) -> list[Answer]:
-    """Answers in order. ``per_step`` requests join at a time, and others as some leave.
+    """Return the answers in order. ``per_step`` requests join at a time, and more as others leave.
 
-    ``cancels``: by index, after how many tokens a request is cancelled; its answer ends as ``cancelled``.
+    ``cancels``: by request index, the number of tokens after which the request is cancelled; its answer ends
+    as ``cancelled``.
     """
     answers = [Answer(ask.request(str(i))) for i, ask in enumerate(asks)]
     waiting, active, cancels = list(reversed(answers)), set(), dict(cancels or {})
@@ -126,7 +128,7 @@ def serve(engine, asks, concurrency=32, *, per_step=32, cancels=None, on_step=No
 def assert_same(
     answers: Sequence[Answer], expected: Sequence[Answer], tolerance: float = LOGPROB_TOLERANCE
 ) -> None:
-    """Tokens, how each answer ended, and all log-probabilities up to rounding."""
+    """Assert equal tokens, equal ends of answers, and log-probabilities equal up to rounding."""
     for i, (ours, theirs) in enumerate(zip(answers, expected, strict=True)):
         assert ours.said == theirs.said, f"request {i}: {ours.request.params}, {ours.request.num_prompt}"
         assert ours.tokens == ours.request.tokens[ours.request.num_prompt :]
@@ -144,7 +146,7 @@ def _assert_same_logprobs(ours, theirs, tolerance) -> None:
 
 
 class Engines:
-    """Engines by what they are made of, for tests to share; one owns nothing between tests."""
+    """Engines by their configuration, for tests to share. Between tests an engine owns nothing."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Engine] = {}
@@ -189,7 +191,8 @@ def make_engine(model_dir, mode, k, drafter, ahead, **settings) -> Engine:
 
 
 def assert_nothing_is_owned(engine: Engine | LeadEngine, num_blocks: int | None = None) -> None:
-    """By requests; what only the prefix cache owns can be evicted. ``num_blocks`` where a test took some."""
+    """Assert that requests own nothing. What only the prefix cache owns can be evicted. ``num_blocks``: the
+    number of free blocks, if a test took some."""
     assert engine.step().did_nothing
     engine = own(engine)
     owned = engine.scheduler.owned
@@ -200,7 +203,7 @@ def assert_nothing_is_owned(engine: Engine | LeadEngine, num_blocks: int | None 
 
 
 class ScriptedDrafter:
-    """Knows what each request is going to say, and drafts that, or not.
+    """Knows each request's answer, and drafts it or something else.
 
     | style | drafts |
     |---|---|
@@ -255,7 +258,7 @@ class ScriptedDrafter:
 
 @contextmanager
 def scripted(engine: Engine, texts, style: str, *, wrong_id: int | None = None) -> Iterator[None]:
-    """A drafter that knows ``texts``, prompt and answer of each request, in the place of the engine's."""
+    """Replace the engine's drafter by one that knows ``texts``, prompt and answer of each request."""
     runner = engine._runner
     own = runner._drafter
     runner._drafter = runner._program._drafter = ScriptedDrafter(engine, texts, style, wrong_id)
@@ -270,13 +273,14 @@ def texts_of(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[list[int]]:
 
 
 def gained_counts(engine: Engine) -> list[int]:
-    """How many rows with drafts gained 1, 2, … 1 + k tokens."""
+    """Return how many rows with drafts gained 1, 2, … 1 + k tokens."""
     counts = [engine.stats().drafted_by_position[0], *engine.stats().accepted_by_position, 0]
     return [at_least - more for at_least, more in pairwise(counts)]
 
 
 def greedy_asks(count: int, seed: int, num_tokens: int = 16) -> list[Ask]:
-    """Prompts of one and of two tokens, then shared beginnings, some of which say the same thing twice."""
+    """Return prompts of one and of two tokens, then prompts with shared beginnings, some of them repeating
+    themselves."""
     choose = random.Random(seed)
     prompts = [[choose.randrange(6, 150)], [choose.randrange(6, 150) for _ in range(2)]]
     prompts += [prompt[-70:] for prompt in prompts_with_shared_prefixes(count - 2, seed)]
@@ -293,13 +297,13 @@ def greedy_asks(count: int, seed: int, num_tokens: int = 16) -> list[Ask]:
 
 
 def short_asks(count: int, seed: int) -> list[Ask]:
-    """Short prompts and long answers: what is admitted outgrows a small pool."""
+    """Return requests with short prompts and long answers, which outgrow a small pool after admission."""
     params = SamplingParams(max_tokens=36, temperature=0)
     return [replace(ask, prompt=ask.prompt[-24:], params=params) for ask in greedy_asks(count, seed)]
 
 
 def sampled_asks(count: int, seed: int, num_tokens: int = 16) -> list[Ask]:
-    """Every way to sample in turn, seeded."""
+    """Return requests that use every way to sample in turn, seeded."""
     choose = random.Random(seed)
     stops = frozenset(choose.sample(range(150), 12))
     kinds: list[tuple[dict[str, object], frozenset[int]]] = [

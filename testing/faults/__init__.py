@@ -1,1 +1,1 @@
-"""Faults that tests switch on, and what is asked meanwhile."""
+"""Faults that tests switch on, and requests that are sent meanwhile."""

@@ -1,6 +1,6 @@
-"""Requests that a fault meets: asked at once through every way of pairing servers, all prompts leased.
+"""Requests that meet a fault: sent at once through every pairing of servers, with all prompts leased.
 
-The decode servers are frozen until then, so that the fault strikes at the moment that a test's name says.
+The decode servers are frozen until then, so that the fault strikes at the moment that a test's name gives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from testing.faults.fleet import Fleet, Reply
 from testing.faults.reliability_table import Table
 
 ROUTERS = ("two-prefill", "two-prefill", "local", "alone")
-"""Of two requests to two prefill servers each gets one."""
+"""Of two requests through ``two-prefill``, each prefill server gets one."""
 LEASED = {"prefill-a": 3, "prefill-b": 1}
 SERVERS = {
     "two-prefill": "two prefill servers",
@@ -27,14 +27,14 @@ RETRIES = "3 attempts"
 
 @dataclass
 class Asked:
-    """Requests under way, by router, and what an undisturbed server answers them."""
+    """Running requests, by router, and the answers of an undisturbed server."""
 
     fleet: Fleet
     replies: list[Future[Reply]]
     expected: list[list[int]]
 
     def exact(self, router: str) -> float:
-        """Asserts exact answers through this router; the seconds that the slowest took."""
+        """Asserts exact answers through this router. Returns the seconds of the slowest answer."""
         seconds = []
         for name, future, tokens in zip(ROUTERS, self.replies, self.expected, strict=True):
             if name == router:
@@ -45,7 +45,8 @@ class Asked:
         return max(seconds)
 
     def exact_elsewhere(self, fault: str, bound: str, table: Table) -> None:
-        """Asserts exact answers where ``prefill-a`` can be done without; writes how they came about."""
+        """Asserts exact answers from routers that can do without ``prefill-a``, and records how the answers
+        came about."""
         ways = {"two-prefill": "from the other server", "local": "prefilled where it is decoded"}
         for router, way in ways.items():
             seconds = self.exact(router)
@@ -57,7 +58,7 @@ class Asked:
 
 
 def ask_all(fleet: Fleet, requests: Requests, max_tokens: int = 24) -> Asked:
-    """All prompts are leased, by prefill-a but for one; the decode servers are frozen."""
+    """Sends all requests. All prompts are leased, all but one by prefill-a. The decode servers are frozen."""
     bodies, expected = requests.make(len(ROUTERS), max_tokens=max_tokens)
     for name in ("decode", "decode-local"):
         fleet[name].freeze()
@@ -73,6 +74,6 @@ def thaw_decode(fleet: Fleet) -> None:
 
 
 def until_all_read(fleet: Fleet) -> None:
-    """The reads from prefill-a have been posted; whatever holds them up, it does."""
+    """Waits until the reads from prefill-a have been posted; if anything holds them up, it is prefill-a."""
     wait_until(lambda: fleet.stats("decode-local").transfers_in_flight == 1, "decode-local reads")
     wait_until(lambda: fleet.stats("decode").transfers_in_flight == 2, "decode reads")

@@ -1,4 +1,4 @@
-"""Requests whose answers are known: those of a server that nobody disturbs."""
+"""Requests with known answers: those of an undisturbed server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testing.faults.fleet import Fleet
 
 
 class Requests:
-    """Bodies of requests, and the tokens that an undisturbed server answers them with."""
+    """Bodies of requests, and the tokens with which an undisturbed server answers them."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -19,7 +19,7 @@ class Requests:
     def make(
         self, count: int, *, num_prompt: int = 300, max_tokens: int = 24
     ) -> tuple[list[dict[str, Any]], list[list[int]]]:
-        """``count`` bodies and the exact answer to each. Nothing of them stays in reach of a prefix cache."""
+        """Returns ``count`` bodies and the exact answer to each. No prefix cache holds any part of them."""
         bodies = [
             {
                 "prompt": [self._choose.randrange(5, 900) for _ in range(num_prompt)],
@@ -36,6 +36,6 @@ class Requests:
         return [self.salted(body) for body in bodies], [answer.token_ids for answer in answers]
 
     def salted(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The same request, of which no prefix cache knows anything."""
+        """Returns the same request in a form that no prefix cache knows."""
         self._num_salts += 1
         return body | {"cache_salt": str(self._num_salts)}

@@ -1,6 +1,6 @@
-"""Rules of the kernel's firewall (nftables) in one network namespace, set over netlink: no program is needed.
+"""Rules of the kernel's firewall (nftables) in one network namespace, set over netlink without any program.
 
-A rule is bytes: what a packet must be like, then what becomes of it.
+A rule is a string of bytes: first the conditions that a packet must meet, then what happens to the packet.
 
     firewall = Firewall(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER))
     firewall.replace([between("10.0.1.2", "10.0.2.2") + DROP])
@@ -60,26 +60,27 @@ def _register_is(value: bytes) -> bytes:
 
 
 DROP: Final = _expression("immediate", _number(1, _VERDICT), _nested(2, _nested(2, _number(1, 0))))
-"""The packet is gone, and nobody hears of it."""
+"""Drops the packet silently."""
 RESET: Final = _expression("reject", _number(1, 1), _attribute(2, b"\0"))
-"""TCP packets are answered by a reset, as where nobody listens; all others are dropped."""
+"""Answers TCP packets by a reset, as if nobody listened; drops all others."""
 
 
 def between(source: str, destination: str) -> bytes:
-    """Packets from one IPv4 address to another."""
+    """Matches packets from one IPv4 address to another."""
     addresses = _expression("payload", _number(1, _REGISTER), _number(2, 1), _number(3, 12), _number(4, 8))
     return addresses + _register_is(socket.inet_aton(source) + socket.inet_aton(destination))
 
 
 def one_in(count: int) -> bytes:
-    """Each packet with a chance of one in ``count``."""
+    """Matches each packet with a chance of one in ``count``."""
     return _expression("numgen", _number(1, _REGISTER), _number(2, count), _number(3, 1)) + _register_is(
         bytes(4)
     )
 
 
 class Firewall:
-    """The rules for what one namespace forwards; ``netlink`` is a netfilter socket that was made there."""
+    """The rules for packets that a namespace forwards. ``netlink`` is a netfilter socket that was made in
+    it."""
 
     def __init__(self, netlink: socket.socket) -> None:
         self._socket = netlink
@@ -91,7 +92,7 @@ class Firewall:
         self._socket.close()
 
     def replace(self, rules: Sequence[bytes]) -> None:
-        """All at once: no packet meets half of them. Raises :class:`FirewallError`."""
+        """Replaces all rules at once: no packet meets a partial set. Raises :class:`FirewallError`."""
         table = _text(1, _TABLE)
         hook = _nested(4, _number(1, _FORWARD), _number(2, 0))
         messages = [
@@ -122,7 +123,7 @@ def _message(kind: int, flags: int, number: int, body: bytes = b"") -> bytes:
 
 
 def _acknowledgements(data: bytes) -> Iterator[tuple[int, int]]:
-    """Sequence number and error code, 0 or negative, of each."""
+    """Yields sequence number and error code, 0 or negative, of each acknowledgement."""
     while data:
         length, kind, _, number, _ = _HEADER.unpack_from(data)
         if kind == _NLMSG_ERROR:

@@ -6,8 +6,8 @@
 | ``decode`` | decode, with room for four requests and 170 blocks |
 | ``decode-local`` | decode with ``--local-prefill``, and room for 64 requests |
 
-They speak without CMA, as between containers, so that a prefill server takes part in being read and a frozen
-one holds a read up in its midst. One router for each way of pairing them stands in front.
+The servers don't use CMA, as between containers. So a prefill server takes part in each read, and a frozen
+one stops a read halfway. In front stands one router for each pairing of servers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ LEASE_TTL_S = 2.0
 TRANSFER_DEADLINE_S = 2.0
 ANSWER_DEADLINE_S = 60.0
 HOLD_S = 15.0
-"""What routers wait for a server that is frozen, or so late on a loaded machine that it counts as absent."""
+"""Time that routers wait for a frozen server, or for one so late on a loaded machine that it counts as
+absent."""
 ADMIN_TOKEN = "of-the-fleet-that-tests-disturb-0123456789"
 
 _MODEL = ("--max-model-len", "1024", "--threads", "1")
@@ -63,12 +64,12 @@ _NETWORK_ROUTERS: dict[str, tuple[str, ...]] = {
 }
 FRONT = "front"
 HOSTS = (*_SERVERS, FRONT)
-"""Of a network: one a server, and one for the routers."""
+"""Hosts of a network: one for each server, and one for the routers."""
 
 
 @dataclass
 class Reply:
-    """What a client got: an answer's tokens, or the error in their place."""
+    """A client's result: an answer's tokens, or an error."""
 
     status: int
     token_ids: list[int]
@@ -96,7 +97,7 @@ class Fleet(ServerFleet):
 
     @contextlib.contextmanager
     def nobody_waits(self, router: str) -> Iterator[None]:
-        """Inside the block this router has no request wait for a server that is away."""
+        """Inside the block, requests on this router don't wait for an absent server."""
         self._hold(router, 0.0)
         try:
             yield
@@ -111,7 +112,7 @@ class Fleet(ServerFleet):
 
     @contextlib.contextmanager
     def spare(self, name: str) -> Iterator[None]:
-        """The process ``name``, which is killed inside the block, has a next life soon after it."""
+        """Inside the block the process ``name`` is killed; soon after, it is started again."""
         successor = dataclasses.replace(self[name])
         num_waits = successor.log.count(WAITS)
         with self.fault("late-start"):
@@ -126,7 +127,8 @@ class Fleet(ServerFleet):
         wait_until(lambda: self.serves(successor), f"{name} serves again", START_DEADLINE_S)
 
     def stats(self, name: str) -> ServerStats:
-        """Asks twice if need be: on a loaded machine a connection may take longer than gRPC gives it."""
+        """Returns the stats; asks twice if needed, because on a loaded machine a connection may take longer
+        than gRPC allows."""
         try:
             return super().stats(name)
         except grpc.RpcError:
@@ -162,7 +164,7 @@ def running_fleet(folder: Path) -> Iterator[Fleet]:
 
 @contextlib.contextmanager
 def running_fleet_in(network: Network, folder: Path) -> Iterator[Fleet]:
-    """The same servers on hosts of their own, with nothing between them but TCP; routers share a host."""
+    """Starts the same servers on hosts of their own, which only TCP connects. The routers share a host."""
     places = {name: network.hosts[name] for name in _SERVERS}
     places |= dict.fromkeys(_NETWORK_ROUTERS, network.hosts[FRONT])
     with _running(folder, _NETWORK_ROUTERS, places=places, ucx_tls="tcp") as fleet:

@@ -1,14 +1,14 @@
-"""Hosts that reach each other over links which a test can disturb: network namespaces of this machine.
+"""Hosts connected by links that a test can disturb: network namespaces of this machine.
 
     prefill-a ──┐                     ┌── decode
                 ├── the middle, which ┤
     prefill-b ──┘     forwards        └── front
 
-Every packet between two hosts passes the middle, where it is dropped, refused or held up. Hosts have no other
-way out: nothing leaves this machine. A test reaches a host's ports by loopback ports of its own, which no
-fault concerns: :class:`testing.faults.relay.Relay`.
+Every packet between two hosts passes the middle, which can drop, refuse or delay it. Hosts have no other way
+out: nothing leaves this machine. A test reaches a host's ports by loopback ports, which no fault affects:
+:class:`testing.faults.relay.Relay`.
 
-It takes root (CAP_SYS_ADMIN and CAP_NET_ADMIN), iproute2 and a kernel with nftables; else
+It needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), iproute2 and a kernel with nftables. Otherwise
 :class:`NetworkUnavailableError` says what is missing.
 """
 
@@ -55,7 +55,7 @@ class Host(Place):
     relay: Relay
 
     def open_port(self, port: int) -> None:
-        """Tests reach a port of this host by the same port of their own loopback address."""
+        """Opens a port of this host to tests, by the same port of the host's own loopback address."""
         self.relay.open(port, lambda: inside(self.namespace, lambda: self._connect(port)))
 
     def _connect(self, port: int) -> socket.socket:
@@ -64,7 +64,7 @@ class Host(Place):
 
 @dataclass
 class Network:
-    """Hosts by name, and what is wrong between them."""
+    """Hosts by name, and the faults between them."""
 
     hosts: dict[str, Host]
     firewall: Firewall
@@ -72,26 +72,26 @@ class Network:
     _throttled: set[str] = field(default_factory=set)
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between two hosts, either way, and nobody is told."""
+        """Cuts two hosts off from each other in both directions, without any notice to them."""
         self._add(one, other, DROP)
 
     def refuse(self, one: str, other: str) -> None:
-        """Whatever one of two hosts sends to the other is answered by a reset."""
+        """Answers everything that one of two hosts sends to the other by a reset."""
         self._add(one, other, RESET)
 
     def lose(self, one: str, other: str, *, one_packet_in: int) -> None:
-        """Packets between two hosts get lost at random, either way."""
+        """Loses random packets between two hosts, in both directions."""
         self._add(one, other, one_in(one_packet_in) + DROP)
 
     def throttle(self, host: str, bits_per_s: int) -> None:
-        """What a host sends leaves it at no more than this rate."""
+        """Limits what a host sends to this rate."""
         limit = ("rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "500ms")
         namespace = self.hosts[host].namespace
         _run("tc", "-n", namespace, "qdisc", "replace", "dev", DEVICE, "root", "tbf", *limit)
         self._throttled.add(namespace)
 
     def heal(self) -> None:
-        """Every link is sound."""
+        """Repairs every link."""
         self._rules.clear()
         self.firewall.replace([])
         while self._throttled:
@@ -104,7 +104,7 @@ class Network:
 
 
 def inside(namespace: str, make: Callable[[], Made]) -> Made:
-    """What ``make`` returns, called in a namespace: by a thread that enters it and ends there."""
+    """Calls ``make`` in a namespace and returns its result. A thread enters the namespace and ends there."""
     made: list[Made] = []
     errors: list[BaseException] = []
 
@@ -127,9 +127,9 @@ def inside(namespace: str, make: Callable[[], Made]) -> Made:
 
 @contextlib.contextmanager
 def running_network(names: Sequence[str]) -> Iterator[Network]:
-    """Hosts of these names, all links sound. Raises :class:`NetworkUnavailableError`.
+    """Makes hosts of these names, with all links in order. Raises :class:`NetworkUnavailableError`.
 
-    Namespaces are gone at the end of the block, and those of runs that were killed are now.
+    Namespaces are removed at the end of the block. Those of earlier killed runs are removed at its start.
     """
     if os.geteuid() != 0:
         raise NetworkUnavailableError("network namespaces take root")
@@ -167,7 +167,7 @@ def running_network(names: Sequence[str]) -> Iterator[Network]:
 
 
 def _link(host: Host, middle: str) -> None:
-    """A cable from a host to the middle; ``gso_max_segs 1``: a packet is a packet, not 64 KB of them."""
+    """Connects a host to the middle. ``gso_max_segs 1`` makes packets real packets, not segments of 64 KB."""
     gateway = host.address.removesuffix(".2") + ".1"
     ends = (middle, host.name), (host.namespace, DEVICE)
     _run(*f"ip -n {middle} link add {host.name} type veth peer name {DEVICE} netns {host.namespace}".split())
@@ -179,7 +179,7 @@ def _link(host: Host, middle: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Namespaces of runs that are no more, and what still runs in them."""
+    """Removes namespaces of ended runs, and the processes that still run in them."""
     for path in FOLDER.glob(f"{PREFIX}*-*"):
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if not owner.isdigit() or Path("/proc", owner).exists():

@@ -1,4 +1,4 @@
-"""Loopback ports that lead to ports of hosts: how a test reaches a server without using its links."""
+"""Loopback ports that lead to ports of hosts, so that a test reaches a server without using the links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP_DEADLINE_S = 5.0
 
 
 class Relay:
-    """Passes bytes on, on a thread of its own."""
+    """Passes bytes on, in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,7 +24,7 @@ class Relay:
         self._connections: set[asyncio.Task[None]] = set()
 
     def open(self, port: int, connect: Callable[[], socket.socket]) -> None:
-        """From now on whoever connects to this loopback port speaks with the end that ``connect`` reaches."""
+        """Opens a loopback port. Its connections lead to the end that ``connect`` reaches."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()

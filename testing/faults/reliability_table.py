@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, from what the fault tests saw."""
+"""The table of docs/reliability.md, from the results of the fault tests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ END = "<!-- end of what the tests write -->"
 
 @dataclass
 class Table:
-    """One row a fault and way of pairing servers."""
+    """The table, with one row for each fault and pairing of servers."""
 
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, fault: str, servers: str, outcome: str, bound: str, seconds: float) -> None:
-        """``bound`` says in words what limits the time; ``seconds`` is what this run took."""
+        """Adds a row. ``bound`` says in words what limits the time; ``seconds`` is the time of this run."""
         self.rows.append((fault, servers, outcome, bound, f"{seconds:.1f}"))
 
     def write(self, document: Path) -> None:
-        """Replaces what stands between the marks."""
+        """Replaces the text between the marks."""
         head = ("fault", "servers", "the client gets", "bounded by", "s, this run")
         lines = [
             _line(head),
@@ -32,7 +32,7 @@ class Table:
         replace_between(document, BEGIN, END, "\n".join(lines))
 
     def missing_from(self, document: Path) -> list[str]:
-        """Rows that the document does not have; seconds differ from run to run."""
+        """Returns the rows that are missing in the document, ignoring seconds, which differ between runs."""
         text = document.read_text(encoding="utf-8")
         return [line for line in (_line(row[:-1]) for row in self.rows) if line not in text]
 

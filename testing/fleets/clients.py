@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 
 @dataclass
 class Answer:
-    """One completion's tokens and how it ended."""
+    """One completion's tokens, and how it ended."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""

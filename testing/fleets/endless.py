@@ -1,7 +1,7 @@
-"""``twinfang`` whose servers and router would take for ever to take their interpreter apart:
-``python -m testing.fleets.endless up …``.
+"""A ``twinfang`` whose servers and router never finish the teardown of their interpreter: ``python -m
+testing.fleets.endless up …``.
 
-On a busy machine that step takes many seconds. Here it never ends, however fast the machine is.
+On a busy machine the teardown takes many seconds. Here it never ends, on any machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODULE = "testing.fleets.endless"
 
 
 class Endless:
-    """Once it is freed, its process stands still."""
+    """When this object is freed, its process stands still."""
 
     def __del__(self) -> None:
         threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Where a process with faults built in finds out which are on (:mod:`testing.fleets.injected`)."""
+"""Tells a process with injected faults which of them are on (:mod:`testing.fleets.injected`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER_VARIABLE = "FAULTS"
-"""Of the environment: names the folder. A fault is on while a file of its name lies there."""
+"""Environment variable with the folder. A fault is on while a file of its name lies there."""
 
 
 @contextlib.contextmanager
 def switched_on(folder: Path, fault: str) -> Iterator[None]:
-    """Processes that look into ``folder`` have this fault inside the block."""
+    """Switches this fault on inside the block, for processes that look into ``folder``."""
     switch = folder / fault
     switch.touch()
     try:

@@ -1,8 +1,8 @@
-"""Servers and routers without a supervisor: what is killed stays dead until somebody starts it again.
+"""Servers and routers without a supervisor: a killed process stays dead until somebody starts it again.
 
-For those who disturb processes on purpose, the fault tests and the soak. They end with the process that
-started them, however that ended: what runs notices the broken lifeline, and what is frozen is hung up by the
-kernel, since each is the leader of a process group that becomes orphaned.
+The fault tests and the soak use it to disturb processes on purpose. All processes end with the process that
+started them, however that ended: running ones notice the broken lifeline, and the kernel hangs up frozen
+ones, because each leads a process group that becomes orphaned.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from wire.messages.generation import GetStats, ServerStats
 from wire.rpc import CLIENT_OPTIONS, GET_STATS
 
 START_DEADLINE_S = 200.0
-"""The first start on a machine compiles kernels."""
+"""Long, because the first start on a machine compiles kernels."""
 STOP_DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
 START_INTERVAL_S = 0.2
-"""A process that starts needs the cores itself."""
+"""Polling interval; not shorter, because a starting process needs the cores."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process runs; here, if nothing else is said."""
+    """Where a process runs; by default here."""
 
     address: str = LOOPBACK
-    """By which other processes reach it. From here its port is one of ``LOOPBACK``, wherever it runs."""
+    """The address by which other processes reach it. From here, its port is always one of ``LOOPBACK``."""
     command: tuple[str, ...] = ()
-    """Put before a command line to run it there."""
+    """Prefix of a command line that runs it there."""
 
 
 HERE = Place()
@@ -50,13 +50,13 @@ HERE = Place()
 
 @dataclass
 class Process:
-    """One server or router; the same command line, and so the same address, in each of its lives."""
+    """One server or router. Each of its lives has the same command line, and so the same address."""
 
     name: str
     arguments: tuple[str, ...]
     port: int
     folder: Path
-    """Of its log."""
+    """The folder of its log."""
     module: str = "twinfang"
     environment: Mapping[str, str] = field(default_factory=dict)
     place: Place = HERE
@@ -101,7 +101,7 @@ class Process:
         self.handle.wait(PROMPT_S)
 
     def freeze(self) -> None:
-        """Returns once it is frozen, or has ended."""
+        """Freezes the process. Returns once it is frozen or has ended."""
         assert self.handle is not None
         self.handle.send_signal(signal.SIGSTOP)
         wait_until(lambda: not self.is_alive or self._is_stopped(), f"{self.name} is frozen")
@@ -115,7 +115,7 @@ class Process:
         self.handle.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
-        """A clean end; its exit code."""
+        """Stops the process cleanly; returns its exit code."""
         assert self.handle is not None
         self.thaw()
         self.handle.terminate()
@@ -124,13 +124,13 @@ class Process:
 
 @dataclass
 class Fleet:
-    """All processes, by name, and what they say of themselves."""
+    """All processes, by name, and their metrics and stats."""
 
     folder: Path
     servers: dict[str, Process]
     routers: dict[str, Process]
     behind: Mapping[str, tuple[str, ...]]
-    """Names of the servers that a router knows."""
+    """Names of each router's servers."""
     lifeline: tuple[int, int] = field(default_factory=os.pipe)
 
     def __getitem__(self, name: str) -> Process:
@@ -138,17 +138,18 @@ class Fleet:
 
     @property
     def processes(self) -> list[Process]:
-        """Routers first: in this order they are stopped."""
+        """Returns all processes, routers first: this is the order in which they are stopped."""
         return [*self.routers.values(), *self.servers.values()]
 
     def start(self, *names: str) -> None:
-        """Starts what does not run of these processes, or of all; returns once routers use all servers."""
+        """Starts those of these processes, or of all, that don't run. Returns once routers use all
+        servers."""
         started = [self[name] for name in names or (*self.servers, *self.routers) if not self[name].is_alive]
         self._start(started)
         wait_until(self.is_connected, "every router uses all its servers")
 
     def start_alone(self, name: str) -> None:
-        """Starts one process; returns once it serves, whether or not any router knows."""
+        """Starts one process. Returns once it serves, even if no router knows it yet."""
         self._start([self[name]])
 
     def _start(self, processes: list[Process]) -> None:
@@ -163,7 +164,7 @@ class Fleet:
         )
 
     def serves(self, process: Process) -> bool:
-        """Whether it answers; :class:`AssertionError` if it has ended."""
+        """Returns whether the process answers. Raises :class:`AssertionError` if it has ended."""
         assert process.is_alive, f"{process.name} has ended\n{process.log[-2000:]}"
         try:
             if process.name in self.routers:
@@ -174,7 +175,7 @@ class Fleet:
         return True
 
     def is_connected(self, roles: tuple[str, ...] = ("prefill", "decode")) -> bool:
-        """Whether every router uses all its servers of these roles."""
+        """Returns whether every router uses all its servers of these roles."""
         for name, router in self.routers.items():
             assert router.is_alive, f"router {name} has ended"
             used = self.metrics(name)
@@ -194,34 +195,34 @@ class Fleet:
     # --- what they say ---------------------------------------------------------------------------
 
     def stats(self, name: str) -> ServerStats:
-        """Its load and memory; :class:`grpc.RpcError` if it does not answer."""
+        """Returns a server's load and memory. Raises :class:`grpc.RpcError` if it does not answer."""
         with grpc.insecure_channel(self[name].address, options=CLIENT_OPTIONS) as channel:
             answer = channel.unary_unary(GET_STATS.path)(encode(GetStats()), timeout=CALL_TIMEOUT_S)
         return decode(answer, ServerStats)
 
     def metrics(self, router: str) -> dict[str, float]:
-        """Name with labels → value."""
+        """Returns a router's metrics: name with labels → value."""
         text = httpx.get(f"{self[router].url}/metrics", timeout=CALL_TIMEOUT_S).text
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
     def retries(self, router: str) -> dict[str, float]:
-        """Retries so far, by the code of what went wrong."""
+        """Returns the retries so far, by the code of the error."""
         prefix = 'twinfang_request_retries_total{code="'
         found = self.metrics(router).items()
         return {name[len(prefix) : -2]: value for name, value in found if value and name.startswith(prefix)}
 
     def is_idle(self) -> bool:
-        """All servers are."""
+        """Returns whether all servers are idle."""
         return all(map(self.is_idle_alone, self.servers))
 
     def is_idle_alone(self, name: str) -> bool:
-        """No request, lease or transfer is there, and every block and slot is free."""
+        """Returns whether the server has no request, lease or transfer, and every block and slot is free."""
         return not any(held(self.stats(name)).values())
 
 
 def held(stats: ServerStats) -> dict[str, int]:
-    """What a server has not given back; what is in quarantine counts as blocks and slots."""
+    """Returns what a server has not given back. Quarantined memory counts as blocks and slots."""
     return {
         "requests": stats.num_waiting + stats.num_running,
         "leases": stats.leases_held,
@@ -241,7 +242,8 @@ def make_processes(
     environment: Mapping[str, str],
     places: Mapping[str, Place] = MappingProxyType({}),
 ) -> tuple[dict[str, Process], dict[str, Process]]:
-    """Servers by name with their command lines, and routers with the servers behind them; not started."""
+    """Returns servers by name with their command lines, and routers with the servers behind them. Nothing is
+    started."""
     ports = dict(zip((*servers, *routers), free_ports(len(servers) + len(routers)), strict=True))
 
     def process(name: str, module: str, *arguments: str) -> Process:
@@ -267,9 +269,9 @@ def make_processes(
 
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[None]:
-    """Starts all; after the block each process must stop cleanly. None is left, whatever happens.
+    """Starts all. After the block each process must stop cleanly. In any case none is left running.
 
-    Ports are held for those that listen here themselves; for one elsewhere a relay listens already.
+    Ports are held for processes that listen here. For a process elsewhere, a relay listens already.
     """
     try:
         with ports_held(process.address for process in fleet.processes if process.place is HERE):

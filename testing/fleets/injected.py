@@ -1,7 +1,8 @@
-"""``twinfang`` with faults built in that a test switches on: ``python -m testing.fleets.injected decode …``.
+"""A ``twinfang`` with injected faults that a test switches on: ``python -m testing.fleets.injected decode
+…``.
 
 A fault is on while a file of its name lies in the folder that the environment names
-(:mod:`testing.fleets.fault_folder`). With none there the process is what ``python -m twinfang`` would be.
+(:mod:`testing.fleets.fault_folder`). Without such a file the process behaves like ``python -m twinfang``.
 
 | fault | the process |
 |---|---|
@@ -41,11 +42,11 @@ LONG_REST_S = 0.1
 SMALL_CHUNK = 32
 REST_AFTER_CHUNK_S = 0.05
 WAITS = "waits for its start"
-"""Printed by a process that starts late once it has nothing left to do before."""
+"""Printed by a process with fault ``late-start`` when only the start itself is left to do."""
 
 
 def inject(folder: Path) -> None:
-    """Replaces the methods in which faults live by ones that look into ``folder``."""
+    """Replaces the methods that have faults by versions that look into ``folder``."""
 
     def replace(owner: type, name: str, fault: str, faulty: Callable[..., Any]) -> None:
         sound = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""Streams that move from one decode server to another, and what the router says of its servers."""
+"""Streams that move from one decode server to another, and the router's view of its servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def admin(stack, method, path):
 
 
 def stream(url, body, begun=None):
-    """A streamed answer's text and number of tokens; ``begun`` is released at its second chunk."""
+    """Streams an answer; returns its text and number of tokens. ``begun`` is released at its second chunk."""
     texts, usage = [], None
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{url}/v1/completions", json=body | options, timeout=TIMEOUT_S) as response:
@@ -37,7 +37,7 @@ def stream(url, body, begun=None):
 
 
 def total(url, name):
-    """Sum of a metric's samples."""
+    """Returns the sum of a metric's samples."""
     lines = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
@@ -56,7 +56,7 @@ def is_drained(stack, worker):
 
 
 def until_both_serve(stack):
-    """The router's own view: a decode server that is ready again may be news to it."""
+    """Waits until both decode servers serve in the router's own view, which may lag behind the servers."""
     stack.wait_until(stack.is_ready, "all servers are connected")
     stack.wait_until(
         lambda: all(w["state"] == "serving" and w["stats"] for w in decode_workers(stack).values()),
@@ -65,6 +65,6 @@ def until_both_serve(stack):
 
 
 def until_begun(begun, count=NUM_REQUESTS):
-    """So many answers have sent tokens to their clients."""
+    """Waits until ``count`` answers have sent tokens to their clients."""
     for _ in range(count):
         assert begun.acquire(timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""``twinfang`` whose decode servers a test can slow down: ``python -m testing.fleets.slowed up …``.
+"""A ``twinfang`` whose decode servers a test can slow down: ``python -m testing.fleets.slowed up …``.
 
-How long an answer takes says how fast the machine is. A test that disturbs answers under way has them take as
+An answer's duration depends on the machine's speed. A test that disturbs running answers makes them take as
 long as it needs (:meth:`testing.fleets.stack.Stack.slow_steps`).
 """
 
@@ -18,7 +18,8 @@ MODULE = "testing.fleets.slowed"
 
 
 def prepare(command: str) -> None:
-    """Of a stack, all processes are slowed ones; of these, servers have faults that can be switched on."""
+    """Prepares a process: the processes of a stack become slowed ones, and servers get faults that can be
+    switched on."""
     if command in ("up", "serve"):
         child.PROGRAM = (sys.executable, "-m", MODULE)
     elif command in ("prefill", "decode"):

@@ -1,11 +1,11 @@
-"""Real stacks for tests: ``twinfang up`` or ``twinfang serve`` as processes, on ports of their own.
+"""Real stacks for tests: ``twinfang up`` or ``twinfang serve`` as processes, on their own ports.
 
     with running_stack("up", "--prefill", "2") as stack:
         httpx.post(f"{stack.url}/v1/completions", json=...)
         stack.stats()["decode-0"].transfer_bytes
 
-Tests share one stack of given flags through the session's fixture ``stacks``; those that kill or freeze
-processes start their own. A test that fails shows the end of the log of each stack it has used: a folder's
+Through the session's fixture ``stacks``, tests share one stack of the same flags. Tests that kill or freeze
+processes start their own. A failed test shows the end of the log of each stack that it used. A folder's
 ``conftest.py`` switches both on with
 
     from testing.fleets.stack import pytest_runtest_makereport, stacks
@@ -45,13 +45,13 @@ FAULTS_FOLDER = "faults"
 
 @dataclass(frozen=True)
 class Stack(LaunchedStack):
-    """A stack that runs, as tests look at it and disturb it."""
+    """A running stack, with methods to look at it and to disturb it."""
 
     used_by: set[str] = field(default_factory=set)
     """Ids of the tests that got this stack from the fixture."""
 
     def stats(self, *names: str) -> dict[str, ServerStats]:
-        """What the named servers, or all, say of their load and memory, by name."""
+        """Returns load and memory of the named servers, or of all, by name."""
         servers = [
             process
             for process in self.processes().values()
@@ -70,7 +70,7 @@ class Stack(LaunchedStack):
         return {server.name: stats for server, stats in zip(servers, answers, strict=True)}
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-        """As :func:`testing.conditions.wait_until`; what it raises carries the end of the log as a note."""
+        """Waits as :func:`testing.conditions.wait_until`. Its errors carry the end of the log as a note."""
         try:
             wait_until(condition, what, timeout_s)
         except AssertionError as error:
@@ -78,11 +78,11 @@ class Stack(LaunchedStack):
             raise
 
     def is_ready(self) -> bool:
-        """All processes run and take requests, and the router can reach them."""
+        """Returns whether all processes run and take requests, and the router can reach them."""
         return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz")
 
     def is_idle(self) -> bool:
-        """No request, lease or transfer is anywhere, and every block and slot is free."""
+        """Returns whether there is no request, lease or transfer, and every block and slot is free."""
         return all(
             (s.num_waiting, s.num_running, s.leases_held, s.transfers_in_flight) == (0, 0, 0, 0)
             and (s.free_blocks, s.free_slots) == (s.num_blocks, s.num_slots)
@@ -90,13 +90,13 @@ class Stack(LaunchedStack):
         )
 
     def fault(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Servers have this fault of :mod:`testing.fleets.injected` inside the block; as
-        :meth:`slow_steps`."""
+        """Gives servers this fault of :mod:`testing.fleets.injected` inside the block; the same conditions as
+        for :meth:`slow_steps`."""
         return switched_on(self.folder / FAULTS_FOLDER, name)
 
     def slow_steps(self) -> contextlib.AbstractContextManager[None]:
-        """Inside the block decode servers rest for 100 ms before each step: what is answered there stays
-        under way, however fast the machine is. Of a stack that :func:`slowed_stack` started."""
+        """Makes decode servers rest for 100 ms before each step inside the block, so that their answers keep
+        running on any machine. The stack must come from :func:`slowed_stack`."""
         return self.fault("slower-steps")
 
     def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
@@ -111,7 +111,8 @@ class Stack(LaunchedStack):
         return process is not None and process.pid != old_pid and self.is_ready()
 
     def stop(self, timeout_s: float = STOP_DEADLINE_S) -> int:
-        """SIGTERM to the supervisor; its exit code. Fails if it takes too long or leaves a process behind."""
+        """Sends SIGTERM to the supervisor and returns its exit code. Fails if that takes too long or leaves a
+        process behind."""
         children = [p.pid for p in self.processes().values()]
         code = super().stop(timeout_s)
         left = [pid for pid in children if psutil.pid_exists(pid)]
@@ -119,7 +120,7 @@ class Stack(LaunchedStack):
         return code
 
     def kill_all(self) -> None:
-        """Ends supervisor and children at once; for a stack that does not stop."""
+        """Kills supervisor and children at once, for a stack that does not stop."""
         with contextlib.suppress(psutil.NoSuchProcess):
             processes = psutil.Process(self.supervisor.pid).children(recursive=True)
             self.supervisor.kill()
@@ -130,7 +131,7 @@ class Stack(LaunchedStack):
 
 
 def run_async(make: Callable[[], Any]) -> Any:
-    """Runs a coroutine to its end, in a thread of its own where a loop is running already."""
+    """Runs a coroutine to its end; in a separate thread if a loop is already running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -147,7 +148,8 @@ def running_stack(
     module: str = "twinfang",
     deadline_s: float = START_DEADLINE_S,
 ) -> Iterator[Stack]:
-    """``twinfang COMMAND FLAGS`` on a free port, ready; stopped at the end of the block.
+    """Runs ``twinfang COMMAND FLAGS`` on a free port and waits until it is ready. Stops it at the end of the
+    block.
 
     An exception that leaves the block carries the end of the log as a note.
     """
@@ -165,7 +167,8 @@ def running_stack(
 
 
 def slowed_stack(command: str, *flags: str) -> contextlib.AbstractContextManager[Stack]:
-    """As :func:`running_stack`; its decode servers can be slowed down (:meth:`Stack.slow_steps`)."""
+    """Does the same as :func:`running_stack`, but the decode servers can be slowed down
+    (:meth:`Stack.slow_steps`)."""
     return running_stack(command, *flags, module=slowed.MODULE)
 
 
@@ -176,7 +179,8 @@ def start_stack(
     environment: dict[str, str] | None = None,
     module: str = "twinfang",
 ) -> Stack:
-    """Starts a stack and does not wait. Steps launched ahead can't be sanitized: those run without."""
+    """Starts a stack and does not wait. Steps launched ahead can't be sanitized, so stacks with them run
+    unsanitized."""
     (folder / FAULTS_FOLDER).mkdir()
     environment = {FOLDER_VARIABLE: str(folder / FAULTS_FOLDER)} | (environment or {})
     if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":
@@ -187,7 +191,7 @@ def start_stack(
 
 @contextlib.contextmanager
 def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterator[str]:
-    """``twinfang router FLAGS`` before servers that run already, ready; yields its URL."""
+    """Runs ``twinfang router FLAGS`` in front of running servers; yields its URL once it is ready."""
     (port,) = free_ports(1)
     url = f"http://{LOOPBACK}:{port}"
     router = subprocess.Popen([sys.executable, "-m", "twinfang", "router", *flags, "--port", str(port)])
@@ -210,14 +214,14 @@ def _is_ok(url: str) -> bool:
 
 
 class Stacks:
-    """Stacks that the tests of a session share, by command and flags."""
+    """Stacks that a session's tests share, by command and flags."""
 
     def __init__(self, exits: contextlib.ExitStack) -> None:
         self._exits = exits
         self._running: dict[tuple[str, ...], Stack] = {}
 
     def __call__(self, command: str, *flags: str, module: str = "twinfang") -> Stack:
-        """The running stack of these flags; started when first asked for."""
+        """Returns the running stack of these flags; starts it at the first call."""
         key = (module, command, *flags)
         if key not in self._running:
             self._running[key] = self._exits.enter_context(running_stack(command, *flags, module=module))
@@ -226,11 +230,11 @@ class Stacks:
         return stack
 
     def slowed(self, command: str, *flags: str) -> Stack:
-        """One whose servers can be slowed down (:meth:`Stack.slow_steps`)."""
+        """Returns a stack whose servers can be slowed down (:meth:`Stack.slow_steps`)."""
         return self(command, *flags, module=slowed.MODULE)
 
     def logs_for(self, test_id: str) -> list[tuple[str, str]]:
-        """Title and end of the log of each stack that a test used."""
+        """Returns title and end of the log of each stack that a test used."""
         return [
             (f"log of {' '.join(key)}", stack.log_tail)
             for key, stack in self._running.items()
@@ -250,7 +254,7 @@ def stacks() -> Iterator[Stacks]:
 
 @pytest.fixture(scope="module")
 def module_stacks() -> Iterator[Stacks]:
-    """As ``stacks``, for stacks of unusual flags: they end with the module's tests."""
+    """Like ``stacks``, for stacks of unusual flags, which end with the module's tests."""
     with _sharing() as shared:
         yield shared
 

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector in the test's process: it takes spans by OTLP over HTTP and over gRPC."""
+"""An OpenTelemetry collector in the test's process. It receives spans by OTLP over HTTP and over gRPC."""
 
 from __future__ import annotations
 

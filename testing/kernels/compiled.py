@@ -1,4 +1,4 @@
-"""Triton kernels compiled without a GPU, in a process of its own: in this one they are interpreted."""
+"""Compiles Triton kernels without a GPU, in a separate process, because this process interprets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 
 def output_of(script: str, **constants: object) -> str:
-    """What a script that compiles kernels prints; it sees the constants as globals. Fails where it fails."""
+    """Returns what a script that compiles kernels prints. The script sees the constants as globals. Fails if
+    it fails."""
     pytest.importorskip("triton")
     globals_of_script = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
     result = subprocess.run(

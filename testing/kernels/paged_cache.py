@@ -1,4 +1,4 @@
-"""Rows of random keys and values in a KV pool whose every other element is NaN."""
+"""Rows of random keys and values in a KV pool whose other elements are all NaN."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class PagedCache:
         return self.pool[:, :, 1, 1]
 
     def dense_attention(self, row: int, q: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of the row's last tokens, q ``[tokens, QH, D]``, over contiguous K and V in float64."""
+        """Returns the attention of the row's last tokens, q ``[tokens, QH, D]``, over contiguous K and V in
+        float64."""
         k, v = self.k[row], self.v[row]
         heads_per_kv = q.shape[1] // k.shape[0]
         seen = torch.ones(len(q), k.shape[1], dtype=torch.bool).tril(k.shape[1] - len(q))
@@ -86,5 +87,5 @@ TOLERANCE = {
 
 
 def assert_attends(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """``out`` has its own dtype's distance from the float64 ``expected``, and no NaN."""
+    """Asserts that ``out`` is as close to the float64 ``expected`` as its dtype allows, and has no NaN."""
     torch.testing.assert_close(out.cpu().double(), expected, **TOLERANCE[out.dtype])

@@ -7,7 +7,7 @@ import torch
 from kernels.linear.quantized_weight import FP8, QuantizedWeight
 
 BLOCKS = {"tensor": (None, None), "channel": (1, None), "group": (1, 32), "block": (64, 32), "odd": (3, 5)}
-"""Rows and columns that share a scale; None: all."""
+"""Rows and columns that share a scale; None means all."""
 
 
 def random_weight(
@@ -19,7 +19,8 @@ def random_weight(
     seed: int = 0,
     device: str = "cpu",
 ) -> QuantizedWeight:
-    """All codes of the dtype but NaN, subnormals of FP8 too; outputs are about as large as inputs."""
+    """Returns weights with all codes of the dtype except NaN, FP8 subnormals included. Outputs are about as
+    large as inputs."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (num_outputs, num_inputs), generator=generator).to(torch.uint8)
     if stored == FP8:

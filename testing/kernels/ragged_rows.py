@@ -50,7 +50,7 @@ class RaggedRows:
 
     @property
     def filled_slots(self) -> list[int]:
-        """Slots that hold a state which is read."""
+        """Slots whose state is read."""
         return [row.read_slot for row in self.rows if row.write_slot and row.has_initial]
 
     @property
@@ -61,7 +61,7 @@ class RaggedRows:
 
 
 def random_rows(seed: int, max_length: int) -> list[Row]:
-    """Rows of all kinds: empty, padding, first chunks and later ones, with and without boundaries."""
+    """Returns rows of all kinds: empty, padding, first chunks and later ones, with and without boundaries."""
     choice = random.Random(seed)
     slots = choice.sample(range(1, NUM_SLOTS), NUM_SLOTS - 1)
     shared = slots.pop()  # a cached state that several rows start from

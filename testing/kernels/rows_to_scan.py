@@ -1,4 +1,4 @@
-"""Ragged rows that every scan over a recurrent layer's prompts is tried with; chunks hold 16 tokens."""
+"""Ragged rows with which every scan over a recurrent layer's prompts is tested; chunks hold 16 tokens."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ NARROW_ROWS = {  # rows that start anywhere in their sequences
 
 
 def further(*values: int) -> list[object]:
-    """Of a sweep, what only ``make test-all`` tries."""
+    """Marks values of a sweep that only ``make test-all`` tries."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]

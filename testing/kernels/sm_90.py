@@ -1,4 +1,5 @@
-"""Compile a Triton kernel for Hopper without one. For processes that don't interpret (compiled.py)."""
+"""Compiles a Triton kernel for Hopper without a Hopper GPU, in processes that don't interpret kernels
+(compiled.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a kernel. ``stack_bytes`` a thread are spilled registers."""
+    """A compiled kernel. ``stack_bytes`` per thread are spilled registers."""
 
     ptx: str
     registers: int
@@ -26,9 +27,10 @@ class Compiled:
 
 
 def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_stages=3) -> Compiled:
-    """``types`` of arguments by name; of those left out, pointers have ``types["*"]``, the rest ``others``.
+    """Compiles a kernel. ``types`` gives arguments' types by name. Of the other arguments, pointers have
+    ``types["*"]``, the rest ``others``.
 
-    Pointers and integers count as multiples of 16, as they are for a model's tensors.
+    Pointers and integers count as multiples of 16, as for a model's tensors.
     """
     names = kernel.arg_names
     kinds = {

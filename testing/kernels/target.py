@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Target:
-    """Which implementation of an op a test runs, and where its tensors live."""
+    """The implementation of an op that a test runs, and the device of its tensors."""
 
     name: str  # "cpu" or "triton"
     device: str

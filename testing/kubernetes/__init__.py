@@ -1,1 +1,1 @@
-"""A control plane, and what runs before it."""
+"""A real control plane, and the chart's programs that run against it."""

@@ -1,4 +1,4 @@
-"""Calls of an API server, as whoever has the token."""
+"""Calls of an API server with any token."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Api:
         self._client.close()
 
     def answers(self, path: str) -> bool:
-        """Whether there is an API server, and it says 200 to this."""
+        """Returns whether the API server exists and answers this path with 200."""
         try:
             return self._client.get(path).status_code == 200
         except httpx.TransportError:
@@ -57,8 +57,8 @@ class Api:
         return int(said["major"]), int(said["minor"].rstrip("+"))
 
     def has_custom_resources(self) -> bool:
-        """Whether it survives them: the reflect2 of versions before 1.24 ends it there, if it is built with
-        Go 1.18 or newer and that was not mended (README.md)."""
+        """Returns whether the API server survives custom resources. The reflect2 of versions before 1.24
+        crashes it if it is built with Go 1.18 or newer and without the fix (README.md)."""
         return self.version() >= (1, 24) or MENDED in self.get("/version")["gitVersion"]
 
     def get(self, path: str, **query: str) -> Manifest:
@@ -82,7 +82,7 @@ class Api:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Manifest:
-        """Raises :class:`RefusedError`; of a watch, its first event is the answer."""
+        """Sends a call and returns the answer; for a watch, its first event. Raises :class:`RefusedError`."""
         headers = {"Content-Type": content_type}
         with self._client.stream(method, path, json=body, params=query, headers=headers) as answer:
             if answer.status_code >= 300:

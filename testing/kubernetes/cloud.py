@@ -37,11 +37,11 @@ class Cloud:
         self.routers: list[RouterPod] = []
 
     def create(self, name: str, role: str = "decode", **pod: Any) -> Manifest:
-        """Of the chart's default pool, without a server in it."""
+        """Creates a pod of the chart's default pool, without a server in it."""
         return self.node.create(f"{self.release.prefix}-{role}-default", name, **pod)
 
     async def serve(self, pod: Manifest, role: str = "both") -> Any:
-        """A server at the pod's address, on the port that the chart says."""
+        """Starts a server at the pod's address, on the chart's port."""
         info = server_info(role, served_model_name="bundled_model", incarnation=pod["metadata"]["uid"])
         make, port = (ScriptedPrefill, 8100) if role == "prefill" else (ScriptedDecode, 8200)
         server: Scripted = make(info, port, pod["status"]["podIP"])
@@ -52,7 +52,7 @@ class Cloud:
         return server
 
     async def add(self, name: str, role: str = "both", **pod: Any) -> Any:
-        """A pod that is ready, and the server in it; one of both roles is a decode pool's."""
+        """Creates a ready pod and the server in it. A server of both roles belongs to a decode pool."""
         server = await self.serve(
             self.create(name, "prefill" if role == "prefill" else "decode", **pod), role
         )
@@ -60,7 +60,7 @@ class Cloud:
         return server
 
     async def start_router(self, release: Release | None = None) -> RouterPod:
-        """Answers, whether or not it is ready."""
+        """Starts a router. Returns once it answers, ready or not."""
         release = release or self.release
         name = f"router-{len(self.routers)}"
         node = Node(self.node.api, release.namespace)

@@ -1,6 +1,6 @@
-"""etcd and API servers on loopback, with RBAC and service accounts: what a cluster is without its nodes.
+"""etcd and API servers on loopback, with RBAC and service accounts: a cluster without its nodes.
 
-No controller, scheduler or kubelet runs. What they would do, tests do (node.py).
+No controller, scheduler or kubelet runs. Tests do their work (node.py).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from twinfang.stack.ports import LOOPBACK, free_ports
 
 ADMIN_TOKEN = "of-the-group-that-may-do-everything"
 START_DEADLINE_S = 120.0
-"""The first start of an API server makes its key and all built-in roles."""
+"""Long, because an API server's first start makes its key and all built-in roles."""
 
 
 class ApiServer:
-    """One kube-apiserver; its address and its certificate outlive its restarts."""
+    """One kube-apiserver. Its address and certificate stay the same over restarts."""
 
     def __init__(self, folder: Path, etcd_port: int, service_account_key: Path) -> None:
         (self.port,) = free_ports(1)
         self.host = LOOPBACK
         self.url = f"https://{LOOPBACK}:{self.port}"
         self.authority = folder / "certificates" / "apiserver.crt"
-        """Has its authority's certificate, too."""
+        """The file also contains the authority's certificate."""
         self._folder = folder
         self._etcd_port = etcd_port
         self._key = service_account_key
@@ -42,7 +42,8 @@ class ApiServer:
         self.process = self._process()
 
     def start(self, *, caches_pods: bool = True) -> None:
-        """``caches_pods``: whether watches are answered from its own memory, its default, or from etcd."""
+        """Starts it. ``caches_pods``: whether it answers watches from its own memory, its default, or from
+        etcd."""
         self.process = self._process() if caches_pods else self._process("--watch-cache-sizes=pods#0")
         self.process.start()
 
@@ -85,7 +86,7 @@ class ApiServer:
         wait_until(is_ready, f"kube-apiserver is ready; {self.process.log}", START_DEADLINE_S)
 
     def kubeconfig(self, path: Path) -> Path:
-        """An administrator's."""
+        """Writes an administrator's kubeconfig."""
         cluster = {"server": self.url, "certificate-authority": str(self.authority)}
         path.write_text(
             json.dumps(
@@ -103,13 +104,14 @@ class ApiServer:
 
 
 class ControlPlane:
-    """Routers and administrators use the first API server; while it is away, administrators have a second."""
+    """etcd and API servers. Routers and administrators use the first API server; while it is stopped,
+    administrators use a second one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.etcd = Etcd(folder)
         self.link = Link(self.etcd.port)
-        """Between etcd and the first API server."""
+        """The link between etcd and the first API server."""
         key = folder / "service-account.key"
         subprocess.run(
             [find_program("openssl"), "genrsa", "-out", str(key), "2048"], check=True, capture_output=True

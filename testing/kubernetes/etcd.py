@@ -1,4 +1,4 @@
-"""One etcd on loopback, and what its administrators do."""
+"""One etcd on loopback, and its administration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALL_TIMEOUT_S = 10.0
 
 
 class Etcd:
-    """Keeps what API servers say; compacts only when it is told to."""
+    """Stores the API servers' data; compacts only on demand."""
 
     def __init__(self, folder: Path) -> None:
         self.port, peer_port = free_ports(2)
@@ -34,7 +34,7 @@ class Etcd:
             return False
 
     def compact(self) -> int:
-        """Forgets all but the latest version of everything; returns the revision that it has now."""
+        """Forgets all versions except the latest of everything; returns the present revision."""
         answer = self._call("kv/range", key=base64.b64encode(b"/").decode())
         revision = int(answer["header"]["revision"])
         self._call("kv/compaction", revision=str(revision), physical=True)

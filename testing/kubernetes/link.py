@@ -1,4 +1,4 @@
-"""A way from one loopback port to another that can be cut and mended."""
+"""A connection from one loopback port to another that can be cut and repaired."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 5.0
 
 
 class Link:
-    """Passes bytes on, on a thread of its own."""
+    """Passes bytes on, in a separate thread."""
 
     def __init__(self, far_port: int) -> None:
         (self.port,) = free_ports(1)
@@ -28,12 +28,12 @@ class Link:
         self.mend()
 
     def mend(self) -> None:
-        """From now on connections are taken, on the port that it always has."""
+        """Accepts connections from now on, always on the same port."""
         if self._server is None:
             self._do(self._listen())
 
     def cut(self) -> None:
-        """Those that there are break, and new ones are refused."""
+        """Breaks existing connections and refuses new ones."""
         self._do(self._end())
 
     def close(self) -> None:

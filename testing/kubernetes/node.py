@@ -1,4 +1,4 @@
-"""What controllers, the scheduler and kubelets do to pods, done by hand."""
+"""The work of controllers, the scheduler and kubelets on pods, done by tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _numbers = itertools.count(1)
 
 
 def next_ip() -> str:
-    """Of loopback, and no other pod's: so servers can listen there, all on the port that the chart says."""
+    """Returns a loopback address that no other pod has, so that all servers can listen on the chart's
+    port."""
     number = next(_numbers)
     return f"127.77.{number >> 8}.{number & 255}"
 
 
 class Node:
-    """Has the pods of one namespace."""
+    """Manages the pods of one namespace."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api = api
@@ -36,7 +37,7 @@ class Node:
         labels: dict[str, str] | None = None,
         finalizers: tuple[str, ...] = (),
     ) -> Manifest:
-        """A pod as a Deployment would make it, on a node, running and not ready."""
+        """Creates a pod as a Deployment would make it, on a node, running and not ready."""
         path = f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{deployment}"
         template = self.api.get(path)["spec"]["template"]
         metadata = template["metadata"] | {"name": name, "finalizers": list(finalizers)}
@@ -61,15 +62,15 @@ class Node:
         return self.api.patch(self.path(name), {"metadata": metadata})
 
     def delete(self, name: str) -> Manifest:
-        """Its grace period begins, as long as the chart says."""
+        """Starts the pod's grace period, which is as long as the chart says."""
         return self.api.delete(self.path(name))
 
     def end(self, name: str) -> Manifest:
-        """Its containers have ended: the object goes, unless a finalizer holds it."""
+        """Removes the object, because its containers have ended, unless a finalizer holds it."""
         return self.api.delete(self.path(name), {"gracePeriodSeconds": 0})
 
     def token_of(self, pod: Manifest) -> str:
-        """Of its service account, for as long as the pod is there."""
+        """Returns the token of the pod's service account, valid while the pod exists."""
         account = pod["spec"]["serviceAccountName"]
         bound_to = {key: pod["metadata"][key] for key in ("name", "uid")} | {
             "kind": "Pod",

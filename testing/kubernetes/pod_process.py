@@ -1,7 +1,7 @@
-"""The one container of a pod of the chart: the real program, run as the pod says, with the pod's token.
+"""Runs the container of one of the chart's pods: the real program, as the pod says, with the pod's token.
 
-Its process has a mount namespace of its own, in which the token of its service account lies where it does in
-a container; arguments, environment and secrets are the pod's.
+The process has its own mount namespace, where the token of its service account lies at the same path as in a
+container. Arguments, environment and secrets are the pod's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TOKEN_FOLDER = "/run/secrets/kubernetes.io/serviceaccount"
 WITH_TOKEN = (
     f'mount -t tmpfs tmpfs /run && mkdir -p {TOKEN_FOLDER} && mount --bind "$0" {TOKEN_FOLDER} && exec "$@"'
 )
-"""A shell's script: in the mount namespace, its argument 0 lies where a pod's token does."""
+"""A shell script that mounts argument 0 in its mount namespace at the path of a pod's token."""
 
 
 class PodProcess:
-    """Of a pod object; not started yet."""
+    """The process of a pod object; not started yet."""
 
     def __init__(self, node: Node, server: ApiServer, pod: Manifest, folder: Path) -> None:
         self.pod = pod
@@ -53,7 +53,7 @@ class PodProcess:
 
     @property
     def has_token(self) -> bool:
-        """Whether the API server has mounted one."""
+        """Returns whether the API server has mounted a token."""
         return any(
             "serviceAccountToken" in source
             for volume in self.pod["spec"]["volumes"]
@@ -61,12 +61,12 @@ class PodProcess:
         )
 
     def renew_token(self) -> None:
-        """As kubelets do before it expires."""
+        """Renews the token, as kubelets do before it expires."""
         (self._tokens / "token").write_text(self._node.token_of(self.pod))
         (self._tokens / "ca.crt").write_text(self._server.authority.read_text())
 
     def _write_secrets(self, container: Manifest) -> dict[str, Path]:
-        """Folders of this machine by the path that the pod has them at."""
+        """Writes the secrets; returns local folders by their path in the pod."""
         secrets = {
             volume["name"]: volume["secret"]["secretName"]
             for volume in self.pod["spec"]["volumes"]

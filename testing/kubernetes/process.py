@@ -1,4 +1,4 @@
-"""Programs that run beside the tests and end with them, however those end."""
+"""Programs that run beside the tests and end with them, however the tests end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FOLDER_VARIABLE = "KUBERNETES"
-"""Names a folder with programs; those that it lacks are looked for in PATH."""
+"""Environment variable with a folder of programs; programs that are missing there are looked for in PATH."""
 STOP_DEADLINE_S = 5.0
-"""API servers wait for watches to end, which they don't."""
+"""Short, because API servers wait for watches to end, which never end."""
 TAIL_BYTES = 6000
 PROGRAMS = ("kube-apiserver", "etcd", "openssl", "setpriv", "unshare")
 
 
 class ProgramMissingError(Exception):
-    """Says which program, where it was looked for and how it is had."""
+    """A program is missing; the message says where it was looked for and how to get it."""
 
 
 def find_program(name: str) -> str:
@@ -34,7 +34,7 @@ def find_program(name: str) -> str:
 
 
 class Process:
-    """One program; it may be started again after its end, and is killed by the kernel if the tests are.
+    """One program. It may be started again after its end. The kernel kills it if the tests are killed.
 
     Start it from the main thread: the kernel watches the thread that starts it.
     """
@@ -59,7 +59,7 @@ class Process:
             )
 
     def stop(self) -> None:
-        """In order, and by force if that takes too long."""
+        """Stops the program in order, or by force if that takes too long."""
         self.signal(signal.SIGTERM)
         if self._running is not None:
             try:

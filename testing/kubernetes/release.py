@@ -15,33 +15,33 @@ from testing.kubernetes.control_plane import ApiServer
 from testing.kubernetes.schemas import KeptBack, Schemas
 
 OLDEST_VERSION = (1, 27)
-"""That the chart is for."""
+"""The oldest Kubernetes version that the chart supports."""
 RENDERED_VERSION = (1, 34)
-"""For a cluster that is older than that."""
+"""The version for which the chart is rendered if the cluster is older than the oldest."""
 COMMAND_TIMEOUT_S = 60.0
 
 
 class CommandFailedError(Exception):
-    """With what the program has said."""
+    """A command failed; the message is the program's output."""
 
 
 @dataclass
 class Release:
-    """``files`` and ``values`` on top of the chart's own values."""
+    """A release with ``files`` and ``values`` on top of the chart's own values."""
 
     server: ApiServer
     namespace: str
     folder: Path
     name: str = RELEASE
     kept_back: KeptBack = field(default_factory=KeptBack)
-    """From the API server, of what was applied last."""
+    """What was kept back from the API server at the last apply."""
 
     @property
     def prefix(self) -> str:
         return f"{self.name}-twinfang"
 
     def render(self, values: Manifest | None = None, *files: Path) -> list[Manifest]:
-        """As Helm does for this cluster."""
+        """Renders the release as Helm does for this cluster."""
         version = self._version()
         major, minor = version if version >= OLDEST_VERSION else RENDERED_VERSION
         sources = [argument for file in files for argument in ("--values", str(file))]
@@ -51,7 +51,7 @@ class Release:
         return [document for document in yaml.safe_load_all(text) if document]
 
     def apply(self, manifests: list[Manifest]) -> list[Manifest]:
-        """What the API server knows of them; returns that."""
+        """Applies the objects, without what the API server does not know, and returns them."""
         with self.server.as_admin() as api:
             fitted, self.kept_back = Schemas(api).fitted(manifests)
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(fitted))
@@ -71,7 +71,7 @@ class Release:
             return api.version()
 
     def _run(self, command: list[str], stdin: str) -> str:
-        """With a home of its own: nobody's configuration is read, and nobody's caches are."""
+        """Runs a command with its own home directory, so that it uses nobody's configuration or caches."""
         kubeconfig = self.server.kubeconfig(self.folder / "kubeconfig")
         environment = os.environ | {"HOME": str(self.folder), "KUBECONFIG": str(kubeconfig)}
         process = subprocess.run(

@@ -1,4 +1,4 @@
-"""The router of a release, run as its pod says, and what it tells."""
+"""The router of a release, run as its pod says, and its answers."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class RouterPod(PodProcess):
             return False
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """By address."""
+        """Returns the workers by address."""
         answer = self._client.get("/admin/v1/workers")
         assert answer.status_code == 200, answer.text
         return {worker["address"]: worker for worker in answer.json()["workers"]}
 
     def in_use(self) -> set[str]:
-        """Addresses that new requests may go to."""
+        """Returns the addresses to which new requests may go."""
         return {address for address, worker in self.workers().items() if worker["state"] == "serving"}
 
     def why_not_ready(self) -> str:
-        """Empty if it is."""
+        """Returns why the router is not ready; empty if it is ready."""
         answer = self._client.get("/readyz")
         return "" if answer.status_code == 200 else str(answer.json()["error"]["message"])
 
     def metric(self, name: str, **labels: str) -> float:
-        """Labels in the order that they are shown in; 0 if there is no such series."""
+        """Returns a metric's value, 0 if there is no such series. Labels must be in the page's order."""
         shown = ",".join(f'{label}="{value}"' for label, value in labels.items())
         series = re.escape(f"{name}{{{shown}}}" if labels else name)
         found = re.search(rf"^{series} (\S+)$", self._client.get("/metrics").text, re.MULTILINE)
@@ -61,7 +61,7 @@ class RouterPod(PodProcess):
         return self.metric("twinfang_discovery_relists_total", cause=cause)
 
     async def ask(self) -> int:
-        """The status of a completion."""
+        """Requests a completion; returns its status."""
         body = {"model": "bundled_model", "prompt": [5, 6, 7], "max_tokens": 2}
         async with httpx.AsyncClient(base_url=self.url, timeout=CALL_TIMEOUT_S) as client:
             return (await client.post("/v1/completions", json=body)).status_code

@@ -1,7 +1,7 @@
-"""What an API server knows of an object: for one that is older than what the chart asks for.
+"""The fields that an API server knows, for servers older than the chart expects.
 
-The chart is for Kubernetes 1.27 and newer. An older API server takes what is left of its objects without the
-fields that it has never heard of; tests say which those are. From a newer one nothing is kept back.
+The chart is for Kubernetes 1.27 and newer. An older API server gets the objects without the fields that it
+does not know; tests say which these are. From a newer API server nothing is kept back.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ OLDER_VERSIONS = {
     ("policy/v1", "PodDisruptionBudget"): "policy/v1beta1",
     ("autoscaling/v2", "HorizontalPodAutoscaler"): "autoscaling/v2beta2",
 }
-"""Of the same fields, as far as the chart uses them."""
+"""Older versions of API groups with the same fields, as far as the chart uses them."""
 
 
 @dataclass
 class KeptBack:
-    """What an API server does not know."""
+    """What is kept back because an API server does not know it."""
 
     kinds: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
-    """Paths, the kind in front and without indices."""
+    """Paths of fields, beginning with the kind, without indices."""
     versions: set[str] = field(default_factory=set)
-    """Given as an older one."""
+    """Versions that are replaced by an older one."""
 
 
 class Schemas:
-    """Of all kinds that an API server has, as its OpenAPI document says."""
+    """The schemas of all kinds of an API server, from its OpenAPI document."""
 
     def __init__(self, api: Api) -> None:
         self._definitions: dict[str, Any] = api.get("/openapi/v2")["definitions"]
@@ -42,11 +42,12 @@ class Schemas:
 
     @property
     def kinds(self) -> set[str]:
-        """``group/version kind``."""
+        """Returns all kinds as ``group/version kind``."""
         return {f"{version} {kind}" for version, kind in self._by_kind}
 
     def fitted(self, manifests: list[Manifest]) -> tuple[list[Manifest], KeptBack]:
-        """Objects without what the API server does not know."""
+        """Returns the objects without the fields that the API server does not know, and what was kept
+        back."""
         kept_back, fitted = KeptBack(), []
         for manifest in manifests:
             version, kind = manifest["apiVersion"], manifest["kind"]

@@ -1,1 +1,1 @@
-"""Pools and processes at both ends of a transfer."""
+"""Pools and processes for both ends of a transfer."""

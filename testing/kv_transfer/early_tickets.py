@@ -1,4 +1,4 @@
-"""Tickets of prompts that are still being computed."""
+"""Tickets of prompts that are not completely computed yet."""
 
 from __future__ import annotations
 

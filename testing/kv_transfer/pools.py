@@ -1,4 +1,4 @@
-"""Pools for transfers: shapes worth trying, and bytes that tell which unit they belong to."""
+"""Pools for transfers: a range of shapes, and bytes that identify their unit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ SPEC = CacheSpec(
 BLOCK_SIZE = 8
 
 POISON = 0xA5
-"""What a destination holds before a transfer; a byte that changed without being named shows."""
+"""The content of a destination before a transfer. It shows bytes that changed although no transfer named
+them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolShape:
-    """All that a process needs to make pools like another's; picklable."""
+    """All parameters that a process needs to make the same pools as another; picklable."""
 
     spec: CacheSpec = SPEC
     block_size: int = BLOCK_SIZE
@@ -42,12 +43,12 @@ class PoolShape:
 
     @property
     def last_slot(self) -> int:
-        """Null where there are no states."""
+        """The null slot if there are no states."""
         return self.num_slots - 1 if self.spec.has_state else 0
 
     @property
     def most_blocks(self) -> int:
-        """That a request can have."""
+        """Most blocks that a request can have."""
         return self.num_blocks - 1 if self.spec.has_kv else 0
 
     def caches(self) -> Caches:
@@ -70,7 +71,7 @@ def unit_bytes_of(pool: torch.Tensor) -> torch.Tensor:
 
 
 def fill(caches: Caches, seed: int) -> None:
-    """Random bytes that any process makes again from the same seed and shape."""
+    """Fill the pools with random bytes, which any process can make again from the same seed and shape."""
     generator = torch.Generator().manual_seed(seed)
     for pool in (caches.kv, caches.state):
         units = unit_bytes_of(pool)
@@ -83,7 +84,7 @@ def poison(caches: Caches) -> None:
 
 
 def transport_variables(transport: str) -> dict[str, str]:
-    """UCX's environment for a transport of the tests.
+    """Return UCX's environment for a transport of the tests.
 
     | name | a READ |
     |---|---|
@@ -94,6 +95,6 @@ def transport_variables(transport: str) -> dict[str, str]:
 
 
 def with_rank(reply: HandshakeReply, **changes: object) -> HandshakeReply:
-    """The reply of a server with one rank, whose memory is another."""
+    """Return the reply of a server with one rank, whose memory is another."""
     (rank,) = reply.ranks
     return dataclasses.replace(reply, ranks=(dataclasses.replace(rank, **changes),))  # type: ignore[arg-type]

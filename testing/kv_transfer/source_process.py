@@ -1,6 +1,6 @@
-"""A prefill server's memory in a process of its own, driven over a pipe.
+"""A prefill server's memory in a separate process, controlled over a pipe.
 
-The process holds one :class:`TransferSource` at a time, on pools that the test may fill and look at. A test
+The process holds one :class:`TransferSource` at a time, on pools that the test may fill and read. A test
 kills or freezes it like any other process.
 """
 
@@ -59,7 +59,7 @@ class SourceProcess:
         max_leases: int = 64,
         environment: dict[str, str] | None = None,
     ) -> str:
-        """Replaces the source by a new one; returns its incarnation."""
+        """Replaces the source by a new one; returns the new incarnation."""
         incarnation = incarnation or f"source-{self.pid}-{time.monotonic_ns()}"
         self._ask(
             "open",
@@ -86,7 +86,7 @@ class SourceProcess:
         self._ask("end", data=encode(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)))
 
     def next_ended(self, timeout_s: float = DEADLINE_S) -> EndedLease:
-        """The next lease that ended; waits for it."""
+        """Waits for the next lease that ends, and returns it."""
         ended = self._ask("next_ended", timeout_s=timeout_s)
         assert isinstance(ended, EndedLease), f"no lease ended within {timeout_s} s"
         return ended
@@ -95,7 +95,7 @@ class SourceProcess:
         self._ask("fill", seed=seed)
 
     def pools(self) -> list[bytes]:
-        """All bytes of both pools."""
+        """Returns all bytes of both pools."""
         return list(self._ask("pools"))
 
     def num_leases(self) -> int:
@@ -105,11 +105,11 @@ class SourceProcess:
         return int(self._ask("num_threads"))
 
     def cpu_seconds(self, wall_s: float) -> float:
-        """Processor time that the process takes within ``wall_s`` seconds of nothing asked of it."""
+        """Returns the processor time of the process during ``wall_s`` seconds without any command."""
         return float(self._ask("cpu_seconds", wall_s=wall_s))
 
     def fatal(self, timeout_s: float = DEADLINE_S) -> str:
-        """What ``on_fatal`` was called with; waits for it."""
+        """Waits until ``on_fatal`` is called; returns its argument."""
         return str(self._ask("fatal", timeout_s=timeout_s))
 
     def break_lease_callback(self) -> None:
@@ -133,7 +133,7 @@ class SourceProcess:
         self._process.join(DEADLINE_S)
 
     def quit(self) -> int | None:
-        """Ends the process as a server ends; returns its exit code, None if it is still there."""
+        """Ends the process as a server ends; returns its exit code, or None if it still runs."""
         if self._process.is_alive():
             with contextlib.suppress(OSError):
                 self.thaw()
@@ -155,7 +155,7 @@ class SourceProcess:
 
 
 class _Server(SourceListener):
-    """The process's side: one method a command."""
+    """The process's side, with one method for each command."""
 
     def __init__(self) -> None:
         self.source: TransferSource | None = None
@@ -255,7 +255,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _commands(pipe: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Until the test says quit or goes away."""
+    """Yields commands until the test quits or ends."""
     while True:
         try:
             command, arguments = pipe.recv()

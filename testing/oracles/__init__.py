@@ -1,1 +1,1 @@
-"""What is right: ties between logits, the recall task."""
+"""Correct answers: ties between logits, the recall task."""

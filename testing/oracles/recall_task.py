@@ -1,15 +1,15 @@
-"""The associative recall task: many `key=value;` pairs, then one key whose value is to be repeated.
+"""The associative recall task: many `key=value;` pairs, then one key whose value the model must repeat.
 
     QX=402;ZP=913;…;?QX=      →  402
 
 A key is two capital letters, a value three digits. The bundled model's tokenizer gives each of these
-characters, and `=`, `;` and `?`, a token of its own, so lengths in tokens are lengths in characters and a
-prompt of any wanted length can be made without a tokenizer. The model solves the task, so a key-value block
-or a Mamba state that was lost, mixed up or read too late shows as wrong answers.
+characters, and `=`, `;` and `?`, its own token. So lengths in tokens are lengths in characters, and no
+tokenizer is needed to make a prompt of a wanted length. The model solves the task, so a key-value block or a
+Mamba state that was lost, mixed up or read too late shows as wrong answers.
 
-The same question as a chat turn stands eight tokens away from its answer: there the key itself comes out of
-the SSM state. Correct answers when a part of h(N-1) is changed before the last prompt token is run (100
-prompts of 256 tokens):
+As a chat turn, the same question stands eight tokens before its answer: the key itself then comes from the
+SSM state. The table counts correct answers when a part of h(N-1) is changed before the last prompt token is
+run (100 prompts of 256 tokens):
 
 | form | as it is | conv state zeroed | SSM state zeroed | another request's state |
 |---|---|---|---|---|
@@ -35,7 +35,7 @@ ANSWER_TOKENS = 3
 CHAT_BEFORE = "<|im_start|>user\n"
 CHAT_AFTER = "<|im_end|>\n<|im_start|>assistant\n"
 CHAT_TOKENS = 12
-"""What the bundled model's chat template puts around a user's one message: 4 tokens before, 8 after."""
+"""Tokens that the bundled model's chat template puts around a single user message: 4 before, 8 after."""
 MIN_PROMPT_TOKENS = PAIR_TOKENS + QUERY_TOKENS
 MAX_PAIRS = len(string.ascii_uppercase) ** 2
 """Keys are distinct within a prompt."""
@@ -52,10 +52,10 @@ class RecallPrompt:
     """Length of `prompt` in tokens of the bundled model."""
     num_pairs: int
     pair_index: int
-    """Which pair, counted from the start, is asked for."""
+    """Index of the pair that is asked for, from the start."""
 
     def is_correct(self, completion: str) -> bool:
-        """Exact match of the whole value; what follows it does not matter."""
+        """Returns whether the whole value matches exactly; the text after it does not matter."""
         return completion[: len(self.answer)] == self.answer
 
 
@@ -77,7 +77,7 @@ def distinct_keys(rng: random.Random, num_keys: int) -> list[str]:
 
 
 def make_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
-    """The prompt that `seed` names, of exactly `length_tokens` tokens.
+    """Returns the prompt of `seed`, of exactly `length_tokens` tokens.
 
     Leftover tokens that make no whole pair become digits in front of the first pair.
     Raises ValueError outside `MIN_PROMPT_TOKENS … MAX_PROMPT_TOKENS`.
@@ -104,7 +104,8 @@ def make_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
 
 
 def make_chat_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
-    """The question of `length_tokens - CHAT_TOKENS` tokens as a chat: `length_tokens` with the template.
+    """Returns the question of `length_tokens - CHAT_TOKENS` tokens as a chat: `length_tokens` with the
+    template.
 
     For a chat completion send `chat_content(prompt)` as the user's message.
     """

@@ -1,4 +1,4 @@
-"""Comparing greedy tokens with a reference's logits, where two of these may be equal to rounding."""
+"""Compares greedy tokens with a reference's logits, where two logits may be equal up to rounding."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 TIE = 1e-5
-"""Relative distance of the reference's two best logits below which either token is right."""
+"""Relative distance of the reference's two best logits below which both tokens count as right."""
 MAX_TIES = 1 / 2000
 
 
 def count_ties(num_prompt: int, answer: Sequence[int], logits: Tensor) -> int:
-    """Ties in an answer, every token of which is one of the reference's best.
+    """Counts the ties in an answer, every token of which must be one of the reference's best.
 
-    logits ``[num_prompt + len(answer) - 1, vocab]``: the reference's after prompt and answer so far.
-    Raises :class:`AssertionError` that names the first token that is none of them.
+    logits ``[num_prompt + len(answer) - 1, vocab]``: the reference's logits after the prompt and each part of
+    the answer. Raises :class:`AssertionError` that names the first token that is not among the best.
     """
     ties = 0
     for step, (token, row) in enumerate(zip(answer, logits[num_prompt - 1 :], strict=True)):

@@ -1,1 +1,1 @@
-"""Servers and routers that answer by a script, over real gRPC."""
+"""Scripted servers over real gRPC, and routers in front of them."""

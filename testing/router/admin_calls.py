@@ -1,4 +1,4 @@
-"""What clients of the admin API ask."""
+"""Calls of the admin API's clients."""
 
 from __future__ import annotations
 

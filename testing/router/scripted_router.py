@@ -1,4 +1,4 @@
-"""A router over real HTTP in front of scripted servers, and what its clients ask."""
+"""A router over real HTTP in front of scripted servers, and its clients' requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Stack:
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
-        """Not for every test: it reads all of the machine's certificates."""
+        """Returns an OpenAI client. It reads all of the machine's certificates, so not every test should use
+        it."""
         made = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.exits.push_async_callback(made.close)
         return made
@@ -65,7 +66,7 @@ class Stack:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"} | body)
 
     async def chat(self, *said: str, **body: Any) -> httpx.Response:
-        """What the user and the assistant said, in turns."""
+        """Sends a chat in which the user and the assistant said these texts in turns."""
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said or ("hello",))]
         return await self.client.post(
@@ -78,17 +79,18 @@ class Stack:
 
 POLL_INTERVAL_S = 0.005
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Of clients of a router that has none: else each would read all of the machine's certificates."""
+"""For clients of a router without TLS. By default each client would read all of the machine's
+certificates."""
 
 
 def why_not_ready(stack: Stack) -> str:
-    """As operators are told; empty if it is ready."""
+    """Returns the reason as operators see it; empty if the router is ready."""
     absence = stack.services.absence
     return "" if absence is None else absence.detail
 
 
 async def events_of(stack: Stack, started: asyncio.Event | None = None, **body: Any) -> list[dict[str, Any]]:
-    """The data of a streamed completion's events, in order; ``started`` is set at the first."""
+    """Returns the data of a streamed completion's events, in order. ``started`` is set at the first event."""
     request = {"model": MODEL, "prompt": "hello", "stream": True} | body
     async with stack.client.stream("POST", "/v1/completions", json=request) as response:
         assert response.status_code == 200, await response.aread()
@@ -109,7 +111,8 @@ async def raw_request(
     path: str = "/v1/completions",
     head: str = "",
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A POST on a connection of its own, perhaps with less of a body than it says; ``head`` has lines."""
+    """Sends a POST on its own connection, possibly with a shorter body than it declares. ``head`` contains
+    header lines."""
     host, port = stack.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     size = len(body) if content_length is None else content_length
@@ -120,7 +123,8 @@ async def raw_request(
 
 
 class PromptServer(HttpServer):
-    """Looks more often than ten times a second whether it is to stop: hundreds of tests wait for that."""
+    """A server that checks more than ten times a second whether it should stop, because hundreds of tests
+    wait for its stop."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(counter=0):
@@ -144,7 +148,7 @@ async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]
 
 
 async def samples_of(stack) -> dict[tuple[str, ...], float]:
-    """By name and label values."""
+    """Returns the samples by name and label values."""
     text = (await stack.client.get("/metrics")).text
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -154,7 +158,7 @@ async def samples_of(stack) -> dict[tuple[str, ...], float]:
 
 
 async def raw(url: str, *parts: bytes) -> bytes:
-    """What comes back until the connection is closed."""
+    """Sends the parts; returns all bytes until the connection is closed."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

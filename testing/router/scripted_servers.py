@@ -1,6 +1,6 @@
-"""Servers that speak the wire's messages over real gRPC and answer as a test tells them to.
+"""Servers that exchange the wire's messages over real gRPC and answer as a test tells them.
 
-The router's behaviour is what is tested with them: streams that break, servers that refuse.
+They test the router's behaviour when streams break or servers refuse.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from wire.rpc import (
 VOCAB_SIZE, MAX_MODEL_LEN = 400, 256
 
 Send = Callable[..., None]
-"""Called with the outputs of one step."""
+"""Sends the outputs of one step."""
 DecodeScript = Callable[[Submit, Send], Awaitable[None]]
 PrefillScript = Callable[[PrefillRequest], Awaitable[PrefillReply]]
 
@@ -79,7 +79,7 @@ def server_info(role: str, **changes: Any) -> ServerInfo:
 
 
 def server_stats(**changes: Any) -> ServerStats:
-    """Of a server that has nothing, with ``changes``."""
+    """Returns the stats of an idle server, with ``changes``."""
     without_default = (f.name for f in dataclasses.fields(ServerStats) if f.default is dataclasses.MISSING)
     figures: dict[str, Any] = dict.fromkeys(without_default, 0)
     return ServerStats(**(figures | {"leases_ended": {}, "transfer_failures": {}} | changes))
@@ -91,9 +91,9 @@ def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
 
 
 def saying(token_ids: list[int], *, per_step: int = 1, ends: bool = False) -> DecodeScript:
-    """Answers with ``token_ids``, as many a step as said, up to max_tokens.
+    """Answers with ``token_ids``, ``per_step`` at a time, up to max_tokens.
 
-    ``ends``: the last of them is a token that stops the answer, the end of sequence for example.
+    ``ends``: the last token stops the answer, like the end of sequence.
     """
 
     async def script(submit: Submit, send: Send) -> None:
@@ -140,32 +140,32 @@ async def silent(submit: Submit, send: Send) -> None:
 
 @dataclass
 class Scripted:
-    """What both kinds of servers share: a port, an identity, an end."""
+    """The common parts of both kinds of servers: a port, an identity, an end."""
 
     info: ServerInfo
     port: int = 0
     host: str = "127.0.0.1"
     stats: ServerStats | None = field(default_factory=server_stats)
-    """None: it never answers GetStats."""
+    """If None, GetStats is never answered."""
     prefixes: PrefixNews = field(default_factory=lambda: PrefixNews(1, True))
     has_health: bool = False
-    """Whether it has gRPC's standard health service."""
+    """Whether the server has gRPC's standard health service."""
     health: Health | None = None
     server: grpc.aio.Server | None = None
     drains: list[SetDraining] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
-    """SetDraining is answered once this is set, as it is at first."""
+    """SetDraining is answered once this is set; it is set at first."""
     may_speak: asyncio.Event = field(default_factory=asyncio.Event)
-    """Describe and GetStats are answered while this is set, as it is at first."""
+    """Describe and GetStats are answered while this is set; it is set at first."""
     num_described: int = 0
-    """How often it was asked who it is."""
+    """Number of Describe calls so far."""
 
     def __post_init__(self) -> None:
         self.may_drain.set()
         self.may_speak.set()
 
     def freeze(self) -> None:
-        """It answers nobody who asks for it; its port stays open."""
+        """Stops answering; its port stays open."""
         self.may_speak.clear()
 
     def thaw(self) -> None:
@@ -213,7 +213,7 @@ class Scripted:
         await self.server.start()
 
     async def stop(self) -> None:
-        """As abruptly as a crash."""
+        """Stops as abruptly as a crash."""
         if self.server is not None:
             await self.server.stop(None)
             self.server = None
@@ -229,9 +229,9 @@ class ScriptedDecode(Scripted):
     cancelled: list[str] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
     send: Send = lambda *outputs: None
-    """Of the stream that was opened last; a script has its own."""
+    """Sends to the most recently opened stream; a script has its own."""
     num_streams: int = 0
-    """That are open."""
+    """Number of open streams."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         return [service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})]

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds that models use, built on the spot."""
+"""Small tokenizers of the two kinds that models use, made by the tests."""
 
 import json
 from functools import cache
@@ -43,7 +43,8 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 has it: `▁` for spaces, unknown characters as byte tokens, first space dropped."""
+    """Returns a tokenizer like Llama 2's: `▁` for spaces, unknown characters as byte tokens, first space
+    dropped."""
     pieces = [*SPECIAL_TOKENS, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "▁hello", "▁w", "é"]
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("▁", "w")]
@@ -58,7 +59,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def write_model_dir(folder: Path, *, settings: dict | None = None, generation: dict | None = None) -> Path:
-    """A model folder as far as the router reads it."""
+    """Writes the parts of a model folder that the router reads."""
     folder.mkdir(parents=True, exist_ok=True)
     byte_level_backend().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(

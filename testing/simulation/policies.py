@@ -1,8 +1,8 @@
-"""Servers, routers and requests in simulated time: no sockets, no sleeps, the same with the same seed.
+"""Servers, routers and requests in simulated time: no sockets, no sleeps, the same result for the same seed.
 
-A prefill server computes prompts one behind the other. Each router has its own policy and its own view of the
-servers, made of their figures, which are as old as said, and of what it has sent itself. Servers have a cache
-of prefixes, if they are given room for it, that can start from every block's end.
+A prefill server computes prompts one after the other. Each router has its own policy and its own view of the
+servers: their figures, which have a given age, and its own requests. Servers may have a prefix cache of a
+given size, from which a prompt can continue at every block's end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SimulatedServer:
         return int(max(0.0, self.busy_until - now) * self.tokens_per_s)
 
     def add(self, now: float, demand: Demand) -> float:
-        """When the prompt is computed."""
+        """Adds a prompt; returns when it is computed."""
         num_tokens = len(demand.token_ids)
         num_cached = self._look_up(demand) if self.cache_blocks else 0
         self.num_prompts += 1
@@ -58,7 +58,7 @@ class SimulatedServer:
         return self.busy_until
 
     def _look_up(self, demand: Demand) -> int:
-        """Tokens that the cache had; now it has all full blocks."""
+        """Returns the number of cached tokens. Afterwards the cache holds all full blocks of the prompt."""
         tokens = demand.token_ids[:-1]
         keys = block_keys(tokens, block_size=BLOCK_SIZE, fingerprint="f", salt=demand.cache_salt)
         num_hits = next((i + 1 for i in range(len(keys) - 1, -1, -1) if keys[i] in self.cache), 0)
@@ -73,7 +73,7 @@ class SimulatedServer:
 
 
 class Simulation(SimulatedTime):
-    """``figures_every_s``: how often routers hear of the servers' load; None: never."""
+    """A simulation. ``figures_every_s``: how often routers get the servers' load; None: never."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Simulation(SimulatedTime):
         self.ttfts_s: list[float] = []
         """Wait and prefill of each request, in the order of their arrival."""
         self.fullest = 0
-        """Most tokens that were queued at one server."""
+        """Most tokens that were queued at one server at a time."""
         self._figures_every_s = figures_every_s
         for i in range(num_servers):
             self.join(SimulatedServer(f"server-{i}:1", cache_blocks=cache_blocks))
@@ -109,7 +109,7 @@ class Simulation(SimulatedTime):
             router.join(server.address, INFO)
 
     def leave(self, address: str) -> SimulatedServer:
-        """As a server that drains: nothing more is sent there, what it has is computed."""
+        """Drains a server: it gets no more requests, but computes those that it has."""
         return self.servers.pop(address)
 
     def request(self, time_s: float, demand: Demand) -> None:
@@ -123,7 +123,7 @@ class Simulation(SimulatedTime):
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompt tokens that a cache had."""
+        """Returns the share of all prompt tokens that a cache had."""
         servers = self.servers.values()
         return sum(one.num_cached for one in servers) / sum(one.num_tokens for one in servers)
 
@@ -152,7 +152,7 @@ class Simulation(SimulatedTime):
 
 
 def _stats(queued_tokens: int) -> ServerStats:
-    """Of a server whose blocks are not what is short."""
+    """Returns stats of a server that does not lack blocks."""
     zeros = {f.name: 0 for f in fields(ServerStats) if f.default is MISSING and f.default_factory is MISSING}
     figures = zeros | {"queued_tokens": queued_tokens, "num_blocks": 1000, "free_blocks": 1000}
     return ServerStats(**figures)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Simulated time, and routers in it: the router's own policies and bookkeeping, no sockets, no sleeps."""
+"""Simulated time, and routers in it: the real policies and bookkeeping, no sockets, no sleeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.messages.generation import ServerInfo
 
 
 class SimulatedTime:
-    """What happens when; events of one moment happen in the order in which they were set."""
+    """Runs events in order of time; events of one moment run in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,7 +41,7 @@ class SimulatedRouter:
         assignments.appeared(info)
 
     def choose(self, addresses: Collection[str], demand: Demand) -> str:
-        """The address, of those given, that the policy takes."""
+        """Returns the address that the policy chooses among ``addresses``."""
         candidates = [
             Candidate(address, known.load(), known.prefixes.cached_tokens(demand))
             for address, known in self.known.items()

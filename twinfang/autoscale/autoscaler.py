@@ -1,4 +1,4 @@
-"""The loop: read pages, decide, say it, and scale if that is wanted."""
+"""The loop: reads pages, decides, prints each decision, and scales if --apply is given."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TPOT_MEMORY_S = 3600.0
-"""Lengths of prompts change over a day, and with them what a row costs."""
+"""How long measured TPOT is used. Prompt lengths change over a day, and with them the cost of a row."""
 
 
 @dataclass
 class Pool:
-    """What is known of one, from one look to the next."""
+    """The state of one pool between two looks."""
 
     source: PoolSource
     window: PageWindow
@@ -39,11 +39,12 @@ class Pool:
     history: PoolHistory
     num_serving: int = 0
     said: tuple[str, int, int] | str = ""
-    """What the last line was about: its numbers may change without another line."""
+    """The subject of the last line. Another line is printed only if the subject changes, not for new
+    numbers."""
 
 
 class Autoscaler:
-    """``say`` gets a line for each decision that is another than the last one."""
+    """Plans both pools. ``say`` gets a line for each decision that differs from the last one."""
 
     def __init__(
         self,
@@ -60,26 +61,26 @@ class Autoscaler:
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
         self._no_router = ""
-        """Why nothing can be computed, where that is the routers' fault; empty: it is not."""
+        """Why nothing can be computed if no router's metrics were read; empty if some were."""
         self._tpot_seen: deque[tuple[float, TpotPoint]] = deque()
 
     def _pool(self, source: PoolSource) -> Pool:
         config, target = self._config, None
         if source.deployment:
-            from twinfang.autoscale.scale_target import ScaleTarget  # what it needs is an extra
+            from twinfang.autoscale.scale_target import ScaleTarget  # it needs an optional package
 
             target = ScaleTarget(config.namespace, source.deployment, config.kubeconfig)
         return Pool(source, PageWindow(config.window_s), target, PoolHistory())
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             began_s = self._clock()
             await self.look()
             await asyncio.sleep(max(0.0, self._config.interval_s - (self._clock() - began_s)))
 
     async def look(self) -> None:
-        """Once: reads everything and decides for both pools."""
+        """Reads all pages once and decides for both pools."""
         now_s = self._clock()
         has_routers = await self._read_pages(now_s)
         routers = router_reading(self.routers) if has_routers else None
@@ -90,7 +91,7 @@ class Autoscaler:
             await self._plan(pool, needs, now_s)
 
     async def _read_pages(self, now_s: float) -> bool:
-        """Whether any router was read twice."""
+        """Reads all pages. Returns whether any router has been read twice."""
         config = self._config
         sources = (config.router_urls, config.prefill.urls, config.decode.urls)
         routers, prefill, decode = await asyncio.gather(*(read_pages(urls, now_s) for urls in sources))
@@ -104,10 +105,11 @@ class Autoscaler:
         return bool(self.routers.changes())
 
     def _log_unread(self, found: list[Page | Unread]) -> None:
-        """Once, as long as it stays so: pods that start have an address before they listen."""
+        """Logs each unreadable page once, until its state changes. Starting pods have an address before they
+        listen."""
         unread = {one for one in found if isinstance(one, Unread)}
         for one in sorted(unread - self._unread, key=lambda one: one.address):
-            log.warning("no metrics of %s: %s", one.address, one.reason)
+            log.warning("can't read metrics of %s: %s", one.address, one.reason)
         self._unread = unread
 
     def _prefill_needs(self, routers: RouterReading | None) -> Needs | None:
@@ -175,7 +177,7 @@ def _line(role: str, size: PoolSize, decision: Decision, *, will_apply: bool) ->
 def _no_router(urls: Iterable[str], found: list[Page | Unread]) -> str:
     unread = [f"{one.address}: {one.reason}" for one in found if isinstance(one, Unread)]
     told = "; ".join(unread) or f"{', '.join(urls)}: the name stands for no address"
-    return f"no router tells its metrics ({told}): check that one runs, and --router-metrics"
+    return f"no router's metrics can be read ({told}): check that a router runs, and check --router-metrics"
 
 
 def _read_of(found: list[Page | Unread]) -> list[Page]:

@@ -1,4 +1,4 @@
-"""The command's process."""
+"""Runs ``twinfang autoscale``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """Raises :class:`ConfigError` for flags that do not go together."""
+    """Prepares the command. Raises :class:`ConfigError` for flags that contradict one another."""
     config = AutoscaleConfig(
         router_urls=values.router_metrics,
         prefill=_pool(values, "prefill"),
@@ -34,7 +34,7 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
         metrics_port=values.metrics_port or 0,
     )
     if config.namespace and config.kubeconfig is None:
-        from router.kubernetes.cluster import require_service_account  # what it needs is an extra
+        from router.kubernetes.cluster import require_service_account  # it needs an optional package
 
         require_service_account()
     return partial(_run, config)

@@ -9,29 +9,29 @@ from twinfang.flags.values import integer, plain_http_url, port_or_off, positive
 
 ROUTER_METRICS = Flag(
     *("--router-metrics", "URL", plain_http_url),
-    "a metrics page of routers, http://HOST:8000/metrics; of a name that has several addresses, those of all "
-    "are read; repeat for more",
+    "metrics page of routers, http://HOST:8000/metrics; if the name has several addresses, the pages of "
+    "all are read; repeat for more",
     repeatable=True,
 )
 PREFILL_METRICS = Flag(
-    *("--prefill-metrics", "URL", plain_http_url), "the same of prefill servers", repeatable=True
+    *("--prefill-metrics", "URL", plain_http_url), "the same for prefill servers", repeatable=True
 )
 DECODE_METRICS = Flag(
-    *("--decode-metrics", "URL", plain_http_url), "the same of decode servers", repeatable=True
+    *("--decode-metrics", "URL", plain_http_url), "the same for decode servers", repeatable=True
 )
 PREFILL_DEPLOYMENT = Flag(
-    *("--prefill-deployment", "NAME", some_text, "what runs the prefill servers"),
-    default_text="none: as many as metrics show",
+    *("--prefill-deployment", "NAME", some_text, "Deployment that runs the prefill servers"),
+    default_text="none: as many servers as metrics show",
 )
 DECODE_DEPLOYMENT = Flag(
-    *("--decode-deployment", "NAME", some_text, "what runs the decode servers"),
-    default_text="none: as many as metrics show",
+    *("--decode-deployment", "NAME", some_text, "Deployment that runs the decode servers"),
+    default_text="none: as many servers as metrics show",
 )
 DEPLOYMENTS_NAMESPACE = Flag(
-    *("--kubernetes-namespace", "NS", some_text, "where these Deployments are"), default_text="none"
+    *("--kubernetes-namespace", "NS", some_text, "namespace of these Deployments"), default_text="none"
 )
 APPLY = Flag(
-    *("--apply", "", yes_or_no, "scale the Deployments; else it says what it would do"),
+    *("--apply", "", yes_or_no, "scale the Deployments; without it, only print decisions"),
     default=False,
     default_text="off",
     is_switch=True,
@@ -42,20 +42,22 @@ MIN_DECODE = Flag(*("--min-decode", "N", integer(1), "fewest decode servers"), d
 MAX_DECODE = Flag(*("--max-decode", "N", integer(1), "most decode servers"), default=8)
 QUEUE_TIME = Flag(
     *("--queue-time", "SECONDS", positive("seconds")),
-    "objective of waits in routers, on prefill and on decode servers, each for 90% of all requests",
+    "objective for each wait, in routers, on prefill servers and on decode servers, for 90% of all requests",
     default=0.2,
 )
 INTERVAL = Flag(
-    *("--interval", "SECONDS", positive("seconds"), "from one look at the metrics to the next"), default=15.0
+    *("--interval", "SECONDS", positive("seconds"), "time between two looks at the metrics"), default=15.0
 )
-WINDOW = Flag(*("--window", "SECONDS", positive("seconds"), "what loads are averaged over"), default=60.0)
+WINDOW = Flag(
+    *("--window", "SECONDS", positive("seconds"), "time over which loads are averaged"), default=60.0
+)
 UP_PAUSE = Flag(
-    *("--up-pause", "SECONDS", positive("seconds"), "after a change of a pool, before it grows again"),
+    *("--up-pause", "SECONDS", positive("seconds"), "pause after a change of a pool before it grows again"),
     default=60.0,
 )
 DOWN_AFTER = Flag(
     *("--down-after", "SECONDS", positive("seconds")),
-    "how long fewer servers have to be enough before a pool shrinks, and after any change of it",
+    "how long fewer servers must be enough, counted from the pool's last change, before it shrinks",
     default=300.0,
 )
 METRICS_PORT = Flag(

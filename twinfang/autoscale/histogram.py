@@ -1,4 +1,4 @@
-"""What a Prometheus histogram saw in a while. Pure."""
+"""What a Prometheus histogram observed in a period. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ class Histogram:
     """Counts of observations between bounds, and their sum."""
 
     bounds: tuple[float, ...] = ()
-    """Upper ones, rising; the last is infinite."""
+    """The buckets' upper bounds, rising; the last is infinite."""
     counts: tuple[float, ...] = ()
-    """Of each bucket alone."""
+    """Observations in each bucket, not cumulative."""
     total: float = 0.0
     """Sum of all observations."""
 
     @classmethod
     def of(cls, cumulative: Mapping[float, float], total: float) -> Histogram:
-        """From what a page shows: how many were at most each bound."""
+        """Makes a histogram from a page's cumulative counts: how many observations were at most each
+        bound."""
         bounds = tuple(sorted(cumulative))
         below = (0.0, *(cumulative[bound] for bound in bounds))
         counts = tuple(max(0.0, high - low) for low, high in pairwise(below))
@@ -37,7 +38,8 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
-        """What ``share`` of all did not exceed, as far as buckets tell; 0 where nothing was observed."""
+        """Returns the value that ``share`` of all observations did not exceed, interpolated within a bucket;
+        0 if nothing was observed."""
         wanted, seen = share * self.count, 0.0
         for low, high, count in self._buckets():
             if count and seen + count >= wanted:
@@ -46,7 +48,8 @@ class Histogram:
         return 0.0
 
     def share_above(self, limit: float) -> float:
-        """How many were longer, as far as buckets tell; 0 where nothing was observed."""
+        """Returns the share of observations above ``limit``, interpolated within a bucket; 0 if nothing was
+        observed."""
         above = 0.0
         for low, high, count in self._buckets():
             if low >= limit:
@@ -56,7 +59,8 @@ class Histogram:
         return above / self.count if self.count else 0.0
 
     def weighted(self) -> list[tuple[float, float]]:
-        """Values that stand for buckets, and their shares: each one's middle, all moved to the true mean."""
+        """Returns a value for each bucket, and its share: the bucket's middle, scaled so that the mean of all
+        is the true mean."""
         if not self.count:
             return []
         middles = [((low + high) / 2, count / self.count) for low, high, count in self._buckets() if count]
@@ -65,7 +69,8 @@ class Histogram:
         return [(value * stretch, share) for value, share in middles]
 
     def _buckets(self) -> list[tuple[float, float, float]]:
-        """Bounds and counts; what is beyond the last finite bound is taken to be at most twice that."""
+        """Returns bounds and counts. Values above the last finite bound are assumed to be at most twice that
+        bound."""
         lows = (0.0, *self.bounds)
         return [
             (low, high if math.isfinite(high) else 2 * low, count)
@@ -74,11 +79,11 @@ class Histogram:
 
 
 def added(histograms: list[Histogram]) -> Histogram:
-    """Of several processes; those that saw nothing may have no bounds."""
+    """Adds histograms of several processes. Those that observed nothing may have no bounds."""
     filled = [one for one in histograms if one.count]
     if not filled:
         return Histogram()
     bounds = filled[0].bounds
-    alike = [one for one in filled if one.bounds == bounds]  # two versions in one pool: the first one's count
+    alike = [one for one in filled if one.bounds == bounds]  # two versions in a pool: only the first counts
     counts = tuple(sum(parts) for parts in zip(*(one.counts for one in alike), strict=True))
     return Histogram(bounds, counts, sum(one.total for one in alike))

@@ -1,4 +1,4 @@
-"""What a planner decided last, in Prometheus' form."""
+"""The planner's last decisions as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLES = ("prefill", "decode")
 class AutoscaleFigures(Collector):
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
-        """By role: scales that could not be read or changed."""
+        """How often a scale could not be read or changed, by role."""
         self._sizes: dict[str, tuple[PoolSize, int]] = {}
 
     def decided(self, role: str, size: PoolSize, num_servers: int) -> None:

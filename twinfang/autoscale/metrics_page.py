@@ -1,4 +1,4 @@
-"""Metrics pages: where they are, what is on them, and what has changed between two."""
+"""Metrics pages: their addresses, their samples, and the changes from one page to a later one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Page:
 
     @classmethod
     def parse(cls, address: str, read_s: float, text: str) -> Page:
-        """Raises ValueError for what is no metrics page."""
+        """Parses a page. Raises ValueError if ``text`` is no metrics page."""
         samples = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -44,18 +44,18 @@ class Page:
         return cls(address, read_s, samples)
 
     def sum(self, name: str, **labels: str) -> float:
-        """Over all samples that have these labels, whatever others."""
+        """Adds all samples that have these labels, and possibly others."""
         return sum(value for series, value in self.samples.items() if _has(series, name, labels))
 
     @property
     def started_s(self) -> float:
-        """Tells lives of a process apart."""
+        """When the process started: differs after a restart."""
         return self.sum("process_start_time_seconds")
 
 
 @dataclass(frozen=True)
 class PageChange:
-    """What one process has counted from one page to a later one."""
+    """What one process has counted between one page and a later one."""
 
     before: Page
     now: Page
@@ -65,7 +65,7 @@ class PageChange:
         return self.now.read_s - self.before.read_s
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of a counter. A series that was not there before says nothing yet."""
+        """Returns by how much a counter has grown. A series that was not on the earlier page counts as 0."""
         return sum(
             max(0.0, value - self.before.samples[series])
             for series, value in self.now.samples.items()
@@ -88,14 +88,15 @@ def _has(series: Series, name: str, labels: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Unread:
-    """A process whose page could not be had."""
+    """A process whose page could not be read."""
 
     address: str
     reason: str
 
 
 async def read_pages(urls: Iterable[str], now_s: float) -> list[Page | Unread]:
-    """Of every process behind each URL: a headless Service's name stands for all of its pods."""
+    """Reads the page of every process behind each URL. A headless Service's name stands for all of its
+    pods."""
     found = await asyncio.gather(*(asyncio.to_thread(_addresses, url) for url in urls))
     reads = [asyncio.to_thread(_read, url, one, now_s) for urls in found for url, one in urls]
     return list(await asyncio.gather(*reads))
@@ -107,7 +108,7 @@ def _addresses(url: str) -> list[tuple[str, tuple[str, int]]]:
     try:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        log.debug("%s stands for nobody now: %s", url, error)
+        log.debug("%s has no address now: %s", url, error)
         return []
     return [(url, address) for address in sorted({(str(one[4][0]), port) for one in found})]
 

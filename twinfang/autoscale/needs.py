@@ -1,7 +1,7 @@
-"""How many servers a pool needs for what it has to do. Pure.
+"""How many servers a pool needs for its load. Pure.
 
-The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with what was measured in place of
-computed step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
+The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with measured times in place of computed
+step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from twinfang.autoscale.readings import DecodeReading, PrefillReading, RouterRea
 from twinfang.autoscale.step_line import StepLine, TpotPoint, step_line, tpot_rows
 
 MAX_BUSY = 0.95
-"""Of a prefill server, whatever the objectives allow."""
+"""Largest share of the time that a prefill server may be busy, even if the objectives allow more."""
 PLACES_FULL = 0.9
 BACKLOG_S = 30.0
-"""In which prompts that wait are to be worked off."""
+"""Time in which the servers should finish the waiting prompts."""
 
 
 @dataclass(frozen=True)
 class Objectives:
-    """Each of ``share`` of all requests."""
+    """Objectives. ``share`` of all requests should meet each."""
 
     ttft_s: float
     tpot_s: float
     queue_s: float
-    """Waits before a server computes: in routers, on prefill servers, on decode servers, each."""
+    """For each wait before a server computes: in routers, on prefill servers, on decode servers."""
     share: float = 0.9
 
 
@@ -42,7 +42,7 @@ class Need:
 def prefill_need(
     load: PrefillReading, routers: RouterReading, goals: Objectives, *, growth: float = 1.0
 ) -> Need:
-    """For ``growth`` times as many prompts."""
+    """Returns the prefill servers needed for ``growth`` times as many prompts."""
     if not load.service.count:
         return Need(1, "no prompts")
     waiting = load.waiting + (routers.num_queued if routers.places_taken < PLACES_FULL else 0.0)
@@ -72,7 +72,8 @@ def decode_need(
     *,
     growth: float = 1.0,
 ) -> Need:
-    """For ``growth`` times as many requests. ``seen``: earlier looks and the present one, the last."""
+    """Returns the decode servers needed for ``growth`` times as many requests. ``seen``: the earlier looks
+    and, as the last, the present one."""
     wanted = load.running + load.waiting
     why = f"{load.running:.1f} requests run"
     if load.waiting >= 0.5:
@@ -96,17 +97,18 @@ def decode_need(
 
 
 def _fewest(work: float, runs: Sequence[tuple[float, float]], later_s: float, goals: Objectives) -> int:
-    """Prefill servers before which waits are short enough. ``work``: what keeps so many busy all the time."""
+    """Returns the fewest prefill servers with which waits are short enough. ``work`` would keep that many
+    servers busy all the time."""
     mean = sum(run * share for run, share in runs)
     square = sum(run * run * share for run, share in runs)
     rests = [(goals.ttft_s - later_s - run, share) for run, share in runs]
-    in_time = [(rest, share) for rest, share in rests if rest >= 0]  # more servers help no others
+    in_time = [(rest, share) for rest, share in rests if rest >= 0]  # more servers don't help the others
     weight = sum(share for _, share in in_time) or 1.0
 
     def is_enough(num: int) -> bool:
         busy = work / num
         if busy < 1 - goals.share:
-            return True  # so few find it busy at all
+            return True  # so few prompts find the server busy at all
         wait_s = busy / (1 - busy) * square / (2 * mean)
         late = sum(share * late_probability(busy, wait_s, rest) for rest, share in in_time) / weight
         return max(late, late_probability(busy, wait_s, goals.queue_s)) <= 1 - goals.share
@@ -122,7 +124,7 @@ def _hopeless_share(service: Histogram, later_s: float, goals: Objectives) -> fl
 
 
 def _peak_rows(load: DecodeReading, goals: Objectives, points: Sequence[TpotPoint]) -> tuple[float, str]:
-    """Of one server: rows at one moment, and what allows no more."""
+    """Returns the most rows that one server can run at a time, and what limits them."""
     running = load.running / load.num_servers
     limits = {
         "--max-num-seqs": load.max_rows or math.inf,
@@ -140,5 +142,6 @@ def _long_wait(queue: Histogram, goals: Objectives, where: str) -> str:
 
 
 def _more(num_servers: int) -> int:
-    """Where arithmetic says enough and requests wait: by a quarter."""
+    """Grows by a quarter, for requests that wait although the arithmetic says that there are enough
+    servers."""
     return num_servers + max(1, num_servers // 4)

@@ -1,4 +1,4 @@
-"""Pages of the last while, and what changed in it."""
+"""The pages of a recent window, and what changed within it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from twinfang.autoscale.metrics_page import Page, PageChange
 
 
 class PageWindow:
-    """Keeps each process's pages for ``window_s``; one that has restarted begins anew."""
+    """Keeps each process's pages for ``window_s``. If a process has restarted, its earlier pages are
+    dropped."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._pages: dict[str, deque[Page]] = {}
 
     def take(self, pages: Iterable[Page]) -> None:
-        """What was read at one moment. A process that is not among them is forgotten."""
+        """Adds the pages that were read at one moment. Forgets processes without a page among them."""
         kept: dict[str, deque[Page]] = {}
         for page in pages:
             earlier = self._pages.get(page.address, deque())
@@ -29,11 +30,11 @@ class PageWindow:
         self._pages = kept
 
     def changes(self) -> list[PageChange]:
-        """Of those that were read twice at least."""
+        """Returns the change of each process that was read at least twice."""
         return [PageChange(pages[0], pages[-1]) for pages in self._pages.values() if len(pages) > 1]
 
     def mean(self, name: str) -> float:
-        """Of a gauge over the window, summed over processes."""
+        """Returns a gauge's mean over the window, summed over processes."""
         return sum(
             sum(page.sum(name) for page in pages) / len(pages)
             for pages in self._pages.values()

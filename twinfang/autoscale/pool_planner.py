@@ -1,13 +1,13 @@
-"""When a pool's size changes, given how many servers it needs. Pure.
+"""Decides when a pool's size changes, from the number of servers that it needs. Pure.
 
 | servers | the pool |
 |---|---|
-| fewer than are needed | grows at once, to double at most, and pauses |
-| more than are needed with slack, for a while | shrinks to the most that were needed meanwhile |
+| fewer than are needed | grows at once, at most to double its size, and pauses |
+| more than are needed with slack, for a while | shrinks to the most that were needed in that time |
 | between | stays |
 
-``Needs.slack`` is the need of a load that is a quarter higher. Between the two lies the band in which nothing
-changes, so a load that does not change moves a pool in one direction only.
+``Needs.now`` is the need of the present load, ``Needs.slack`` that of a load that is a quarter higher.
+Between the two nothing changes, so a constant load moves a pool in only one direction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 SLACK = 1.25
-"""A pool shrinks only if what is left would do for a load so many times as high."""
+"""A pool shrinks only if the remaining servers would be enough for this many times the load."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class PoolLimits:
 @dataclass(frozen=True)
 class PlannerPace:
     up_pause_s: float
-    """After a change, before a pool grows again: what was asked for has to be seen to work."""
+    """Pause after a change before a pool grows again: the effect of the change has to be seen first."""
     down_after_s: float
-    """How long fewer servers have to be enough before a pool shrinks, and after any change."""
+    """How long fewer servers must be enough, counted from the last change, before a pool shrinks."""
 
 
 @dataclass(frozen=True)
 class PoolSize:
     wanted: int
-    """What its Deployment is told to have."""
+    """Servers that its Deployment asks for."""
     serving: int
-    """Those that take requests."""
+    """Servers that take requests."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class PoolHistory:
 
     changed_s: float | None = None
     looks: tuple[tuple[float, int], ...] = ()
-    """When, and how many servers were needed with slack: since the last change, and of the last while."""
+    """Time of each look, and how many servers were needed with slack; only recent looks since the last
+    change."""
 
 
 Kind = Literal["grows", "shrinks", "fits", "waits", "unknown"]
@@ -67,7 +68,7 @@ Kind = Literal["grows", "shrinks", "fits", "waits", "unknown"]
 class Decision:
     kind: Kind
     num_servers: int
-    """What there is, where nothing is to be done now."""
+    """The present number, if nothing is to be done now."""
     why: str
 
 
@@ -79,7 +80,7 @@ def decide(
     pace: PlannerPace,
     history: PoolHistory,
 ) -> tuple[Decision, PoolHistory]:
-    """What to do now, and what to remember. ``needs``: None while nothing is known."""
+    """Returns what to do now, and the history to remember. ``needs`` is None while nothing is known."""
     bounded = limits.within(size.wanted)
     if bounded != size.wanted:
         why = f"the limits are {limits.minimum} to {limits.maximum}"
@@ -118,13 +119,14 @@ def _shrunk(
         return Decision("fits", size.wanted, f"{why}; {most} were needed a while ago"), history
     left_s = since_s + pace.down_after_s - now_s
     if left_s > 0:
-        said = f"{why}; {most} will do, if that is so for {left_s:.0f} s more"
+        said = f"{why}; {most} are enough if that stays so for {left_s:.0f} s more"
         return Decision("waits", size.wanted, said), history
     return Decision("shrinks", most, why), PoolHistory(now_s)
 
 
 def _looked(history: PoolHistory, now_s: float, num_servers: int, keep_s: float) -> PoolHistory:
-    """The oldest look that is kept is as old as ``keep_s`` at least, once there was one."""
+    """Adds a look and drops old ones. The oldest remaining look is at least ``keep_s`` old, once one was that
+    old."""
     looks = (*history.looks, (now_s, num_servers))
     while len(looks) > 1 and looks[1][0] <= now_s - keep_s:
         looks = looks[1:]

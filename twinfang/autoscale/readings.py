@@ -1,4 +1,4 @@
-"""What pools had to do in the last while, from their processes' metrics. Pure."""
+"""The recent load of the pools, from their processes' metrics. Pure."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ class RouterReading:
     """Waits in routers, before any server."""
     num_queued: float = 0.0
     places_taken: float = 0.0
-    """Share of what decode servers have room for; above 0.9 it is they for whom requests wait in routers."""
+    """Share of the decode servers' places that are taken. Above 0.9, requests in routers wait for decode
+    servers."""
     later_s: float = 0.0
     """Mean time from a prompt's end to its first token."""
 
 
 @dataclass(frozen=True)
 class PrefillReading:
-    """Of servers that serve."""
+    """The prefill servers that serve."""
 
     num_servers: int
     busy_servers: float
-    """Servers times the share of the time in which steps ran."""
+    """Number of servers times the share of the time in which steps ran."""
     prompt_s: float
-    """Time of steps that a prompt takes; what prompts share is divided."""
+    """Step time that a prompt takes. If prompts share a step, its time is divided among them."""
     waiting: float
     service: Histogram
-    """Runs of prompts."""
+    """Run times of prompts."""
     queue: Histogram
     """Waits on the servers."""
 
 
 @dataclass(frozen=True)
 class DecodeReading:
-    """Of servers that serve."""
+    """The decode servers that serve."""
 
     num_servers: int
     running: float
-    """Requests that run, over all servers, on average."""
+    """Average number of running requests, over all servers."""
     waiting: float
     max_rows: float
-    """Of one server."""
+    """Most rows of one server."""
     used_blocks: float
-    """Share of all."""
+    """Share of all blocks."""
     batch_rows: float
-    """Rows of a step, on average."""
+    """Average rows of a step."""
     queue: Histogram
     """Waits for room."""
 
@@ -106,7 +107,7 @@ def decode_reading(window: PageWindow) -> DecodeReading:
 
 
 def serving(window: PageWindow) -> list[PageChange]:
-    """Of servers that take requests now and were there a while ago."""
+    """Returns the changes of servers that take requests now and were read at least twice."""
     return [change for change in window.changes() if change.now.sum("twinfang_server_state", state="serving")]
 
 

@@ -1,4 +1,4 @@
-"""The scale of a Deployment: how many pods it is told to have."""
+"""The scale of a Deployment: the number of pods that it asks for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from router.kubernetes.cluster_error import ClusterError
 class Scale:
     replicas: int
     resource_version: str
-    """So that a change is refused if somebody else made one meanwhile."""
+    """A change with this version is refused if somebody else has changed the scale since."""
 
 
 class ScaleTarget:
-    """Reads and patches the scale subresource, nothing else. All raise :class:`ClusterError`."""
+    """Reads and patches only the scale subresource. All methods raise :class:`ClusterError`."""
 
     def __init__(self, namespace: str, deployment: str, kubeconfig: Path | None) -> None:
         self._namespace = namespace
@@ -32,7 +32,8 @@ class ScaleTarget:
         return _scale(told)
 
     async def change(self, seen: Scale, replicas: int) -> Scale:
-        """Refused with 409 if the scale is not what was ``seen`` any more."""
+        """Changes the scale. The API server refuses with 409 if the scale has changed since it was
+        ``seen``."""
         body = {"metadata": {"resourceVersion": seen.resource_version}, "spec": {"replicas": replicas}}
         async with open_cluster(self._kubeconfig, Deadlines()) as cluster:
             return _scale(await cluster.patch_scale(self._namespace, self._deployment, body))
@@ -43,4 +44,4 @@ def _scale(told: Mapping[str, Any]) -> Scale:
         replicas = told["spec"].get("replicas", 0)  # left out where it is 0
         return Scale(int(replicas), str(told["metadata"]["resourceVersion"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ClusterError("garbage", "what the API server told is no scale") from error
+        raise ClusterError("garbage", "the API server's answer is no scale") from error

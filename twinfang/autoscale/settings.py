@@ -1,4 +1,4 @@
-"""What a planner is told at its start."""
+"""The configuration of ``twinfang autoscale``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class PoolSource:
-    """One pool: where its servers' metrics are and what is scaled."""
+    """One pool: where its servers' metrics are, and which Deployment is scaled."""
 
     role: str
     urls: tuple[str, ...]
     limits: PoolLimits
     deployment: str = ""
-    """Empty: its size is what is seen, and nothing is scaled."""
+    """If empty, the pool's size is the number of servers that metrics show, and nothing is scaled."""
 
     def __post_init__(self) -> None:
         if not self.urls:
@@ -31,7 +31,7 @@ class PoolSource:
 
 @dataclass(frozen=True)
 class AutoscaleConfig:
-    """Raises :class:`ConfigError` for values that do not go together."""
+    """All settings. Raises :class:`ConfigError` for values that contradict one another."""
 
     router_urls: tuple[str, ...]
     prefill: PoolSource
@@ -40,11 +40,11 @@ class AutoscaleConfig:
     pace: PlannerPace
     interval_s: float = 15.0
     window_s: float = 60.0
-    """What loads are averaged over."""
+    """Time over which loads are averaged."""
     namespace: str = ""
     kubeconfig: Path | None = None
     applies: bool = False
-    """False: it says what it would do."""
+    """If False, decisions are only printed."""
     host: str = "127.0.0.1"
     metrics_port: int = 0
     """0: none."""
@@ -54,8 +54,8 @@ class AutoscaleConfig:
             raise ConfigError("where are the routers' metrics? Give --router-metrics URL")
         if self.window_s < 2 * self.interval_s:
             raise ConfigError(
-                f"--window {self.window_s:g} is too short for --interval {self.interval_s:g}: two looks at "
-                "least have to fit"
+                f"--window {self.window_s:g} is too short for --interval {self.interval_s:g}: the window "
+                "must be at least two intervals"
             )
         named = [pool.role for pool in (self.prefill, self.decode) if pool.deployment]
         if named and not self.namespace:

@@ -1,4 +1,4 @@
-"""How the time between tokens depends on the rows of a decode step, as far as was seen. Pure."""
+"""How the time between tokens depends on the rows of a decode step, estimated from measured points. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 ROW_SHARE = 0.5
-"""What a row is taken to add to a step, as a share of its fixed part, while too little was seen."""
+"""Assumed time that a row adds to a step, as a share of the step's fixed part, while too little was
+measured."""
 SPREAD = 1.3
-"""Rows have to differ by so much for a line to be drawn through them."""
+"""Row numbers must differ by this factor before a line is fitted."""
 
 
 @dataclass(frozen=True)
 class TpotPoint:
-    """One look at decode servers: rows in their steps, the time between tokens at the objective's share."""
+    """One look at decode servers: rows of their steps, and TPOT at the quantile of the objective's share."""
 
     rows: float
     tpot_s: float
@@ -23,21 +24,23 @@ class TpotPoint:
 
 @dataclass(frozen=True)
 class StepLine:
-    """A step takes a fixed part and one for each row."""
+    """A step's time: a fixed part plus a part for each row."""
 
     fixed_s: float
     row_s: float
     is_guess: bool = False
-    """Whether rows differed too little for it to be more."""
+    """Whether the row numbers differed too little for a fit."""
 
     def at(self, rows: float) -> float:
         return self.fixed_s + self.row_s * rows
 
     def servers_each(self, rows: float, most_rows: float) -> float:
-        """How many a request needs to keep to ``most_rows`` a server on average, if ``rows`` run on each now.
+        """Returns how many servers a request needs for an average of ``most_rows`` per server, if each server
+        runs ``rows`` now.
 
-        Fewer servers take longer steps, in which more requests run at a time: what stays is tokens a second.
-        A guess counts for shrinking only: that more servers have fewer requests in all would be hoped for.
+        With fewer servers, steps take longer and more requests run at a time; the tokens per second stay the
+        same. A guessed line is trusted only for shrinking: it must not promise that more servers have fewer
+        requests in total.
         """
         tokens_per_s = 1 / self.at(max(rows, 1.0))  # no step has fewer, whatever the average
         found = tokens_per_s * self.at(max(most_rows, 1.0)) / most_rows
@@ -45,7 +48,8 @@ class StepLine:
 
 
 def step_line(points: Sequence[TpotPoint]) -> StepLine | None:
-    """By least squares where rows differ, else steep, through the newest point. None: nothing was seen."""
+    """Fits a line by least squares if row numbers differ; otherwise guesses a steep line through the newest
+    point. Returns None if nothing was measured."""
     if not points:
         return None
     rows = [point.rows for point in points]
@@ -61,10 +65,10 @@ def step_line(points: Sequence[TpotPoint]) -> StepLine | None:
 
 
 def tpot_rows(tpot_s: float, points: Sequence[TpotPoint]) -> float:
-    """Rows of a step at which this objective is met; infinite if nothing speaks against any number.
+    """Returns the most rows of a step with which this objective is met; infinite if no point sets a limit.
 
-    What took t with r rows stays within it up to ``r * tpot_s / t`` rows at least, if it does, and at most
-    that, if it does not, whatever the line says.
+    Each point of r rows and time t bounds the result, whatever the line says: if the point meets the
+    objective, the result is at least ``r * tpot_s / t`` rows; if it does not, at most that.
     """
     line = step_line(points)
     if line is None:

@@ -1,1 +1,1 @@
-"""``twinfang bench``: a handoff between two processes of this machine beside a raw NIXL READ and a copy."""
+"""``twinfang bench``: compares a handoff between two local processes with a raw NIXL READ and a copy."""

@@ -1,4 +1,4 @@
-"""What is handed over: blocks and a state of pools of one model's shape."""
+"""The cases of the benchmark: blocks and a state, in pools of one model's shape, that are handed over."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Case:
             block_size=self.block_size,
             device="cpu",
         )
-        caches.kv.fill_(1)  # memory that was never touched is not there yet
+        caches.kv.fill_(1)  # the kernel maps memory only when it is first touched
         caches.state.fill_(1)
         return caches
 
     @property
     def num_early_blocks(self) -> int:
-        """What is read while the last chunk is computed: the full blocks of those before it."""
+        """Blocks that are read while the last chunk is computed: the full blocks of the earlier chunks."""
         per_chunk = CHUNK_TOKENS // self.block_size
         return (self.num_blocks - 1) // per_chunk * per_chunk
 
@@ -46,6 +46,6 @@ class Case:
 
 
 def prompt_case(spec: CacheSpec, *, block_size: int, prompt_len: int, rounds: int) -> Case:
-    """A prompt's blocks in one run, as a pool that is not worn hands them out."""
+    """Makes the case of a prompt whose blocks are contiguous, as a fresh pool allocates them."""
     num_blocks = -(-prompt_len // block_size)
     return Case(f"{prompt_len:,} tokens", spec, block_size, num_blocks, scattered=False, rounds=rounds)

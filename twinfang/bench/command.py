@@ -21,7 +21,7 @@ PROMPT_LENS = (16, 256, 1024, 4096, 16384)
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """What ``twinfang bench`` runs."""
+    """Returns the function that ``twinfang bench`` runs."""
     return partial(
         run,
         values.model,
@@ -36,7 +36,8 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
 def run(
     model_dir: Path, dtype: str, *, block_size: int, prompt_lens: tuple[int, ...], rounds: int, as_json: bool
 ) -> None:
-    """Prints a row a prompt length as it is measured, or JSON at the end; times are in microseconds."""
+    """Prints a row for each prompt length as soon as it is measured, or JSON at the end. Times are in
+    microseconds."""
     torch.set_num_threads(1)
     spec = read_config(model_dir, dtype, "cpu").cache_spec()
     cases = [

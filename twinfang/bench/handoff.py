@@ -1,10 +1,11 @@
-"""A handoff between two processes beside a raw NIXL READ of as many bytes in one region.
+"""Compares a handoff between two processes with a raw NIXL READ of as many bytes in one region.
 
-A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, with the second READ that
-checks the lease and the threads in between. Raw is what NIXL takes from making the request to DONE, both
-sides polling every 20 µs; copy is what this process takes to copy as many bytes. Each round has one of each.
-`behind` is what a request waits for once its prompt is computed: blocks of all chunks of 2,048 tokens but the
-last were read before, as a server with default flags reads them; rounds of its own, each with a raw read.
+A handoff is timed as a request sees it: from ``TransferSink.read`` to its callback, including the second
+READ, which checks the lease, and the threads in between. `raw` is the time that NIXL takes from making the
+request to DONE, while both sides poll every 20 µs. `copy` is the time that this process takes to copy as many
+bytes. Each round measures each of the three once. `behind` is the time that a request waits once its prompt
+is computed: the blocks of all chunks of 2,048 tokens except the last were read before, as a server with
+default flags reads them. It has separate rounds, each with a raw read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEADLINE_S = 60.0
 
 
 def measure(cases: Sequence[Case], on_row: Callable[[Row], None] = lambda _row: None) -> list[Row]:
-    """A row a case; ``on_row`` gets each as soon as it is there."""
+    """Returns a row for each case. ``on_row`` gets each row as soon as it is measured."""
     rows = []
     with prefill_side() as ask:
         for case in cases:
@@ -50,7 +51,7 @@ def _measure(case: Case, ask: Ask) -> Row:
     sink = open_sink(caches, end, ask)
     num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
     metadata, remote = ask(Source.open_raw, num_bytes)
-    # The copy has memory of its own: it would leave the raw read's in the processor's caches.
+    # The copy uses separate memory: otherwise it would leave the raw read's memory in the processor's caches.
     memory, copied, original = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(3))
     raw = TransferAgent(f"raw-sink-{time.monotonic_ns()}", [memory])
     peer = raw.add_peer(metadata)
@@ -78,7 +79,7 @@ def _measure(case: Case, ask: Ask) -> Row:
         for turn in range(WARM_UP_ROUNDS + case.rounds):
             waited_before_s = waited_s([os.getpid()])
             copy_s = _copy(original, copied)
-            if turn % 2:  # what the one before leaves in the processor's caches is the same for both
+            if turn % 2:  # the order alternates, so that both find the processor's caches in the same state
                 handoff_s, raw_s = hand_over(), read_raw()
             else:
                 raw_s, handoff_s = read_raw(), hand_over()
@@ -93,7 +94,7 @@ def _measure(case: Case, ask: Ask) -> Row:
 
 
 def open_sink(caches: Caches, end: End, ask: Ask) -> TransferSink:
-    """A sink that knows the other process."""
+    """Opens a sink that has done the handshake with the other process."""
     sink = TransferSink(caches, introduce(caches, f"sink-{time.monotonic_ns()}", "fp"), end)
     sink.add_peer("127.0.0.1:1", ask(Source.handshake, sink.introduction))
     return sink
@@ -127,7 +128,8 @@ def _hand_over(
 def _hand_over_behind(
     sink: TransferSink, end: End, ticket: Ticket, block_ids: list[int], num_early: int
 ) -> float:
-    """Seconds from when the last part can be read; the others' blocks have landed by then."""
+    """Returns the seconds from the moment at which the last part can be read. The other parts' blocks have
+    arrived by then."""
     begun_at = sink.counts.num_parts
     transfer = sink.begin(ticket.request_id, ticket.incarnation, deadline_s=DEADLINE_S)
     transfer.read_part(Part(block_ids[:num_early], ticket.block_ids[:num_early]))
@@ -141,7 +143,7 @@ def _hand_over_behind(
 
 
 class End(TransferListener):
-    """Listens to the sink: takes the time from :meth:`start` until a transfer has ended."""
+    """Listens to the sink and measures the time from :meth:`start` to the end of a transfer."""
 
     def __init__(self) -> None:
         self._done: queue.SimpleQueue[tuple[float, TransferResult]] = queue.SimpleQueue()

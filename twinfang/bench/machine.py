@@ -1,4 +1,4 @@
-"""What a benchmark's figures were measured on."""
+"""The machine on which a benchmark runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("twinfang", "torch", "numba", "nixl", "grpcio", "uvicorn")
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores, load at this moment, GPU, versions."""
+    """Returns processor, cores, present load, GPU and versions."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -24,7 +24,7 @@ def machine() -> dict[str, object]:
 
 
 def waited_s(pids: Iterable[int]) -> float:
-    """How long all threads of these processes have been ready to run and had no core, so far."""
+    """Returns how long all threads of these processes have so far been ready to run without a core."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text(encoding="ascii").split()[1]) for file in files) / 1e9
 

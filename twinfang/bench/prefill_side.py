@@ -1,4 +1,4 @@
-"""The prefill side of the measured handoffs, a process of its own that does what it is asked to."""
+"""The prefill side of the measured handoffs: a separate process that runs the functions it is sent."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Ask = Callable[..., Any]
 
 @contextmanager
 def prefill_side() -> Iterator[Ask]:
-    """The other process; what is yielded calls a function there with the process's :class:`Source`."""
+    """Starts the other process. The yielded function calls a function there with that process's
+    :class:`Source`."""
     pipe, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,))
     process.start()
-    theirs.close()  # else this process would wait for ever for the answer of one that has died
+    theirs.close()  # otherwise this process would wait forever if the other process dies
 
     def ask(function: Callable[..., Any], *arguments: Any) -> Any:
         pipe.send((function, arguments))
@@ -60,7 +61,7 @@ def _serve(pipe: Connection) -> None:
 
 
 class Source(SourceListener):
-    """What is asked over there; one case at a time."""
+    """The functions that the measuring process calls; one case at a time."""
 
     def __init__(self) -> None:
         self.lender: TransferSource | None = None
@@ -96,7 +97,7 @@ class Source(SourceListener):
         return self._raw.metadata, region_of(self._memory)
 
     def poll_raw(self, pipe: Connection) -> None:
-        """Until the next command comes."""
+        """Polls NIXL until the next command comes."""
         assert self._raw is not None
         for turn in itertools.count():
             self._raw.poll()

@@ -1,4 +1,4 @@
-"""What is shown: rounds of one case, and the row of medians that they come to."""
+"""The rounds of one case, and the row of their medians that is shown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Round:
-    """One of each, one after the other; seconds."""
+    """A copy, a raw read and a handoff, one after the other; in seconds."""
 
     copy_s: float
     raw_s: float
     handoff_s: float
     waited_s: float
-    """How long this process was ready to run and had no core."""
+    """How long this process was ready to run but had no core."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ class Row:
     raw_us: float
     handoff_us: float
     ratio: float
-    """A handoff's time to that of the raw read beside it."""
+    """A handoff's time divided by that of the raw read in the same round."""
     extra_us: float
-    """By how much it takes longer."""
+    """By how much a handoff takes longer than the raw read."""
     behind_us: float | None
-    """What is left of it when all chunks but the last were read before; None: there is one chunk."""
+    """Time that the rest of a handoff takes when all chunks except the last were read before; None if there
+    is only one chunk."""
     behind_ratio: float | None
     best_raw_us: float
-    """Least times, which a busy machine moves less."""
+    """The shortest times, which a busy machine changes less than medians."""
     best_handoff_us: float
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What each command of `twinfang` does before and while it runs."""
+"""The commands of `twinfang`: how each is prepared and run."""

@@ -1,4 +1,4 @@
-"""``twinfang api-key``: makes a key, shows it once and keeps its hash."""
+"""``twinfang api-key``: makes a key, shows it once and stores only its hash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wire.errors import ConfigError, TwinfangError
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """Raises :class:`ConfigError` for a name that can't be one."""
+    """Prepares the command. Raises :class:`ConfigError` if the key's name is missing or malformed."""
     from router.access.api_keys import NAME
 
     if values.key_name is None:
@@ -34,21 +34,20 @@ def _run(values: argparse.Namespace) -> None:
     path: Path | None = values.api_keys_file
     if path is not None:
         _append(path, line)
-        print(f"{values.key_name} added to {path}. The key, which is shown this once:", file=sys.stderr)
+        print(f"{values.key_name} added to {path}. The key, which is shown only once:", file=sys.stderr)
     else:
         print(f"The line for the router's --api-keys-file:\n{line}", file=sys.stderr)
-        print("The key, which is shown this once:", file=sys.stderr)
+        print("The key, which is shown only once:", file=sys.stderr)
     print(key, flush=True)
 
 
 def _append(path: Path, line: str) -> None:
-    """In one write, so that two commands at a time lose nothing; a new file is for its owner's eyes."""
+    """Appends ``line`` in a single write, so that two concurrent commands lose nothing. Only its owner can
+    read a new file."""
     try:
         text = path.read_bytes() if path.exists() else b""
         start = "" if not text or text.endswith(b"\n") else "\n"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
             file.write(f"{start}{line}\n")
     except OSError as error:
-        raise TwinfangError(
-            f"the key can't be added to {path}: {error.strerror}; nothing was made"
-        ) from error
+        raise TwinfangError(f"the key can't be added to {path}: {error.strerror}; no key was made") from error

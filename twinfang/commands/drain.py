@@ -1,4 +1,4 @@
-"""``twinfang drain``: has servers take no new requests and waits until they have none left."""
+"""``twinfang drain``: tells servers to take no new requests and waits until they have none left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from wire.rpc import GET_STATS, SET_DRAINING, call, open_channel
 CALL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 SETTLE_S = 3.0
-"""Routers look every two seconds whether a prefill server drains: until all of them have, it is not over."""
+"""Routers check every two seconds whether a prefill server drains. The drain is complete only when all
+routers have checked."""
 
 
 class NotDrainedError(TwinfangError):
-    """Of several servers; each with its own reason."""
+    """Some of several servers are not drained; the message gives the reason for each."""
 
     code = "not_drained"
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """Raises :class:`ConfigError` without an address."""
+    """Prepares the command. Raises :class:`ConfigError` if no address is given."""
     addresses = [address for several in values.server for address in several]
     if not addresses:
         raise ConfigError("which server is to be drained? Give its address: twinfang drain HOST:PORT")
@@ -37,8 +38,8 @@ def _run(addresses: Sequence[str], timeout_s: float) -> None:
 
 
 async def _drain_all(addresses: Sequence[str], timeout_s: float) -> None:
-    """All at the same time, each to its end, whatever becomes of the others. Raises what :func:`_drain` does
-    of one, and :class:`NotDrainedError` of several."""
+    """Drains all servers at the same time. If one fails, the others still drain to the end. Raises the error
+    of :func:`_drain` if there is one server, and :class:`NotDrainedError` if there are several."""
     outcomes = await asyncio.gather(
         *(_drain(address, timeout_s) for address in addresses), return_exceptions=True
     )
@@ -59,9 +60,11 @@ async def _drain(address: str, timeout_s: float) -> None:
 
 
 async def _until_drained(address: str, timeout_s: float) -> None:
-    """Raises :class:`DeadlineError` if there is something left, and what calls raise.
+    """Starts the drain and waits for its end. Raises :class:`DeadlineError` if requests or leases are left
+    after ``timeout_s``, and the errors of the calls.
 
-    Nothing is said of letting requests go: a router that knows who can go on with them says that.
+    This command asks no server to give requests up: only a router knows another server that can continue
+    them.
     """
     async with open_channel(address) as channel:
         await call(channel, SET_DRAINING, SetDraining(True), timeout_s=CALL_TIMEOUT_S)
@@ -75,7 +78,7 @@ async def _until_drained(address: str, timeout_s: float) -> None:
             if waited_s >= timeout_s:
                 raise DeadlineError(
                     f"{address} is not drained after {timeout_s:g} s: {stats.num_running} requests run, "
-                    f"{stats.num_waiting} wait, {stats.leases_held} leases are held; what is left moves to "
-                    "other servers when it is stopped, or fails: give it a longer --timeout"
+                    f"{stats.num_waiting} wait, {stats.leases_held} leases are held; when the server is "
+                    "stopped, the rest moves to other servers or fails: give a longer --timeout"
                 )
             await asyncio.sleep(POLL_INTERVAL_S)

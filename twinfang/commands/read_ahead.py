@@ -1,7 +1,7 @@
-"""Brings a checkpoint's files into the page cache while the process is still importing its modules.
+"""Reads a checkpoint's files into the page cache while the process still imports its modules.
 
-Importing torch takes about as long as a disk takes for some GB, and reads almost nothing. The loader maps the
-files afterwards: it finds them there, or on their way.
+Importing torch takes about as long as reading some GB from a disk, but itself reads almost nothing. The
+loader maps the files afterwards and finds them in the page cache, or at least partly read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import threading
 from pathlib import Path
 
 PIECE = 128 << 10
-"""Bytes asked for at once. Of more Linux would read a device's read-ahead alone, which is at least that."""
+"""Bytes in one request. Of a larger request Linux would read only the device's read-ahead size, which is at
+least this many bytes."""
 
 
 def read_ahead(model_dir: Path) -> threading.Thread | None:
-    """Asks for all safetensors in a thread of its own; it costs a warm cache some milliseconds a GB.
+    """Starts a thread that requests all safetensors files. With a warm cache that costs some milliseconds per
+    GB.
 
-    None where the system can't be asked. A file that can't be read is the loader's to report.
+    Returns None if the system has no ``posix_fadvise``. Ignores unreadable files: the loader reports them.
     """
     if not hasattr(os, "posix_fadvise"):
         return None

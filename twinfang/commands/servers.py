@@ -1,7 +1,7 @@
 """``twinfang prefill``, ``decode`` and ``router``: one process each, in the foreground.
 
-Configurations are made here, from flags, and nowhere else. Torch is imported by those who need it only: after
-:func:`_make_idle_threads_sleep`, which comes too late once it is loaded.
+Only this module builds configurations from flags. It imports torch only for the commands that need torch, and
+only after :func:`_make_idle_threads_sleep`, which has no effect once torch is loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 SHORTEST_LINK_TIMEOUT_S = 1.0
-"""Less would take a link that lost a few packets for one that was cut."""
+"""With a shorter timeout, a link that lost a few packets would be taken for a cut link."""
 
 
 def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
@@ -64,8 +64,8 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         return partial(rank_group.run, values, place)
     if values.probe_port:
         raise ConfigError(
-            f"--probe-port {values.probe_port} is for several ranks on one host; a server alone tells the "
-            "same on its --metrics-port"
+            f"--probe-port {values.probe_port} is for several ranks on one host; a single server answers the "
+            "same probes on its --metrics-port"
         )
     _begin_server(values)
     from decode_server.config import DecodeConfig
@@ -91,7 +91,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def _other_host(config: EngineConfig) -> Callable[[], None]:
-    """Ranks of a server whose ports are on another host."""
+    """Returns what runs ranks of a server whose ports are on another host."""
     from engine.ranks import node_ranks
     from kv_transfer.ranks.rank_exchange import rank_main
 
@@ -107,13 +107,13 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
         from twinfang.stack import router_processes
 
         def run_several() -> None:
-            Files.read(config).close()  # once and here: else each process would say what is wrong with them
+            Files.read(config).close()  # once, here: otherwise each process would report the same error
             router_processes.run(values)
 
         return run_several
 
     def run_until_signal() -> None:
-        # When uvicorn has stopped it raises the signal that made it stop once more, for us.
+        # After uvicorn has stopped, it raises again the signal that stopped it; these handlers get it.
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda _signum, _frame: sys.exit(0))
         run(config)
@@ -122,13 +122,13 @@ def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def router_config(values: argparse.Namespace) -> RouterConfig:
-    """What a router is told. Raises :class:`ConfigError` for flags that don't go together."""
+    """Builds a router's configuration. Raises :class:`ConfigError` for flags that contradict one another."""
     from router.config import RouterConfig
 
     if values.workers > 1 and values.admin_token_file is not None:
         raise ConfigError(
-            f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach one "
-            "process alone; run several routers on ports of their own"
+            f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach only one of "
+            "the processes; run several routers, each on its own port"
         )
     return RouterConfig(
         models=_served_models(values),
@@ -169,7 +169,7 @@ def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:
     if values.kubernetes_namespace is not None:
         return PodDiscovery(values.kubernetes_namespace, values.kubernetes_selector, values.kubeconfig)
     if values.kubeconfig is not None:
-        raise ConfigError("--kubeconfig is for finding pods: give --kubernetes-namespace NS as well")
+        raise ConfigError("--kubeconfig is used only for finding pods: give --kubernetes-namespace NS too")
     return None
 
 
@@ -254,7 +254,7 @@ def _model_name(values: argparse.Namespace) -> str:
 
 
 def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
-    """Of a router, which is the only one that may have several."""
+    """The models of a router. No other command may have several."""
     from router.config import ModelSource
     from twinfang.flags.table import BUNDLED_MODEL
 
@@ -270,24 +270,28 @@ def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
 
 
 def _begin_server(values: argparse.Namespace) -> None:
-    """What has to come before torch is imported."""
+    """Does what has to be done before torch is imported."""
     _make_idle_threads_sleep()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost peers are pages; ours a line
+    # torch warns of a lost peer in pages of text; we log one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if values.load_format == "auto":
         read_ahead(values.model)
 
 
 def _make_idle_threads_sleep() -> None:
-    """OpenMP's threads spin for milliseconds after each parallel loop, waiting for the next.
+    """Makes OpenMP's idle threads sleep. By default they spin for milliseconds after each parallel loop and
+    wait for the next loop.
 
-    Between two steps that is wasted, and on cores that several servers share it is taken from the others.
+    Spinning between two steps wastes CPU time. On cores that several servers share, the other servers lose
+    it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _notice_cut_links(timeout_s: float) -> None:
-    """UCX looks after silent TCP connections only. One that is cut while bytes are unacknowledged the kernel
-    keeps for a quarter of an hour, and a read's destination is in quarantine as long.
+    """Sets UCX's timeout for cut TCP connections. UCX itself checks only silent connections. If a link is cut
+    while bytes are unacknowledged, the kernel keeps the connection for a quarter of an hour, and the
+    destination of a read stays in quarantine as long.
 
     UCX reads the variable when NIXL starts.
     """

@@ -1,6 +1,6 @@
-"""How settings are spelled on the command line.
+"""Turns the names of settings into flags.
 
-Errors and log lines name the field of a configuration, in backticks; users know it by its flag.
+Errors and log lines name the field of a configuration in backticks. Users know the setting by its flag.
 
 | written | read |
 |---|---|
@@ -25,7 +25,8 @@ _SETTING = re.compile(rf"`({'|'.join(map(re.escape, FLAGS))})`(?: (\d+))?")
 
 
 def with_flags(message: str) -> str:
-    """The message with settings written as flags, bytes as GiB (rounded up) where the flag takes those."""
+    """Returns the message with settings written as flags. If a flag takes GiB, bytes become GiB, rounded
+    up."""
     return _SETTING.sub(_flag, message)
 
 

@@ -1,4 +1,4 @@
-"""The commands: what each is for, its flags, an example, and what makes it ready to run."""
+"""The commands: what each is for, its flags, an example, and the function that prepares it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Command:
     groups: tuple[FlagGroup, ...]
     example: str
     prepare: Callable[[argparse.Namespace], Callable[[], None]]
-    """Builds the configuration from flag values and returns what runs it in the foreground.
+    """Builds the configuration from flag values and returns a function that runs the command in the
+    foreground.
 
-    Preparing raises :class:`ConfigError` for values that don't go together; running raises
-    :class:`TwinfangError` if it can't start or go on, and returns when it was asked to stop.
+    Preparing raises :class:`ConfigError` for values that contradict one another. Running raises
+    :class:`TwinfangError` if the command can't start or continue, and returns when it was asked to stop.
     """
     argument: Flag | None = None
     """The flag whose value may also be given without its name."""
@@ -75,7 +76,7 @@ UP = Command(
     "prefill servers, decode servers and a router, all on this machine",
     "Starts prefill and decode servers on free loopback ports and a router in front of them, prints the URL "
     "once all are ready, restarts a process that dies, and stops all of them on Ctrl-C or SIGTERM.\n\n"
-    "Servers that share one GPU need --cache-memory: by default each takes 85 % of what it finds free.",
+    "Servers that share one GPU need --cache-memory: by default each takes 85 % of the memory it finds free.",
     (
         FlagGroup("stack", (table.NUM_PREFILL, table.NUM_DECODE, *_STACK_GROUP.flags)),
         table.MODEL_FLAGS,
@@ -97,8 +98,8 @@ UP = Command(
 SERVE = Command(
     "serve",
     "one server that both prefills and decodes, and a router",
-    "Starts one server of both roles behind the same router: the monolithic arrangement, with nothing handed "
-    "over. It is what `twinfang up` is compared with.",
+    "Starts one server that has both roles, behind the same router. This is the monolithic arrangement: no "
+    "state is handed over. `twinfang up` is compared with it.",
     (
         _STACK_GROUP,
         table.MODEL_FLAGS,
@@ -116,8 +117,8 @@ SERVE = Command(
 PREFILL = Command(
     "prefill",
     "one prefill server",
-    "Runs one prefill server: it computes prompts up to their last but one token and keeps blocks and state "
-    "until a decode server has read them.",
+    "Runs one prefill server: it computes all tokens of a prompt except the last one, and keeps blocks and "
+    "state until a decode server has read them.",
     (
         FlagGroup(
             "server",
@@ -144,7 +145,7 @@ PREFILL = Command(
 DECODE = Command(
     "decode",
     "one decode server",
-    "Runs one decode server: it reads blocks and state from prefill servers and generates from there on.",
+    "Runs one decode server: it reads blocks and state from prefill servers and generates the answers.",
     (
         FlagGroup(
             "server",
@@ -174,9 +175,9 @@ DECODE = Command(
 ROUTER = Command(
     "router",
     "the OpenAI-compatible router",
-    "Runs one router: it speaks OpenAI's HTTP API to clients and pairs prefill and decode servers. It reads "
-    "tokenizers and chat templates of its models, not their weights. Of several models, each is served by "
-    "the servers that were started with its name as --served-model-name.",
+    "Runs one router: it offers OpenAI's HTTP API to clients and pairs prefill and decode servers. It reads "
+    "tokenizers and chat templates of its models, not their weights. If there are several models, each is "
+    "served by the servers that were started with its name as --served-model-name.",
     (
         FlagGroup(
             "router",
@@ -201,10 +202,11 @@ PLAN = Command(
     "plan",
     "what fits into a GPU's memory",
     "Shows how a server of one role would divide a GPU's memory between weights, recurrent states and KV "
-    "blocks. It reads config.json alone, so neither weights nor a GPU have to be there. Where it does not "
-    "fit, it says by how much and which values would fit, and exits with 1.\n\n"
-    "Given what the GPU reaches, it also computes how many requests a second prefill and decode servers "
-    "take within an objective, and how to divide servers between the two: a model, no measurement.",
+    "blocks. It reads only config.json, so it needs neither weights nor a GPU. If the server does not fit, "
+    "the command says how much memory is missing and which values would fit, and exits with 1.\n\n"
+    "If --gpu-tflops and --gpu-bandwidth are given, it also computes how many requests per second prefill "
+    "and decode servers take within an objective, and how to divide servers between the two roles. These "
+    "figures are computed from a model, not measured.",
     (
         FlagGroup("model", (table.MODEL, table.DTYPE, table.MAX_MODEL_LEN)),
         table.PLAN_FLAGS,
@@ -220,14 +222,14 @@ PLAN = Command(
 CHECK_NETWORK = Command(
     "check-network",
     "which transport two hosts use, how fast it is, what to set",
-    "Reads memory of another process as a decode server reads a prompt's state, and says which transport UCX "
-    "picked, its bandwidth and latency, and what to set if it is not the best that both sides have.\n\n"
-    "Run it with --listen on one side, then on the other with the first one's address, where and as the "
-    "servers run: same hosts, containers, users and UCX_* variables. It exits with 1 if something should be "
-    "set otherwise.",
+    "Reads memory of another process as a decode server reads a prompt's state. It reports which transport "
+    "UCX picked, its bandwidth and latency, and what to set if both sides have a better transport.\n\n"
+    "Run it with --listen on one side, then on the other side with the address of the first. Run it as the "
+    "servers run: on the same hosts, in the same containers, as the same users, with the same UCX_* "
+    "variables. It exits with 1 if a setting should be changed.",
     (
         FlagGroup("sides", (table.LISTEN, table.PEER)),
-        FlagGroup("the side that listens", (table.host("it"), table.port("it", 8300))),
+        FlagGroup("the side that listens", (table.host("this side"), table.port("this side", 8300))),
         FlagGroup("memory", (table.DEVICE,)),
         FlagGroup("output", (table.JSON,)),
         table.LOGS,
@@ -240,9 +242,10 @@ CHECK_NETWORK = Command(
 BENCH = Command(
     "bench",
     "how fast state moves from server to server",
-    "`twinfang bench transfer` hands prompts of several lengths over between two processes of this machine, "
-    "shaped as the model's blocks and states are, beside a raw NIXL read of as many bytes in one region and "
-    "a copy of them within one process. The three take turns; medians are shown.",
+    "`twinfang bench transfer` hands over prompts of several lengths between two processes of this "
+    "machine. Blocks and states have the model's shapes. It compares each handoff with a raw NIXL read of "
+    "as many bytes in one region, and with a copy of as many bytes within one process. The three take "
+    "turns. The results are medians.",
     (
         FlagGroup("benchmark", (table.BENCHMARK, table.PROMPT_LENS, table.ROUNDS)),
         FlagGroup("model", (table.MODEL, table.DTYPE, table.BLOCK_SIZE)),
@@ -256,12 +259,14 @@ BENCH = Command(
 
 DRAIN = Command(
     "drain",
-    "have servers take no new requests, and wait until they have none left",
-    "Tells prefill or decode servers that they are about to go, and waits. Routers send them nothing new, "
-    "prompts are computed and read to their end, and answers end where they are, or move to another decode "
-    "server if their router knows that this one's pod is being deleted. Several drain at the same time.\n\n"
-    "For what comes before SIGTERM: a preStop hook, ExecStop of a unit. It exits with 1 if something is left "
-    "at the end of --timeout. To take it back, undrain the server through the admin API, or restart it.",
+    "tell servers to take no new requests, and wait until they have none left",
+    "Tells prefill or decode servers to drain, and waits. Routers send them no new requests. Prompts are "
+    "computed and read to their end. Answers end on their server, or move to another decode server if "
+    "their router knows that the pod of their server is being deleted. Several servers drain at the same "
+    "time.\n\n"
+    "Run it before SIGTERM: in a preStop hook, or in ExecStop of a unit. It exits with 1 if "
+    "requests or leases are left after --timeout. To undo it, undrain the server through the admin API, or "
+    "restart the server.",
     (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
     "twinfang drain 127.0.0.1:8200 --timeout 300",
     _prepare_drain,
@@ -271,10 +276,10 @@ DRAIN = Command(
 API_KEY = Command(
     "api-key",
     "make an API key",
-    "Makes a key, shows it once, and adds its hash to the file that routers read with --api-keys-file: they "
-    "take it within a second or so. To take a key away, delete its line. Requests bring it as Authorization: "
-    "Bearer KEY. "
-    "Several keys may have one name; they share what the name gets when requests have to wait.",
+    "Makes a key, shows it once, and adds its hash to the file that routers read with --api-keys-file. The "
+    "routers accept the key within about a second. To revoke a key, delete its line. Requests send the key "
+    "as Authorization: Bearer KEY. Several keys may have the same name; they share this name's part of the "
+    "servers when requests have to wait.",
     (
         FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
         table.LOGS,
@@ -286,16 +291,16 @@ API_KEY = Command(
 
 AUTOSCALE = Command(
     "autoscale",
-    "how many prefill and decode servers the load asks for",
-    "Reads metrics of routers and servers again and again, computes how many servers of each kind keep the "
-    "objectives, and says so, a line a decision. With --apply it scales the Deployments that it is told of; "
-    "without, it changes nothing.",
+    "how many prefill and decode servers the load needs",
+    "Repeatedly reads metrics of routers and servers, computes how many servers of each role meet the "
+    "objectives, and prints one line for each decision. With --apply it scales the Deployments that the "
+    "flags name; without --apply it changes nothing.",
     (
         autoscale.POOLS,
         autoscale.GOALS,
         autoscale.PACE,
         autoscale.TARGETS,
-        FlagGroup("its own page", (table.host("it"), autoscale.METRICS_PORT)),
+        FlagGroup("its own metrics page", (table.host("the autoscaler"), autoscale.METRICS_PORT)),
         table.LOGS,
     ),
     "twinfang autoscale --router-metrics http://router:8000/metrics "

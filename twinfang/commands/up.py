@@ -1,4 +1,4 @@
-"""Runs a stack in the foreground and says how it goes: ``twinfang up`` and ``twinfang serve``."""
+"""Runs a stack in the foreground and reports its progress: ``twinfang up`` and ``twinfang serve``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ EXAMPLE_PROMPT = "def fibonacci(n):"
 def prepare(
     values: argparse.Namespace, roles: Mapping[str, int], router_groups: Sequence[FlagGroup]
 ) -> Callable[[], None]:
-    """Plans a stack of so many servers of each role; the result runs it until Ctrl-C or SIGTERM."""
+    """Plans a stack with the given number of servers of each role. Returns a function that runs it until
+    Ctrl-C or SIGTERM."""
     stack = plan_stack(values, roles)
     return partial(_run, stack, values, router_config(router_values(stack.router.arguments, router_groups)))
 
 
 def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
-    Files.read(router).close()  # the router itself starts last: servers would have loaded for nothing
-    _say(f"model {stack.model_name} ({values.model}), CPU threads a server: {stack.num_threads}")
+    Files.read(router).close()  # an error here is found before servers load; the router itself starts last
+    _say(f"model {stack.model_name} ({values.model}), CPU threads per server: {stack.num_threads}")
     try:
         asyncio.run(_supervise(stack, values))
     finally:
@@ -61,21 +62,21 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
 
 
 def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argparse.Namespace:
-    """The flag values of a router's command line, with the command at its head."""
+    """Returns the flag values of a router's command line, whose first word is the command."""
     parser = argparse.ArgumentParser()
     add_flags(parser, groups)
     return resolve(groups, parser.parse_args(arguments[1:]), {})
 
 
 def _addresses(stack: Stack) -> list[str]:
-    """All on which a process of the stack listens."""
+    """Returns all addresses on which a process of the stack listens."""
     children = (*stack.servers, stack.router)
     pages = [urlsplit(child.metrics_url).netloc for child in stack.servers if child.metrics_url]
     return [child.address for child in children] + pages
 
 
 class Progress:
-    """What a person at the terminal and the status file get to see."""
+    """Reports progress to the terminal and to the status file."""
 
     def __init__(self, stack: Stack, status_file: Path | None, admin_token_file: Path | None) -> None:
         self._stack = stack
@@ -108,11 +109,11 @@ def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
 
 
 def _pages(stack: Stack, admin_token_file: Path | None) -> str:
-    """Where to look how it goes."""
+    """Returns the lines that list the metrics pages and the dashboard."""
     pages = {child.name: child.metrics_url for child in (stack.router, *stack.servers)}
     lines = [f"  metrics    {url}  {name}" for name, url in pages.items() if url is not None]
     if admin_token_file is not None:
-        lines.append(f"  dashboard  {stack.url}/admin/ui  asks for the token of {admin_token_file}")
+        lines.append(f"  dashboard  {stack.url}/admin/ui  asks for the token in {admin_token_file}")
     else:
         lines.append("  dashboard  with --admin-token-file FILE; make one with `openssl rand -hex 32 > FILE`")
     return "\n".join(lines)

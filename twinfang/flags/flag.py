@@ -1,9 +1,9 @@
-"""Command-line flags: each is described once, and its value has one of three sources.
+"""Command-line flags. Each is described once, and its value comes from one of three sources.
 
     the command line  >  the environment variable TWINFANG_<FLAG>  >  the default
 
-Values are checked here as far as one value alone can tell; how they go together is for the configuration
-that is made of them. Errors are one line that names the flag, the value and what was expected.
+This module checks each value alone. The configuration that is built from the values checks whether they fit
+together. An error is one line that names the flag, the value and what was expected.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Flag:
     """One flag."""
 
     name: str
-    """With its dashes: ``--max-model-len``."""
+    """With the dashes: ``--max-model-len``."""
     metavar: str
     parse: Callable[[str], Any]
-    """Raises ValueError saying what it expects."""
+    """Turns text into the value. Raises ValueError that says what was expected."""
     help: str
     default: Any = None
     default_text: str | None = None
-    """What help says where the default's own text would not do."""
+    """The default as help shows it, if the value itself would be unclear."""
     repeatable: bool = False
-    """Given several times, or comma-separated in the environment; the value is a tuple."""
+    """May be given several times, or comma-separated in the environment; the value is a tuple."""
     is_switch: bool = False
-    """Takes no value on the command line: there it means yes. Its metavar is empty."""
+    """Takes no value on the command line, where its presence means yes. The metavar is empty."""
     setting: str = ""
-    """The field of a configuration that it sets, where that is not :attr:`dest`."""
+    """The field of a configuration that the flag sets, if its name is not :attr:`dest`."""
     is_internal: bool = False
-    """For processes that a command starts; help does not show it."""
+    """Only commands give this flag, to processes that they start. Help does not show it."""
 
     @property
     def dest(self) -> str:
@@ -50,7 +50,7 @@ class Flag:
 
     @property
     def described(self) -> str:
-        """Help with the default at its end."""
+        """The help text, followed by the default."""
         text = self.default_text
         if text is None and self.default is not None:
             text = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -59,14 +59,14 @@ class Flag:
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """Flags that stand together in help."""
+    """Flags under one heading of the help text."""
 
     title: str
     flags: tuple[Flag, ...]
 
 
 def add_flags(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> None:
-    """Declares the flags; they are kept as text until :func:`resolve`."""
+    """Declares the flags. Their values stay text until :func:`resolve`."""
     for group in groups:
         section = parser.add_argument_group(group.title)
         for flag in group.flags:
@@ -81,7 +81,7 @@ def add_flags(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> N
 def resolve(
     groups: Iterable[FlagGroup], given: argparse.Namespace, environment: Mapping[str, str]
 ) -> argparse.Namespace:
-    """The value of every flag by :attr:`Flag.dest`. Raises :class:`ConfigError` for a bad one."""
+    """Returns the value of every flag by :attr:`Flag.dest`. Raises :class:`ConfigError` for a bad value."""
     values = argparse.Namespace()
     for group in groups:
         for flag in group.flags:
@@ -108,14 +108,14 @@ def _parse(flag: Flag, text: str, source: str) -> Any:
         hint = ""
         if source == flag.variable and "://" in text:
             hint = (
-                f"; Kubernetes sets {source} for a Service named twinfang: "
+                f"; Kubernetes sets {source} if there is a Service named twinfang: "
                 f"give {flag.name}, or set enableServiceLinks: false"
             )
         raise ConfigError(f"{source} {text!r}: {error}{hint}") from None
 
 
 def as_arguments(flags: Iterable[Flag], values: argparse.Namespace) -> list[str]:
-    """A command line that gives another process the same values."""
+    """Returns a command line that gives another process the same values."""
     arguments: list[str] = []
     for flag in flags:
         value = getattr(values, flag.dest)

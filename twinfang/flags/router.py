@@ -39,24 +39,25 @@ ALIASES = Flag(
 )
 MAX_REQUESTS_IN_FLIGHT = Flag(
     *("--max-requests-in-flight", "N", _at_least_one),
-    "answers of one model under way at most, each of a request's n counted, and never more than its servers "
-    "have room for; further requests wait",
+    "most answers of one model at the same time, where each of a request's n answers counts, and never "
+    "more than the model's servers have room for; further requests wait",
     default=1024,
 )
 MAX_QUEUE = Flag(
-    *("--max-queue", "N", integer(0), "requests that wait for one model; one more is answered 429"),
+    *("--max-queue", "N", integer(0), "most requests that wait for one model; more are answered 429"),
     default=1024,
 )
 HOLD = Flag(
     *("--hold-s", "SECONDS", zero_or_more("seconds")),
-    "how long requests, and answers under way, wait for a server that is expected back, after a restart for "
-    "example, before they are answered 503; 0: not at all",
+    "how long requests and running answers wait for a server that is expected back, for example after a "
+    "restart; then they are answered 503; 0: they don't wait",
     default=15.0,
 )
 API_KEYS_FILE = Flag(
     *("--api-keys-file", "FILE", existing_file),
-    "who may send requests: a file that `twinfang api-key` adds keys to; read again whenever it changes",
-    default_text="none: everybody may",
+    "file with the keys of clients that may send requests; `twinfang api-key` adds keys to it; read again "
+    "whenever it changes",
+    default_text="none: everybody may send requests",
 )
 MAX_HEADER_SIZE = Flag(
     *("--max-header-size", "KIB", positive("KiB"), "largest URL and headers; larger ones are answered 431"),
@@ -64,64 +65,65 @@ MAX_HEADER_SIZE = Flag(
 )
 CORS_ORIGINS = Flag(
     *("--cors-origin", "ORIGIN", some_text),
-    "let pages of this origin (https://chat.example.com; * for all) use the API from a browser; repeat for "
-    "more",
+    "let web pages of this origin (https://chat.example.com; * for all) use the API from a browser; repeat "
+    "for more",
     repeatable=True,
     default_text="none",
 )
 ALLOWED_HOSTS = Flag(
     *("--allowed-host", "NAME", some_text),
-    "take requests that name this host (api.example.com; *.example.com for all below; * for any), loopback "
-    "names and no other; repeat for more",
+    "accept only requests that name this host (api.example.com; *.example.com for its subdomains; * for "
+    "any) or a loopback name; repeat for more",
     repeatable=True,
-    default_text="any, or loopback names alone where --host is one",
+    default_text="any; only loopback names if --host is a loopback address",
 )
 FORWARDED_ALLOW_IPS = Flag(
     *("--forwarded-allow-ips", "ADDRESS", some_text),
-    "a proxy, or a network of proxies, in front: its X-Forwarded-For says which client a request is from; "
-    "repeat for more",
+    "a proxy, or a network of proxies, in front of the router; the router reads the client's address from "
+    "its X-Forwarded-For; repeat for more",
     repeatable=True,
     default_text="none",
 )
 ALLOW_LINK_LOCAL_WORKERS = Flag(
     *("--allow-link-local-workers", "", yes_or_no),
-    "the admin API may add servers at link-local addresses (169.254.0.0/16, fe80::/10), where clouds keep a "
+    "let the admin API add servers at link-local addresses (169.254.0.0/16, fe80::/10), where clouds offer a "
     "machine's credentials",
     default=False,
     default_text="off",
     is_switch=True,
 )
 MAX_BODY_SIZE = Flag(
-    *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; a larger one is answered 413"),
+    *("--max-body-size", "MIB", positive("MiB"), "largest body of a request; larger ones are answered 413"),
     default=8.0,
 )
 MAX_CHOICES = Flag(
-    *("--max-choices", "N", _at_least_one, "answers to one request at most: its prompts times n"), default=512
+    *("--max-choices", "N", _at_least_one, "most answers to one request: its prompts times n"), default=512
 )
 REQUEST_TIMEOUT = Flag(
-    *("--request-timeout", "SECONDS", _seconds, "from a request's arrival to its last token"), default=600.0
+    *("--request-timeout", "SECONDS", _seconds, "longest time from a request's arrival to its last token"),
+    default=600.0,
 )
 SHUTDOWN_GRACE = Flag(
-    *("--shutdown-grace", "SECONDS", _seconds, "what answers under way get to end after SIGTERM"),
+    *("--shutdown-grace", "SECONDS", _seconds, "time that running answers have to end after SIGTERM"),
     default=10.0,
 )
 ADMIN_TOKEN_FILE = Flag(
     *("--admin-token-file", "FILE", existing_file),
-    "file with the admin API's token, or sha256: and its hexadecimal digest",
+    "file with the admin API's token, or with sha256: and the token's hexadecimal digest",
     default_text="none: there is no admin API",
 )
 WORKERS = Flag(
     *("--workers", "N", integer(1, 64)),
-    "router processes that share the port; each has the limits to itself",
+    "number of router processes that share the port; the limits apply to each process",
     default=1,
 )
 PLACE = Flag(
-    *("--place", "INDEX:PORTS", process_place, "which one of several processes this is"), is_internal=True
+    *("--place", "INDEX:PORTS", process_place, "which of several processes this is"), is_internal=True
 )
 STATE_FILE = Flag(
     *("--state-file", "FILE", file_path),
-    "SQLite file that keeps what is changed through the admin API: a router that starts goes on from there, "
-    "whatever its flags say",
+    "SQLite file that stores changes made through the admin API; a router that starts continues from it, "
+    "even if its flags differ",
     default_text="none: changes last until the router stops",
 )
 PREFILL_ADDRESSES = Flag(
@@ -132,23 +134,23 @@ DECODE_ADDRESSES = Flag(
 )
 KUBERNETES_NAMESPACE = Flag(
     *("--kubernetes-namespace", "NS", some_text),
-    "find servers that are pods of this namespace, by their labels twinfang.io/role and twinfang.io/port, "
-    "and follow them as they come and go",
-    default_text="none: pods are not looked at",
+    "find servers among the pods of this namespace, by their labels twinfang.io/role and twinfang.io/port, "
+    "and notice when pods come and go",
+    default_text="none: no search for pods",
 )
 KUBERNETES_SELECTOR = Flag(
-    *("--kubernetes-selector", "LABELS", some_text, "which pods of the namespace: a label selector"),
+    *("--kubernetes-selector", "LABELS", some_text, "label selector of the pods in the namespace"),
     default="twinfang.io/role",
 )
 KUBECONFIG = Flag(
-    *("--kubeconfig", "FILE", existing_file, "how the Kubernetes API is reached"),
-    default_text="the service account of the pod that this runs in",
+    *("--kubeconfig", "FILE", existing_file, "kubeconfig file for the Kubernetes API"),
+    default_text="the service account of this process's pod",
 )
 DISCOVERY = (KUBERNETES_NAMESPACE, KUBERNETES_SELECTOR, KUBECONFIG)
 
 CONVERSATION_RETURN = Flag(
     *("--conversation-return", "", yes_or_no),
-    "decode servers keep an answer's state, so that a conversation's next turn computes its new tokens alone",
+    "decode servers keep an answer's state, so that a conversation's next turn computes only its new tokens",
     default=False,
     default_text="off",
     is_switch=True,
@@ -161,20 +163,20 @@ PREFILL_POLICY = Flag(
     default="prefix_affinity",
 )
 DECODE_POLICY = Flag(
-    *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same of decode servers"),
+    *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same for decode servers"),
     default="least_loaded",
 )
 TOOL_CALL_PARSER = Flag(
     "--tool-call-parser",
     "auto|none|hermes|nemotron_json|qwen3_coder",
     one_of("auto", "none", "hermes", "nemotron_json", "qwen3_coder"),
-    "how models write calls of tools; auto sees it in their chat templates",
+    "format in which models write tool calls; auto finds it from their chat templates",
     default="auto",
 )
 SESSION_HEADER = Flag(
     *("--session-header", "NAME", some_text),
-    "HTTP header that names a session; requests of a session go to the same servers",
-    default_text="none: the policies choose for every request",
+    "HTTP header that names a session; requests of one session go to the same servers",
+    default_text="none: the policies choose servers for every request",
 )
 
 ROUTER_LIMITS = (
@@ -209,4 +211,4 @@ ROUTER_FLAGS = (
     *DISCOVERY,
     *ROUTER_LIMITS,
 )
-"""All of a router but where it listens and how it logs."""
+"""All flags of a router except the listening address and the log flags."""

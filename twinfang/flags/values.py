@@ -1,4 +1,4 @@
-"""Readers of flag values: text in, value out, ValueError saying what was expected."""
+"""Parsers of flag values. Each turns text into a value, or raises ValueError that says what was expected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
 
 
 def positive(unit: str) -> Callable[[str], float]:
-    """A finite number above zero, in ``unit``."""
+    """Returns a parser of a finite number above zero, in ``unit``."""
 
     def parse(text: str) -> float:
         try:
@@ -41,7 +41,7 @@ def positive(unit: str) -> Callable[[str], float]:
 
 
 def zero_or_more(unit: str) -> Callable[[str], float]:
-    """A finite number of at least zero, in ``unit``."""
+    """Returns a parser of a finite number of at least zero, in ``unit``."""
 
     def parse(text: str) -> float:
         try:
@@ -65,14 +65,14 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def yes_or_no(text: str) -> bool:
-    """``1`` and ``0`` too, as environment variables often say it."""
+    """Also accepts ``1`` and ``0``, which are usual in environment variables."""
     if text not in ("yes", "no", "1", "0"):
         raise ValueError("expected yes or no, 1 or 0")
     return text in ("yes", "1")
 
 
 def port_or_off(text: str) -> int:
-    """``off`` is 0."""
+    """Returns a port; ``off`` becomes 0."""
     try:
         return 0 if text == "off" else integer(0, 65535)(text)
     except ValueError:
@@ -80,14 +80,14 @@ def port_or_off(text: str) -> int:
 
 
 def http_url(text: str) -> str:
-    """A base URL."""
+    """Returns a base URL."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
         raise ValueError("expected a URL, http://host:port")
     return text
 
 
 def plain_http_url(text: str) -> str:
-    """Of a page that is asked for without TLS."""
+    """Returns the URL of a page that is requested without TLS."""
     if not re.fullmatch(r"http://[^/\s]+(/\S*)?", text):
         raise ValueError("expected a URL, http://host:port/path")
     return text
@@ -100,17 +100,18 @@ def some_text(text: str) -> str:
 
 
 def model_directory(text: str) -> Path:
-    """A directory with a ``config.json``, as an absolute path: child processes may run elsewhere."""
+    """Returns the absolute path of a directory with a ``config.json``. Child processes may run in another
+    working directory."""
     path = Path(text).expanduser()
     if not path.is_dir():
         raise ValueError("no such directory; give a Hugging Face model directory")
     if not (path / "config.json").is_file():
-        raise ValueError("it holds no config.json; give a Hugging Face model directory")
+        raise ValueError("there is no config.json in it; give a Hugging Face model directory")
     return path.resolve()
 
 
 def model_source(text: str) -> ModelSource:
-    """``NAME=DIR``, or a directory whose own name is the model's."""
+    """Parses ``NAME=DIR``, or a directory whose own name becomes the model's name."""
     name, sign, directory = text.partition("=")
     if not sign or Path(text).expanduser().is_dir():
         path = model_directory(text)
@@ -126,7 +127,7 @@ def model_alias(text: str) -> ModelAlias:
 
 
 def process_place(text: str) -> ProcessPlace:
-    """``INDEX:PORT,PORT,…``"""
+    """Parses ``INDEX:PORT,PORT,…``."""
     index, _, ports = text.partition(":")
     place = ProcessPlace(integer(0)(index), tuple(map(integer(1, 65535), ports.split(","))))
     if place.index >= len(place.ports):
@@ -135,7 +136,7 @@ def process_place(text: str) -> ProcessPlace:
 
 
 def address(text: str) -> str:
-    """``host:port`` of a server."""
+    """Checks ``host:port`` of a server."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError("expected host:port with a port from 1 to 65535")
@@ -143,7 +144,7 @@ def address(text: str) -> str:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """``host:port``, or ``host:first-last`` for servers on all of these ports."""
+    """Parses ``host:port``, or ``host:first-last`` for servers on all of these ports."""
     start, dash, last = text.rpartition("-")
     if not dash or not start.rpartition(":")[2].isdigit():
         return (address(text),)
@@ -154,7 +155,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def existing_file(text: str) -> Path:
-    """An absolute path, as child processes may run elsewhere."""
+    """Returns an absolute path, because child processes may run in another working directory."""
     path = Path(text).expanduser().absolute()
     if not path.is_file():
         raise ValueError("there is no such file")
@@ -162,7 +163,7 @@ def existing_file(text: str) -> Path:
 
 
 def file_path(text: str) -> Path:
-    """A file that may be written: its directory exists."""
+    """Returns the absolute path of a file that need not exist, but whose directory does."""
     path = Path(text).expanduser().absolute()
     if not path.parent.is_dir():
         raise ValueError(f"there is no directory {path.parent}")
@@ -170,7 +171,7 @@ def file_path(text: str) -> Path:
 
 
 def only(choice: str) -> Callable[[str], str]:
-    """For a value that has one choice so far."""
+    """Returns a parser of a value that has only one choice so far."""
 
     def parse(text: str) -> str:
         if text != choice:

@@ -1,8 +1,8 @@
-"""``twinfang check-network``: reads of another process's memory, made and timed as servers make them.
+"""``twinfang check-network``: reads another process's memory as servers do, and measures the time.
 
-One side lends memory (:func:`run_listener`, a :class:`TransferSource` behind the servers' handshake), the
-other reads it (:func:`run_check`, a :class:`TransferSink`). UCX's log, kept in a file while the check lasts,
-tells which transport it picked.
+One side lends memory (:func:`run_listener`, a :class:`TransferSource` behind the servers' handshake). The
+other side reads it (:func:`run_check`, a :class:`TransferSink`). During the check, UCX logs to a file; the
+log shows which transport UCX picked.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ SPEC = CacheSpec(
     conv_dtype=torch.bfloat16,
     ssm_dtype=torch.float32,
 )
-"""Blocks of 64 KiB, 64 MiB of them, and a state of next to nothing."""
+"""Blocks of 64 KiB, 64 MiB in total, and a very small state."""
 
 PATTERN = 0x5A
-"""What lent memory holds, so that the reader sees that bytes have arrived."""
+"""The content of the lent memory, by which the reader sees that bytes have arrived."""
 MAX_LEASES = 16
 LEASE_TTL_S = 120.0
 TIMEOUT_S = 60.0
 SMALL_ROUNDS = 50
 LARGE_ROUNDS = 12
 LARGE_FOR_S = 5.0
-"""A slow network gets fewer rounds: none is begun after that time."""
+"""No round is begun after this time, so a slow network gets fewer rounds."""
 
 
 @message
@@ -87,13 +87,13 @@ PROBE = Method("twinfang.NetworkCheck", "Probe", Probe, ProbeReply)
 
 @dataclass(frozen=True)
 class Report:
-    """What one check found."""
+    """The result of one check."""
 
     memory: str
-    """Ours: DRAM or VRAM."""
+    """The reader's memory: DRAM or VRAM."""
     transport: Transport
     gb_per_s: float
-    """10⁹ bytes a second, median, reading ``large_bytes`` in one run."""
+    """10⁹ bytes per second, median, for reads of ``large_bytes`` in one contiguous run."""
     large_bytes: int
     latency_us: float
     """Median of a whole handoff of ``small_bytes``: the read, and the read that checks the lease."""
@@ -108,7 +108,8 @@ class Report:
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """What ``twinfang check-network`` runs; UCX's variables are set before NIXL makes its first agent."""
+    """Returns what ``twinfang check-network`` runs. It sets UCX's variables before NIXL makes its first
+    agent."""
     if values.listen == (values.peer is not None):
         raise ConfigError("give --listen on one side and that side's HOST:PORT on the other")
     facts = host_facts(os.environ)
@@ -122,7 +123,8 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def _with_ucx_log(run: Callable[[Path], None], facts: HostFacts) -> None:
-    """Runs with UCX's log in a file. Raises :class:`TransferError` in UCX's words if NIXL can't start."""
+    """Calls ``run`` with UCX's log in a file. Raises :class:`TransferError` with UCX's messages if NIXL can't
+    start."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ucx.log"
         os.environ |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": str(path)}
@@ -136,7 +138,7 @@ def _with_ucx_log(run: Callable[[Path], None], facts: HostFacts) -> None:
 
 
 def _read(path: Path) -> str:
-    """UCX's log so far; what it still holds in a buffer is written first."""
+    """Returns UCX's log so far, after flushing UCX's buffer."""
     ctypes.CDLL(None).fflush(None)
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -153,7 +155,7 @@ def _introduce(caches: Caches) -> HandshakeRequest:
 
 
 def run_listener(host: str, port: int, device: str, facts: HostFacts, _log: Path) -> None:
-    """Answers checks until it is asked to stop."""
+    """Answers checks until the process is asked to stop."""
     asyncio.run(_listen(host, port, device, facts))
 
 
@@ -202,17 +204,17 @@ async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
 
 
 def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: bool) -> None:
-    """Prints what was found. Raises :class:`TransferError` if something is wrong that can be set right."""
+    """Prints the report. Raises :class:`TransferError` if there is a problem that a setting can solve."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = asyncio.run(_check(peer, device, facts, log))
     print(json.dumps(_figures(report), indent=2) if as_json else describe(report), flush=True)
     if report.num_problems:
-        raise TransferError("the network can do better; what to set is above")
+        raise TransferError("the network can be faster; the report above says what to set")
 
 
 async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
     caches = _caches(device)
-    caches.kv.view(torch.uint8).fill_(0)  # memory that was never touched is not there yet
+    caches.kv.view(torch.uint8).fill_(0)  # the kernel maps memory only when it is first touched
     reader = _Reader()
     sink = TransferSink(caches, _introduce(caches), reader)
     channel = open_channel(peer)
@@ -235,12 +237,12 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
         await channel.close()
         await asyncio.to_thread(sink.close)
     if not bool((caches.kv[1:].view(torch.uint8) == PATTERN).all()):
-        raise TransferError(f"bytes read from {peer} are not those that it lends")
+        raise TransferError(f"the bytes read from {peer} differ from those that it lends")
     return _report(caches, log, facts, there, small, large)
 
 
 class _Reader(TransferListener):
-    """What has been read. After a fault there is no answer, which has a deadline."""
+    """Collects results of reads. After a fault no result comes, and the wait for it ends at its deadline."""
 
     def __init__(self) -> None:
         self.results: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()

@@ -1,4 +1,5 @@
-"""What to set where UCX picked the wrong transport: pure, from what both hosts tell and what was picked."""
+"""What to set if UCX picked the wrong transport. Pure: computed from both hosts' facts and the picked
+transport."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from twinfang.network.ucx_transport import Device, HostFacts, Transport
 
 SLOW_SHARE = 0.5
-"""Below that share of a link's rate something other than the link is the limit."""
+"""Below this share of a link's rate, something other than the link is the limit."""
 
 _ALIASES = {
     "sm": {"cma", "posix", "sysv", "xpmem", "knem"},
@@ -24,7 +25,7 @@ class Advice:
     """One thing that is wrong, or could be better."""
 
     is_problem: bool
-    """False: a hint, since nothing that is set can change it or nothing is known to be wrong."""
+    """False for a hint: no setting can change it, or it may not be wrong."""
     text: str
     remedy: str
 
@@ -52,20 +53,20 @@ def allows_rdma(tls: str | None) -> bool:
 
 
 def needed_transport_advice(host: HostFacts) -> Advice | None:
-    """A UCX_TLS with which NIXL can't start: each connection needs TCP or RDMA for its messages."""
+    """Returns advice if NIXL can't start with UCX_TLS: each connection needs TCP or RDMA for its messages."""
     tls = host.variable("UCX_TLS")
     if allows(tls, "tcp") or allows_rdma(tls):
         return None
     return Advice(
         True,
-        f"UCX_TLS={tls} on {host.hostname} names neither tcp nor an RDMA transport; NIXL needs one of "
-        "them for its messages, shared memory carries data alone",
+        f"UCX_TLS={tls} on {host.hostname} allows neither tcp nor an RDMA transport; NIXL needs one "
+        "of them for its messages, shared memory carries only data",
         f"set UCX_TLS={tls},tcp" if not str(tls).startswith("^") else "take tcp out of UCX_TLS, or unset it",
     )
 
 
 def advise(transport: Transport, here: HostFacts, there: HostFacts, *, gb_per_s: float) -> list[Advice]:
-    """Everything that is known to be wrong or slow, the most important first."""
+    """Returns all advice, the most important first."""
     found = [*_missing_devices(here), *_missing_devices(there)]
     if transport.kind == "TCP":
         found += _of_one_host(here, there) if here.shares_kernel(there) else _between_hosts(here, there)
@@ -84,7 +85,7 @@ def advise(transport: Transport, here: HostFacts, there: HostFacts, *, gb_per_s:
 
 
 def _missing_devices(host: HostFacts) -> Iterable[Advice]:
-    """Devices in UCX_NET_DEVICES that the host does not have: UCX then does without them."""
+    """Finds devices in UCX_NET_DEVICES that the host does not have; UCX ignores such devices."""
     value = host.variable("UCX_NET_DEVICES")
     if value is None or value in ("all", "") or value.startswith("^"):
         return
@@ -103,7 +104,7 @@ def _missing_devices(host: HostFacts) -> Iterable[Advice]:
 
 
 def _of_one_host(here: HostFacts, there: HostFacts) -> Iterable[Advice]:
-    """Both run under one kernel, where CMA reads memory several times as fast as TCP."""
+    """Advises on two processes under one kernel, where CMA reads memory several times as fast as TCP."""
     hindered = [host for host in (here, there) if not allows(host.variable("UCX_TLS"), "cma")]
     text = "TCP between two processes of one host"
     if hindered:
@@ -114,7 +115,7 @@ def _of_one_host(here: HostFacts, there: HostFacts) -> Iterable[Advice]:
     if here.pid_namespace != there.pid_namespace:
         yield Advice(
             False,
-            f"{text}: they are in different containers, and CMA needs to see the other's process",
+            f"{text}: the processes are in different containers, and CMA needs to see the other process",
             "share the PID namespace (Kubernetes: shareProcessNamespace: true in one pod; docker: "
             "--pid=container:NAME) and give both the capability SYS_PTRACE",
         )
@@ -137,7 +138,7 @@ def _between_hosts(here: HostFacts, there: HostFacts) -> Iterable[Advice]:
         without = next(host for host, up in ports.items() if not up)
         yield Advice(
             False,
-            f"TCP, since {without.hostname} shows no active RDMA device; the other side has one",
+            f"TCP, because {without.hostname} shows no active RDMA device; the other side has one",
             f"if {without.hostname} has one: start its link, and in a container pass /dev/infiniband through",
         )
     else:
@@ -149,7 +150,7 @@ def _between_hosts(here: HostFacts, there: HostFacts) -> Iterable[Advice]:
 
 
 def _unused_rdma(here: HostFacts, there: HostFacts, ports: dict[HostFacts, list[Device]]) -> Advice:
-    """TCP although both sides have RDMA."""
+    """Advises on TCP between two sides that both have RDMA."""
     text = "TCP between hosts that both have RDMA devices ({})".format(
         "; ".join(f"{host.hostname}: {', '.join(port.name for port in up)}" for host, up in ports.items())
     )
@@ -185,7 +186,7 @@ def _lets_through(devices: str, names: set[str]) -> bool:
 
 
 def _slow_link(transport: Transport, here: HostFacts, gb_per_s: float) -> Iterable[Advice]:
-    """A link that is slower than another of this host, or that reaches little of its rate."""
+    """Finds a link that is slower than another link of this host, or that reaches little of its own rate."""
     devices = here.rdma if transport.kind == "RDMA" else here.network
     rates = {device.name: device.gbits for device in devices if device.is_up and device.gbits}
     used = [rates[name] for _, name in transport.lanes if name in rates]

@@ -1,7 +1,7 @@
-"""Which transport UCX picked for reading a peer's memory, as UCX itself says, and what both hosts have.
+"""The transport that UCX picked for reading a peer's memory, from UCX's log, and the devices of both hosts.
 
-With ``UCX_PROTO_INFO=y`` UCX logs a table for each kind of operation on a connection. The one named "remote
-memory read" tells by sizes which transport carries a READ:
+With ``UCX_PROTO_INFO=y`` UCX logs a table for each kind of operation on a connection. The table named "remote
+memory read" shows, by size, which transport carries a READ:
 
     | sink intra-node cfg#1                                            |
     | remote memory read by ucp_get*(multi) into host memory from host |
@@ -41,24 +41,24 @@ class Device:
     """As UCX_NET_DEVICES names it: ``mlx5_0:1`` for an RDMA port, ``eth0`` for a network interface."""
     is_up: bool
     gbits: float | None
-    """Gbit/s; None where the driver does not tell."""
+    """Gbit/s; None if the driver does not report it."""
 
 
 @message
 class HostFacts:
-    """What one side of a connection tells of where it runs."""
+    """What one side of a connection reports about its host."""
 
     hostname: str
     boot_id: str
-    """Equal for two processes under one kernel, in containers too."""
+    """Equal for two processes under one kernel, even in containers."""
     pid_namespace: str
     ptrace_scope: int
-    """Of Yama: 0 lets a user's processes read each other's memory, which CMA does."""
+    """Yama's setting: 0 lets a user's processes read each other's memory, as CMA does."""
     rdma: tuple[Device, ...]
     network: tuple[Device, ...]
     """Without the loopback interface."""
     variables: tuple[tuple[str, str], ...]
-    """UCX_* of the environment."""
+    """The UCX_* variables of the environment."""
 
     def variable(self, name: str) -> str | None:
         return dict(self.variables).get(name)
@@ -69,7 +69,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carries a READ of many bytes."""
+    """The transport of a READ of many bytes."""
 
     kind: Kind
     lanes: tuple[tuple[str, str], ...]
@@ -91,14 +91,14 @@ class Transport:
             "GPU": "between GPUs of this host",
             "RDMA": "RDMA: the network card reads the peer's memory",
             "TCP": "TCP",
-            "unknown": "one that is not known here",
+            "unknown": "an unknown transport",
         }[self.kind]
         part = "; the peer's process takes part in each read" if self.needs_the_peer else ""
         return f"{how} ({self.names}, {self.method}{part})"
 
 
 def host_facts(environment: Mapping[str, str], *, root: Path = Path("/")) -> HostFacts:
-    """Of the host that this process runs on; ``root`` holds its ``proc`` and ``sys``."""
+    """Returns the facts of this process's host. ``root`` holds its ``proc`` and ``sys``."""
     namespace = root / "proc/self/ns/pid"
     variables = sorted(
         (k, v) for k, v in environment.items() if k.startswith("UCX_") and k not in _UNSEEN_VARIABLES
@@ -136,7 +136,8 @@ def _interfaces(folder: Path) -> list[Device]:
 
 
 def _text(path: Path) -> str:
-    """Some of these files can't be read, an interface's speed while it is down for one."""
+    """Returns a file's text, or nothing if it can't be read, for example the speed of an interface that is
+    down."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -149,7 +150,8 @@ def _first_number(text: str) -> float | None:
 
 
 def picked_transport(log: str) -> Transport | None:
-    """The transport of large reads from the peer, from UCX's log; None where the log does not tell."""
+    """Returns the transport of large reads from the peer, from UCX's log; None if the log does not show
+    it."""
     picked = None
     lines = log.splitlines()
     for number, line in enumerate(lines):
@@ -166,12 +168,12 @@ def picked_transport(log: str) -> Transport | None:
 
 
 def errors(log: str) -> list[str]:
-    """What UCX calls errors, each once."""
+    """Returns the errors in UCX's log, each once."""
     return list(dict.fromkeys(_ERROR.findall(log)))
 
 
 def _kind(lanes: tuple[tuple[str, str], ...]) -> Kind:
-    """Of several lanes the slowest kind: it is what one would want to know."""
+    """Returns the slowest kind among several lanes, because that one limits the reads."""
     kinds = {_KINDS.get(name, _KINDS.get(name.split("_")[0], "unknown")) for name, _ in lanes}
     for kind in ("TCP", "RDMA", "GPU", "shared memory"):
         if kind in kinds:

@@ -1,6 +1,7 @@
-"""``twinfang plan``: what a server would do with a GPU's memory, from ``config.json``; nothing is loaded.
+"""``twinfang plan``: how a server would divide a GPU's memory, computed from ``config.json`` without loading
+anything.
 
-:mod:`twinfang.plan.speed` adds how many requests servers take.
+:mod:`twinfang.plan.speed` adds how many requests the servers take.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """Where the cache budget comes from; all in bytes."""
+    """How the cache budget comes about; all sizes in bytes."""
 
     weights: int
     has_mtp: bool
     """Whether MTP layers are among the weights."""
     quantization: str | None
-    """Whose format the weights are quantised in; None: they are not."""
+    """The method of the weights' quantisation; None if they are not quantised."""
     weights_on_disk: int | None
-    """None where the directory does not hold all safetensors of the checkpoint."""
+    """None if the directory does not hold all safetensors of the checkpoint."""
     gpu: int | None
-    """None plans a server on a CPU, whose weights don't count against the budget."""
+    """None for a server on a CPU, whose weights don't count against the budget."""
     cache_budget: int
     is_share: bool
     """Whether the budget is the default share of what the weights leave of the GPU."""
 
     def setting_for(self, num_bytes: int) -> str:
-        """What would give a cache budget of at least ``num_bytes``."""
+        """Returns the setting that gives a cache budget of at least ``num_bytes``."""
         if not self.is_share:
             return f"`cache_memory_bytes` {num_bytes}"
         return f"`gpu_memory` {math.ceil(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
@@ -55,9 +56,9 @@ class Memory:
 def run(
     config: EngineConfig, *, gpu_bytes: int | None, as_json: bool, question: SpeedQuestion | None = None
 ) -> None:
-    """Prints the plan, as a table or as JSON; with ``question`` its answer too.
+    """Prints the plan as a table or as JSON, and the answer to ``question`` if there is one.
 
-    Raises :class:`CapacityError` if it does not fit, after the table has been printed.
+    Raises :class:`CapacityError` if the server does not fit, after printing the table.
     """
     model = read_config(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
     config.check_experts(model)
@@ -82,7 +83,7 @@ def run(
 
 
 def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], None]:
-    """What ``twinfang plan`` runs."""
+    """Returns the function that ``twinfang plan`` runs."""
     gpu_bytes = None if values.gpu_memory is None else int(values.gpu_memory * GIB)
     question = SpeedQuestion.from_flags(values)
     return partial(run, config, gpu_bytes=gpu_bytes, as_json=bool(values.json), question=question)
@@ -122,7 +123,8 @@ def _bytes_on_disk(model_dir: Path) -> int | None:
 def _figures(
     config: EngineConfig, model: ModelConfig, demand: Demand, memory: Memory, plan: CapacityPlan | None
 ) -> dict[str, object]:
-    """All figures of the table; bytes unless the name says otherwise. ``plan`` is null if it does not fit."""
+    """Returns all figures of the table, in bytes unless the name says otherwise. ``plan`` is null if the
+    server does not fit."""
     return {
         "model": str(config.model_dir),
         "dtype": _name(model.dtype),
@@ -166,7 +168,7 @@ def _figures(
 # --- table -----------------------------------------------------------------------------------------
 
 Row = tuple[str, str, str]
-"""Name, how it comes about, value."""
+"""Name, explanation, value."""
 
 
 def _table(

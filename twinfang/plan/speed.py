@@ -1,4 +1,4 @@
-"""The part of ``twinfang plan`` that is about time: step costs, requests a second, prefill : decode."""
+"""The part of ``twinfang plan`` about time: step costs, requests per second, prefill : decode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class SpeedQuestion:
-    """What servers have to do, on GPUs of which speed."""
+    """The load of the servers, and the speed of their GPUs."""
 
     gpu: GpuSpeed
     prompt_tokens: int
@@ -36,7 +36,7 @@ class SpeedQuestion:
 
     @classmethod
     def from_flags(cls, values: argparse.Namespace) -> SpeedQuestion | None:
-        """None without the GPU's rates. Raises :class:`ConfigError` where only one of them is given."""
+        """Returns None if neither GPU rate is given. Raises :class:`ConfigError` if a flag is missing."""
         if values.gpu_tflops is None and values.gpu_bandwidth is None:
             return None
         given = {
@@ -54,10 +54,11 @@ class SpeedQuestion:
         return cls(gpu, values.prompt_tokens, values.answer_tokens, objective, values.servers)
 
     def answer(self, config: EngineConfig, model: ModelConfig, cache_budget: int) -> SpeedPlan:
-        """For servers of this configuration, whatever its role, that have so many bytes for both pools.
+        """Computes the plan for servers of this configuration, in both roles, with ``cache_budget`` bytes for
+        both pools.
 
-        Raises :class:`ConfigError` for lengths that the context has no room for, and
-        :class:`CapacityError` if a decode server does not fit.
+        Raises :class:`ConfigError` if prompt and answer exceed the context, and :class:`CapacityError` if a
+        decode server does not fit.
         """
         tp = config.planned_rank()
         demand = replace(config, role="decode").demand(model, tp)
@@ -89,7 +90,7 @@ class SpeedPlan:
     limits: ServerLimits
 
     def rows(self) -> Iterator[Row]:
-        """Name, how it comes about, value."""
+        """Yields name, explanation, value."""
         asked, decode, split = self.question, self.rates.decode, self.split
         ttft, tpot = _time(asked.objective.ttft_s), _time(asked.objective.tpot_s)
         share = f"{asked.objective.share:.0%}"
@@ -104,7 +105,7 @@ class SpeedPlan:
         yield f"{asked.num_servers} servers", of, _rate(split.requests_per_s)
 
     def figures(self) -> dict[str, object]:
-        """The same for JSON; times in seconds."""
+        """Returns the same figures for JSON; times in seconds."""
         asked = self.question
         return {
             "source": "computed from the GPU's rates, not measured",

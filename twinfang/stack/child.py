@@ -1,4 +1,4 @@
-"""One process of a stack: what it runs, and its life."""
+"""One process of a stack: its command line, start, readiness and stop."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from dataclasses import dataclass
 from twinfang.stack.core_wait import CoreWait
 
 PROGRAM = (sys.executable, "-m", "twinfang")
-"""What each process of a stack is an instance of."""
+"""The program of every process of a stack."""
 
 
 LOOK_INTERVAL_S = 0.5
 MAX_CORE_WAIT_S = 60.0
-"""Added to a grace at most. A machine on which that is too short serves nobody."""
+"""The most time added to a grace. A machine on which that is too short can't serve anyway."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run and how to tell that it is ready."""
+    """What to run, and how to notice that it is ready."""
 
     name: str
     arguments: tuple[str, ...]
     """A ``twinfang`` command line, without the program."""
     address: str
-    """``host:port`` that it listens on."""
+    """``host:port`` on which it listens."""
     until_ready: Callable[[], Awaitable[None]]
     stop_grace_s: float
-    """What a clean stop may take after SIGTERM; see :class:`StopClock` for a machine that is busy."""
+    """Time that a clean stop may take after SIGTERM; :class:`StopClock` extends it on a busy machine."""
     metrics_url: str | None = None
     fate: str = ""
-    """Children of one fate live together: when one has died the others are ended and all are started anew."""
+    """Children with the same fate live together: if one dies, the others are ended and all are restarted."""
 
 
 class StopClock:
-    """What is left of a process's grace. Time in which it waits for a core does not count: it can't stop
-    without one, and a process that is killed can't hand on what it has."""
+    """The rest of a process's grace. Time in which the process waits for a core does not count: it can't stop
+    without a core, and a killed process can't hand its requests to others."""
 
     def __init__(self, pid: int, grace_s: float) -> None:
         self._core_wait = CoreWait(pid)
@@ -65,7 +65,7 @@ class Child:
         self.spec = spec
         self.is_ready = False
         self.first_ready = asyncio.Event()
-        """Set once it has been ready, and for good."""
+        """Set when the child is ready for the first time, and never cleared."""
         self.num_restarts = 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -75,7 +75,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """None while the child does not run."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
@@ -93,14 +93,15 @@ class Child:
         )
 
     async def wait(self) -> int:
-        """The exit code; negative is the signal that ended it."""
+        """Waits for the process's end and returns the exit code. A negative code is the signal that ended
+        it."""
         assert self._process is not None
         code = await self._process.wait()
         self.is_ready = False
         return code
 
     async def wait_until_ready(self, timeout_s: float) -> bool:
-        """False if it has ended, or was not ready in time."""
+        """Waits until the child is ready. Returns False if it ended or was not ready in time."""
         exited = asyncio.ensure_future(self.wait())
         ready = asyncio.ensure_future(self.spec.until_ready())
         try:
@@ -115,8 +116,8 @@ class Child:
         return self.is_ready
 
     async def stop(self, at_once: asyncio.Event) -> int | None:
-        """SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. Returns the exit code, 0 for one
-        that did not run; None: it had to be killed."""
+        """Sends SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. Returns the exit code, 0 if
+        the child did not run, or None if it had to be killed."""
         if self.pid is None:
             return 0
         clock = StopClock(self.pid, self.spec.stop_grace_s)
@@ -144,7 +145,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Returns an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     try:

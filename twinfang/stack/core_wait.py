@@ -1,4 +1,4 @@
-"""How long a process has waited for a core: time in which it could not do what it was told."""
+"""How long a process has waited for a core, and so could not run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ NANOSECONDS = 1e-9
 
 
 class CoreWait:
-    """Watches one process with its children. Where the kernel does not tell, nobody ever waited."""
+    """Watches one process and its children. If the kernel does not report waits, they count as 0."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._waited_s = _waited_s(pid)
 
     def since_last_s(self) -> float:
-        """Seconds since the last call that the thread which waited the longest has spent on it.
+        """Returns how many seconds the longest-waiting thread has waited since the last call.
 
-        Threads wait for cores at the same time: the sum over all of them may be more than has passed.
+        Threads wait for cores at the same time, so the sum over all threads could exceed the time that has
+        passed.
         """
         before, self._waited_s = self._waited_s, _waited_s(self._pid)
         return max((now - before.get(tid, 0.0) for tid, now in self._waited_s.items()), default=0.0)
 
 
 def _waited_s(pid: int) -> dict[int, float]:
-    """By thread: seconds in which it could run and no core was free (kernel docs, scheduler/sched-stats)."""
+    """Returns, by thread, the seconds in which it could run but no core was free (kernel docs,
+    scheduler/sched-stats)."""
     waited = {}
     for tid in _threads(pid):
         with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel keeps no such figures

@@ -10,10 +10,10 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(cgroup_limit: Path = CGROUP_LIMIT) -> int:
-    """Cores of the affinity mask, or of the container's CPU limit where that is lower.
+    """Returns the number of cores in the affinity mask, or the container's CPU limit if that is lower.
 
-    ``os.cpu_count()`` tells the machine's: with a limit of 2 on a node of 64, 64 threads would share two
-    cores.
+    ``os.cpu_count()`` returns the machine's cores: with a limit of 2 on a node of 64, 64 threads would share
+    two cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -1,4 +1,4 @@
-"""What launchers of several processes say in the environment."""
+"""What launchers of several processes set in the environment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from wire.errors import ConfigError
 
 LEADER_PORT = 8290
-"""Where a group meets if LeaderWorkerSet tells the leader's name alone."""
+"""The port at which a group meets. LeaderWorkerSet sets only the leader's name."""
 
 
 @dataclass(frozen=True)
 class LeaderWorkerSet:
-    """One of a group's pods (https://lws.sigs.k8s.io)."""
+    """One pod of a LeaderWorkerSet's group (https://lws.sigs.k8s.io)."""
 
     index: int
     num_pods: int
@@ -28,7 +28,7 @@ class LeaderWorkerSet:
         return cls(index, num_pods, environment.get("LWS_LEADER_ADDRESS", ""))
 
     def address(self, flag: str) -> str:
-        """Where the group meets; raises :class:`ConfigError` that names ``flag`` if nothing says it."""
+        """Returns where the group meets. Raises :class:`ConfigError` that names ``flag`` if it is unknown."""
         if not self.leader:
             raise ConfigError(f"LWS_WORKER_INDEX is set and LWS_LEADER_ADDRESS is not: give {flag} HOST:PORT")
         return f"{self.leader}:{LEADER_PORT}"
@@ -36,17 +36,17 @@ class LeaderWorkerSet:
 
 @dataclass(frozen=True)
 class Torchrun:
-    """One of its processes (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+    """One process of torchrun (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
     rank: int
     world_size: int
     local_rank: int
     master: str
-    """``host:port`` of its store; empty: it does not say."""
+    """``host:port`` of torchrun's store; empty if torchrun does not set it."""
     has_store: bool
     """Whether the launcher's agent has opened the store there."""
     life: str
-    """What tells this start from others in the launcher's store, which outlives them."""
+    """Distinguishes this start from others in the launcher's store, which outlives them."""
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> Torchrun | None:
@@ -65,7 +65,7 @@ class Torchrun:
         return cls(rank, world_size, local_rank, master, has_store, life)
 
     def address(self, flag: str) -> str:
-        """Of the store; raises :class:`ConfigError` that names ``flag`` if nothing says it."""
+        """Returns the store's address. Raises :class:`ConfigError` that names ``flag`` if it is unknown."""
         if not self.master:
             raise ConfigError(f"RANK is set, MASTER_ADDR or MASTER_PORT is not: give {flag}")
         return self.master

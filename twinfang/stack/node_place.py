@@ -1,4 +1,4 @@
-"""Which of the hosts of one tensor-parallel server this is: from flags, or from what a launcher says.
+"""Finds which host of a tensor-parallel server this is, from flags or from a launcher's variables.
 
 | who starts processes | says |
 |---|---|
@@ -6,7 +6,7 @@
 | LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` |
 | torchrun, one process a host | ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` |
 
-The first that says anything counts, and only where ``--nnodes`` asks for hosts.
+The first row that has a value counts, and only if ``--nnodes`` asks for several hosts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> No
     if rank is not None:
         if address is None:
             raise ConfigError(
-                f"--node-rank {rank} has to find the other hosts: give {flag}, the same HOST:PORT on all of "
-                "them, where host 0 listens"
+                f"--node-rank {rank} has to find the other hosts: give {flag}, the HOST:PORT on which host 0 "
+                "listens, the same on all hosts"
             )
         return Nodes(rank, size, GroupStore(address, setting))
     if (pod := LeaderWorkerSet.find(environment)) is not None:

@@ -1,4 +1,4 @@
-"""Free TCP ports for servers that are about to be started."""
+"""Finds free TCP ports for servers that are about to start."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MAX_TRIES = 1_000
 
 _given: set[int] = set()
-"""Ports that this process was given and that nothing may listen on yet: no two calls give the same one."""
+"""Ports that this process has chosen and on which perhaps nothing listens yet: no port is chosen twice."""
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """``count`` ports on which nothing listens.
+    """Returns ``count`` ports on which nothing listens.
 
-    They lie below the range from which the kernel takes ports for outgoing connections: otherwise, while a
-    server restarts, somebody's connection could take its port. Other processes may be given them as well
-    until something listens there, or they are :func:`ports_held`.
+    The ports lie below the range from which the kernel takes ports for outgoing connections. Otherwise an
+    outgoing connection could take a server's port while the server restarts. Another process may choose the
+    same ports until something listens on them, or :func:`ports_held` holds them.
     """
     candidates = range(FIRST_PORT, max(_first_ephemeral_port(), FIRST_PORT + MAX_TRIES))
     ports: list[int] = []
@@ -50,12 +50,12 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 @contextmanager
 def ports_held(addresses: Iterable[str]) -> Iterator[None]:
-    """Nobody is given these ports by :func:`free_ports` inside the block, also before a server of ours
-    listens there and while it restarts.
+    """Holds these ports inside the block: no process gets them from :func:`free_ports`, even before our
+    server listens on them and while it restarts.
 
-    A socket that is bound and does not listen is in the way of all but those who set SO_REUSEADDR, as servers
-    do. Elsewhere than on Linux it would be in their way, too: there nothing is held. Raises
-    :class:`ConfigError` for a port that somebody has taken.
+    A socket that is bound but does not listen blocks every process that does not set SO_REUSEADDR; servers
+    set it. On systems other than Linux it would block servers too, so nothing is held there. Raises
+    :class:`ConfigError` if a port is taken.
     """
     with ExitStack() as exits:
         for address in addresses if sys.platform == "linux" else ():
@@ -71,7 +71,7 @@ def ports_held(addresses: Iterable[str]) -> Iterator[None]:
 
 
 def require_free(host: str, port: int, *, flag: str = "--port") -> None:
-    """Raises :class:`ConfigError` if nobody could listen on ``host:port`` now."""
+    """Raises :class:`ConfigError` if it is impossible to listen on ``host:port`` now."""
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -26,7 +26,7 @@ from wire.http.address import host_port
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 1800.0
-"""A rank that loads a large model from a slow disk is not given up."""
+"""Long enough for a rank that loads a large model from a slow disk."""
 METRICS_OFFSET = 10_000
 MAX_PORT = 65_535
 _ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
@@ -42,15 +42,15 @@ _FLAGS = (
 
 
 def run(values: argparse.Namespace, place: RankPlace) -> None:
-    """Until SIGTERM or SIGINT. Raises :class:`ConfigError` for ports that there are not, and
-    :class:`ChildFailedError` if a rank can't start or dies too often."""
+    """Runs the ranks until SIGTERM or SIGINT. Raises :class:`ConfigError` for ports above 65,535 or
+    conflicting ports, and :class:`ChildFailedError` if a rank can't start or dies too often."""
     ranks = plan_ranks(values, place)
     with probing(values.host, values.probe_port, _probed(ranks)) if values.probe_port else nullcontext():
         asyncio.run(_supervise(ranks))
 
 
 def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
-    """One process a rank of this host."""
+    """Plans one process for each rank of this host."""
     port, metrics_port = values.port, values.metrics_port
     ports = free_ports(place.count, values.host) if port == 0 else range(port, port + place.count)
     if metrics_port is None:
@@ -59,8 +59,9 @@ def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
         metrics_ports = [metrics_port and metrics_port + i for i in range(place.count)]
     if max(*ports, *metrics_ports) > MAX_PORT:
         raise ConfigError(
-            f"--data-parallel-size {place.size} needs {place.count} ports and {place.count} of metrics from "
-            f"{ports[0]} and {metrics_ports[0]} on, and there is none above {MAX_PORT}; choose lower ones"
+            f"--data-parallel-size {place.size} needs {place.count} ports from {ports[0]} on and "
+            f"{place.count} metrics ports from {metrics_ports[0]} on, but ports end at {MAX_PORT}; choose "
+            "lower ports"
         )
     _check_probe_port(values, {*ports, *metrics_ports})
     address = place.address or f"{LOOPBACK}:{free_ports(1)[0]}"

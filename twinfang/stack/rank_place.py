@@ -1,14 +1,14 @@
-"""Which of a decode server's data-parallel ranks run here: from flags, or from what a launcher says.
+"""Finds which data-parallel ranks of a decode server run here, from flags or from a launcher's variables.
 
 | who starts processes | says | ranks of this process |
 |---|---|---|
 | the command line | ``--data-parallel-rank`` | that one |
-| LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` | as many in each pod |
+| LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` | an equal part a pod |
 | torchrun | ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` | one |
 | nobody | | all, on this host |
 
-The first that says anything counts. Variables are looked at only where ``--data-parallel-size`` asks for
-ranks: a plain server does not become a rank because of where it was started.
+The first row that has a value counts. Variables are read only if ``--data-parallel-size`` asks for several
+ranks: a plain server does not become a rank because a launcher started it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class RankPlace:
     first: int = 0
     count: int = 1
     address: str = ""
-    """Where rank 0 is met; empty: nobody has said, so it is here."""
+    """The address of rank 0; empty if none is given, because rank 0 is on this host."""
     local_rank: int = 0
     port_offset: int = 0
-    """Of this process' ports: several are started with one command line."""
+    """Added to the ports of this process: several processes are started with one command line."""
     hosts_store: bool = True
     """Whether rank 0 listens at the address; False: the launcher does."""
     life: str = ""
-    """What tells this start from others, where the launcher's store outlives them."""
+    """Distinguishes this start from others if the launcher's store outlives them."""
 
     @classmethod
     def find(cls, values: argparse.Namespace, environment: Mapping[str, str]) -> RankPlace:
@@ -62,19 +62,19 @@ class RankPlace:
             return cls(size, 0, size, address or "")
         if place.first + place.count > size:
             raise ConfigError(
-                f"data-parallel rank {place.first + place.count - 1} is none of --data-parallel-size {size}: "
-                f"ranks go from 0 to {size - 1}"
+                f"data-parallel rank {place.first + place.count - 1} is not within --data-parallel-size "
+                f"{size}: ranks go from 0 to {size - 1}"
             )
         if values.enable_expert_parallel and not place.address:
             raise ConfigError(
                 f"--data-parallel-rank {rank} shares experts with other ranks: give --data-parallel-address, "
-                "the same HOST:PORT on all of them, where rank 0 listens"
+                "the HOST:PORT on which rank 0 listens, the same on all ranks"
             )
         return place
 
 
 ONLY_PLACE = RankPlace()
-"""Of a server that is alone."""
+"""The place of a single server without other ranks."""
 
 
 def _of_leader_worker_set(size: int, address: str | None, pod: LeaderWorkerSet) -> RankPlace:

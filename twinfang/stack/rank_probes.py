@@ -1,4 +1,4 @@
-"""One port that tells of all ranks of a host, for those who look at one alone: a kubelet's probes do."""
+"""One port that reports on all ranks of a host, because a kubelet's probes look at only one port."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from telemetry.probe_port import ProbePort
 
 ANSWER_S = 1.0
-"""A rank that takes longer to say whether it is ready is not."""
+"""A rank that takes longer to answer counts as not ready."""
 
 
 @contextmanager
 def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePort]:
-    """``/readyz`` is 200 when that of every rank is; ``/healthz`` says that somebody is here who starts them
-    anew. ``ranks``: where each one's own HTTP port is, by name.
+    """Serves ``/readyz``, which is 200 if that of every rank is, and ``/healthz``, which says that the
+    process that restarts the ranks is alive. ``ranks``: the address of each rank's own HTTP port, by name.
 
     Raises :class:`ConfigError` for a port that is taken."""
     registry = CollectorRegistry()
@@ -30,7 +30,8 @@ def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePor
 
 
 def not_ready(ranks: Mapping[str, str]) -> str | None:
-    """What the first that is not says. Asked anew each time: none is taken for ready because it was."""
+    """Returns why the first unready rank is not ready. Asks all ranks each time: earlier answers don't
+    count."""
     for name, address in ranks.items():
         connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
         try:

@@ -1,4 +1,4 @@
-"""Waits until a process that was just started takes requests."""
+"""Waits until a newly started process takes requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def until_serving(address: str) -> None:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
             except grpc.aio.AioRpcError:
-                pass  # not there yet; the caller has the deadline
+                pass  # not ready yet; the caller keeps the deadline
             await asyncio.sleep(POLL_INTERVAL_S)
 
 

@@ -1,4 +1,4 @@
-"""When a child that died is started again."""
+"""Decides when a dead child is started again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class RestartLimits:
 
 
 class RestartPolicy:
-    """The deaths of one child, and what follows from them."""
+    """Counts the deaths of one child and decides about restarts."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self.limits = limits
         self._deaths: deque[float] = deque()
 
     def delay_s(self, now_s: float) -> float | None:
-        """Notes a death at ``now_s``: seconds to wait before the next start, None to give up."""
+        """Records a death at ``now_s``. Returns the seconds to wait before the next start, or None to give
+        up."""
         self._deaths.append(now_s)
         while self._deaths[0] <= now_s - self.limits.window_s:
             self._deaths.popleft()

@@ -25,7 +25,7 @@ START_TIMEOUT_S = 120.0
 
 
 def run(values: argparse.Namespace) -> None:
-    """Until SIGTERM or SIGINT. Raises :class:`ConfigError` if the port is taken, and
+    """Runs the routers until SIGTERM or SIGINT. Raises :class:`ConfigError` if the port is taken, and
     :class:`ChildFailedError` if a process can't start or dies too often."""
     if values.port:
         require_free(values.host, values.port)

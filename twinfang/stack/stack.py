@@ -1,4 +1,4 @@
-"""The processes of ``up`` and ``serve``: which there are, on which ports, with which command lines."""
+"""Plans the processes of ``up`` and ``serve``: their number, ports and command lines."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from wire.errors import ConfigError
 from wire.server import DRAIN_S, STOP_GRACE_S
 
 SERVER_STOP_GRACE_S = 2 * DRAIN_S + STOP_GRACE_S + 2.0
-"""One that has nothing under way takes a moment. One that has may wait for others to read it, for its group
-to be done and for its last calls to end."""
+"""An idle server stops in a moment. A busy one may wait until others have read its state, its group is done
+and its last calls have ended."""
 MAX_PORT = 65_535
 ROUTER_STOP_MARGIN_S = 5.0
-"""Beyond what the router itself gives to answers that are under way."""
+"""Added to the time that the router itself gives to running answers."""
 
 DECODE_NICENESS = 5
-"""Of decode servers that share cores with prefill servers. A prompt that is computed sooner joins the others'
-decode steps sooner, which cost next to the same with one row more; with equal rights a single row's steps,
-each a pass over all weights, take half of the cores from the prompts that wait. At 10 a tenth is left to
-decode while prompts are computed."""
+"""Niceness of decode servers that share cores with prefill servers. The sooner a prompt is computed, the
+sooner it joins the others' decode steps, and one more row makes these hardly slower. With equal niceness, the
+steps of a single row, each a pass over all weights, take half of the cores from waiting prompts. At 10,
+decode gets only a tenth of the cores while prompts are computed."""
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
 _ROLE_FLAGS = {
@@ -46,7 +46,7 @@ class Stack:
     servers: tuple[ChildSpec, ...]
     router: ChildSpec
     num_threads: int
-    """Of each rank of each server."""
+    """CPU threads of each rank of each server."""
     model_name: str
 
     @property
@@ -55,7 +55,8 @@ class Stack:
 
 
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
-    """As many servers as ``roles`` says of each role (prefill, decode, both), on free loopback ports."""
+    """Plans the number of servers that ``roles`` gives for each role (prefill, decode, both), on free
+    loopback ports."""
     places = [
         place for role, count in roles.items() for i in range(count) for place in _places(role, i, values)
     ]
@@ -78,13 +79,13 @@ class _Place:
     role: str
     name: str
     num_beside: int
-    """Processes that compute at the same time as this one's, its own included."""
+    """Number of processes that compute at the same time, including this one."""
     arguments: tuple[str, ...] = ()
     fate: str = ""
 
 
 def _places(role: str, number: int, values: argparse.Namespace) -> list[_Place]:
-    """A server's ranks: decode-0 alone, or decode-0-0, decode-0-1 and so on."""
+    """Returns a server's ranks: only decode-0, or decode-0-0, decode-0-1 and so on."""
     name, size = f"{role}-{number}", values.data_parallel_size
     tp_size = _tensor_parallel(role, values)
     if role == "prefill" or size == 1:
@@ -107,24 +108,24 @@ def _places(role: str, number: int, values: argparse.Namespace) -> list[_Place]:
 def rank_arguments(
     values: argparse.Namespace, rank: int, address: str, *, local_rank: int
 ) -> tuple[str, ...]:
-    """What tells a process which data-parallel rank it is."""
+    """Returns the arguments that tell a process which data-parallel rank it is."""
     arguments = [*as_arguments(rank_flags.RANKS, values), "--data-parallel-rank", str(rank)]
     arguments += ["--data-parallel-address", address, "--local-rank", str(local_rank)]
     return tuple(arguments)
 
 
 def threads_each(values: argparse.Namespace, num_processes: int) -> int:
-    """Of so many processes that compute at the same time."""
+    """Returns the threads of each of ``num_processes`` that compute at the same time."""
     return int(values.threads or max(1, usable_cores() // num_processes))
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without flags: children are told everything on their command lines."""
+    """Returns the environment without flags. Children get all flags on their command lines."""
     return {name: value for name, value in environment.items() if name not in _VARIABLES}
 
 
 def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:
-    """One for each server, and one for its metrics, which is 0 where none are wanted."""
+    """Returns a port for each server, and a metrics port, which is 0 if metrics are off."""
     if first_metrics_port is None:
         free = free_ports(2 * num_servers)
         return free[:num_servers], free[num_servers:]
@@ -198,4 +199,4 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
 
 _FLAGS = (*vars(table).values(), *vars(rank_flags).values(), *vars(router_flags).values())
 _VARIABLES = frozenset(flag.variable for flag in _FLAGS if isinstance(flag, Flag))
-"""Environment variables that stand for a flag of a process of a stack."""
+"""Environment variables that set a flag of a stack's process."""

@@ -1,4 +1,4 @@
-"""Keeps the processes of a stack running, and stops all of them."""
+"""Keeps the processes of a stack running, and stops them all."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from wire.errors import TwinfangError
 log = logging.getLogger(__name__)
 
 COMPANION_GRACE_S = 4.0
-"""What the others of a group get to end by themselves once one of them has died."""
+"""The time in which companions may end by themselves after one of them has died."""
 REFUSED_EXIT_CODES = (1, 2)
-"""A child that ends so before it was ever ready has said why, and would say it again."""
+"""A child that ends with one of these before it was ever ready has logged the reason. A restart would fail
+again."""
 
 ORDERLY_EXIT_CODES = (0, -signal.SIGTERM)
-"""Of a child that was told to stop; the second one's start had not come to its handler of SIGTERM yet."""
+"""Exit codes of a child that was told to stop. With the second, the child had not yet installed its handler
+of SIGTERM."""
 
 
 class ChildFailedError(TwinfangError):
-    """A child can't be started, or died more often than its limit allows."""
+    """A child can't start, or died more often than its limit allows."""
 
     code = "child_failed"
 
 
 class Supervisor:
-    """Runs groups of children. A group is started once the one before is ready, and stopped before it.
+    """Runs groups of children. Each group starts when the previous group is ready, and stops before it.
 
-    ``on_change`` is called whenever a child became ready or died.
+    ``on_change`` is called whenever a child has become ready or has died.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Supervisor:
         self._stop_requested.set()
 
     async def run(self) -> None:
-        """Until a stop is requested. Raises :class:`ChildFailedError`; no child is left either way."""
+        """Runs all groups until a stop is requested. Raises :class:`ChildFailedError` if a child fails. In
+        both cases no child is left."""
         keepers = [
             asyncio.create_task(self._keep(companions, after=earlier), name=companions[0].name)
             for earlier, group in zip([None, *self.groups], self.groups, strict=False)
@@ -88,8 +91,8 @@ class Supervisor:
             os.close(self._lifeline_end)
 
     async def _keep(self, companions: list[Child], after: list[Child] | None) -> None:
-        """Starts children of one fate again and again, as long as their limits allow; first when ``after`` is
-        ready."""
+        """Waits until ``after`` is ready, then starts the children of one fate, again and again as long as
+        their limit allows."""
         policy = RestartPolicy(self._limits)
         if after is not None:
             await asyncio.gather(*(earlier.first_ready.wait() for earlier in after))
@@ -115,14 +118,15 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _live(self, companions: list[Child]) -> tuple[Child, int]:
-        """Starts all; which one died first, and its exit code, once none of them is left."""
+        """Starts all companions and waits until all have ended. Returns the one that died first, and its exit
+        code."""
         for child in companions:
             await child.start(lifeline_fd=self._lifeline_fd, environment=self._environment)
         lives = {asyncio.create_task(self._watch(child)): child for child in companions}
         try:
             ended, others = await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             first = min(ended, key=lambda life: life.result()[1])
-            if others:  # each finds out by itself, unless it is frozen
+            if others:  # each notices the death by itself, unless it is frozen
                 await asyncio.wait(others, timeout=COMPANION_GRACE_S)
             for child in companions:
                 child.kill()
@@ -135,7 +139,7 @@ class Supervisor:
         return lives[first], first.result()[0]
 
     async def _watch(self, child: Child) -> tuple[int, float]:
-        """Its exit code, and when it ended."""
+        """Waits for the child's end. Returns its exit code, and when it ended."""
         if await child.wait_until_ready(self._start_timeout_s):
             self._on_change(child)
         elif child.pid is not None:
@@ -154,7 +158,7 @@ class Supervisor:
 
 
 def _by_fate(children: Sequence[Child]) -> list[list[Child]]:
-    """Those that live together, in order; one without a fate lives alone."""
+    """Returns the groups of children that live together, in order. A child without a fate lives alone."""
     together: dict[str, list[Child]] = {}
     for child in children:
         together.setdefault(child.spec.fate or f"alone: {child.name}", []).append(child)

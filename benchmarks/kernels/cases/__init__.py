@@ -1,1 +1,1 @@
-"""One case a kernel: its operands, its work, its peers."""
+"""One case for each kernel: its operands, its work, its peers."""

@@ -54,7 +54,7 @@ def prefill(model: Model, tokens: int) -> Case:
 
 
 def store(model: Model, tokens: int) -> Case:
-    """New tokens of all rows into places of their own."""
+    """Stores new tokens of all rows into their own places."""
     heads = model.attention.num_kv_heads, model.attention.head_dim
 
     def operands(device: torch.device) -> SimpleNamespace:
@@ -87,7 +87,7 @@ def _work(model: Model, rows: int, queries: int, seq_len: int) -> work.Work:
 
 
 def _operands(device: torch.device, model: Model, rows: int, queries: int, seq_len: int) -> SimpleNamespace:
-    """Rows whose blocks lie scattered in a pool, of which this layer is one of two."""
+    """Makes rows whose blocks are scattered in a pool of two layers; this layer is one of them."""
     columns = -(-seq_len // model.block_size)
     shape = 1 + rows * columns, model.attention.num_kv_heads, 2, 2, model.block_size, model.attention.head_dim
     pool = random(device, model.dtype, *shape)

@@ -1,4 +1,4 @@
-"""What is measured: every op on the path of a step, at the batches and contexts that a server sees."""
+"""The measured cases: every op on the path of a step, at the batches and contexts that a server sees."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ CPU_DECODE = (
     (8, 4096, 1),
     (8, 4096, DRAFTED),
 )
-"""Rows, context and queries a row."""
+"""Rows, context and queries per row."""
 
 
 def cpu_cases() -> Iterator[Case]:
-    """At both models of the serving benchmark; torch.compile on one shape of what it can fuse."""
+    """Yields cases with both models of the serving benchmark; torch.compile runs on one shape of each op that
+    it can fuse."""
     for model in small_models():
         for rows, positions in ((1, 1), (8, 1), (32, 1), (8, DRAFTED)):
             compiled = (rows, positions) == (8, 1)
@@ -63,7 +64,7 @@ def cpu_cases() -> Iterator[Case]:
 
 
 def gpu_cases() -> Iterator[Case]:
-    """At an 8 B model in bfloat16."""
+    """Yields cases with an 8 B model in bfloat16."""
     model = eight_b()
     for rows in (1, 8, 64):
         for positions in (1, DRAFTED):

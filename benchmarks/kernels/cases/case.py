@@ -1,4 +1,4 @@
-"""One op at one shape, and who computes it."""
+"""One op at one shape, and its implementations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from benchmarks.kernels.cases.models import Model
 from benchmarks.kernels.cases.work import Work
 
 LEAST_TOKENS = 256
-"""Rows of so many are the tokens of a prompt."""
+"""From this number on, rows are the tokens of a prompt."""
 
 _DRAWN = (1 << 20) + 13
 
 Call = Callable[[], object]
-"""Computes the op once, on operands that it is bound to."""
+"""Computes the op once, on its bound operands."""
 
 Bind = Callable[[SimpleNamespace], Call]
-"""Binds a contender to a set of operands, which it may lay out anew. ImportError: it is not installed."""
+"""Binds a contender to a set of operands, whose layout it may change. Raises ImportError if it is not
+installed."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,19 @@ class Case:
 
     op: str
     shape: str
-    """Model, then rows, tokens and the like."""
+    """Model name, then rows, tokens and other sizes."""
     work: Work
     weight_bytes: int
-    """Of the whole model: what a step reads before it comes to these operands again."""
+    """Weight bytes of the whole model, which a step reads before it uses these operands again."""
     operands: Callable[[torch.device], SimpleNamespace]
-    """A set of operands on the device, other random numbers every time."""
+    """Makes a set of operands on the device, with different random numbers every time."""
     ours: Bind
     peers: Mapping[str, Bind] = field(default_factory=dict)
     compiled: str | None = None
-    """The peer that torch.compile is tried on too; None if it has nothing to fuse or a loop to unroll."""
+    """The peer that also runs with torch.compile; None if there is nothing to fuse, or a loop would be
+    unrolled."""
     comparable: bool = True
-    """Whether all contenders' first outputs are the same but for rounding."""
+    """Whether all contenders' first outputs are equal up to rounding."""
 
     @property
     def contenders(self) -> dict[str, Bind]:
@@ -49,7 +51,7 @@ class Case:
 
 
 def case_name(model: Model, **sizes: int) -> str:
-    """``8 B, batch 8, 4 positions``; one position or query goes without saying."""
+    """Returns for example ``8 B, batch 8, 4 positions``; a single position or query is not mentioned."""
     words = {
         "rows": "batch {}" if sizes.get("rows", 0) < LEAST_TOKENS else "{:,} tokens",
         "tokens": "{:,} tokens",
@@ -62,7 +64,8 @@ def case_name(model: Model, **sizes: int) -> str:
 
 
 def random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Standard normal, the same numbers again every :data:`_DRAWN`: drawing them all would take minutes."""
+    """Returns standard normal numbers that repeat every :data:`_DRAWN`: drawing all of them would take
+    minutes."""
     size = math.prod(shape)
     drawn = torch.randn(min(size, _DRAWN), device=device, dtype=dtype)
     return (drawn if size <= _DRAWN else drawn.repeat(-(-size // _DRAWN))[:size]).view(shape)

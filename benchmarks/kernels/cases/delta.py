@@ -18,7 +18,7 @@ EPS = 1e-6
 
 
 def state_update(model: Model, rows: int, positions: int) -> Case:
-    """Rows with a slot of their own; a speculating row has one for every position."""
+    """Rows with their own slots; a speculating row has a slot for every position."""
 
     def operands(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(
@@ -73,7 +73,7 @@ def scan(model: Model, tokens: int) -> Case:
 
 
 def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
-    """Over each value head, before its gate."""
+    """The norm over each value head, before its gate."""
     width, head_dim = model.delta.value_size, model.delta.value_head_dim
 
     def operands(device: torch.device) -> SimpleNamespace:

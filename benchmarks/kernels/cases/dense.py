@@ -65,7 +65,8 @@ def add_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
 
 
 def linear(model: Model, layer: str, rows: int) -> Case:
-    """``layer``: ``in_proj`` (of a mixer), ``up_proj`` or ``lm_head``. On a GPU nothing in it is ours."""
+    """``layer``: ``in_proj`` (of a mixer), ``up_proj`` or ``lm_head``. On a GPU, none of it is our own
+    code."""
     outputs = {
         "in_proj": model.mamba.proj_size,
         "up_proj": model.config.mlp.intermediate_size,
@@ -128,7 +129,7 @@ def quantized_linear(model: Model, rows: int) -> Case:
 
 
 def experts(model: Model, rows: int) -> Case:
-    """Tokens spread evenly over the experts, each token's own all different."""
+    """Tokens are spread evenly over the experts; the experts of one token are all different."""
     shape = model.experts
     up_shape = shape.num_experts, shape.intermediate_size, shape.hidden_size
 

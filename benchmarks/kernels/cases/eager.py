@@ -1,4 +1,5 @@
-"""The ops in plain torch, as its documentation would write them: operands as :mod:`kernels` takes them."""
+"""The ops in plain torch, as torch's documentation would write them; operands as :mod:`kernels` takes
+them."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def delta_chunk(q, k, v, a, b, A, dt_bias, pool, chunk=64) -> Tensor:
 
 
 def _unit_heads(q, k, num_heads) -> tuple[Tensor, Tensor]:
-    """q and k at length one, q then by the size of its heads, both once for each value head."""
+    """Returns q and k normalised to length one, q then scaled by its heads' size, both repeated for each
+    value head."""
     q, k = (t * torch.rsqrt(t.square().sum(dim=-1, keepdim=True) + 1e-6) for t in (q, k))
     q, k = (t.repeat_interleave(num_heads // t.shape[-2], dim=-2) for t in (q * q.shape[-1] ** -0.5, k))
     return q, k
@@ -128,7 +130,7 @@ def gated_rms_norm(y, z, weight, group_size, eps) -> Tensor:
 
 
 def experts(x, up, down, expert_ids, expert_weights) -> Tensor:
-    """One expert after the other that has tokens; up ``[E, I, H]``, down ``[E, H, I]``."""
+    """Computes the experts that have tokens one after the other; up ``[E, I, H]``, down ``[E, H, I]``."""
     out = torch.zeros_like(x)
     for expert in expert_ids.unique().tolist():
         token, place = torch.where(expert_ids == expert)

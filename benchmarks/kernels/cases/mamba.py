@@ -20,7 +20,7 @@ EPS = 1e-5
 
 
 def state_update(model: Model, rows: int, positions: int, *, compiled: bool = False) -> Case:
-    """Rows with a slot of their own; a speculating row has one for every position."""
+    """Rows with their own slots; a speculating row has a slot for every position."""
     mamba = model.mamba
     H, P, N, G = mamba.num_heads, mamba.head_dim, mamba.state_size, mamba.num_groups
 

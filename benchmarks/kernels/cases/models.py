@@ -1,4 +1,4 @@
-"""The models at whose shapes kernels are measured."""
+"""The models whose shapes the kernels are measured with."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class ExpertShape:
 
 @dataclass(frozen=True)
 class Model:
-    """What the ops' shapes follow from."""
+    """The sizes from which the ops' shapes follow."""
 
     name: str
     device: str
-    """Kind of device that its ops are measured on."""
+    """Kind of device on which its ops are measured."""
     config: ModelConfig
     experts: ExpertShape
-    """Of a model of about that size that has some; this one's layers are dense."""
+    """Experts of a model of about the same size; this model's own layers are dense."""
     delta: GatedDeltaNetConfig
-    """Likewise."""
+    """Gated DeltaNet of a model of about the same size."""
     block_size: int = 16
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations, KV and conv states."""
+        """The dtype of weights, activations, KV and conv states."""
         return self.config.dtype
 
     @property
@@ -59,7 +59,7 @@ class Model:
 
 
 def small_models() -> list[Model]:
-    """Those of the serving benchmark, with experts of half an MLP each."""
+    """Returns the models of the serving benchmark, with experts of half an MLP each."""
     return [
         Model("2 M", "cpu", _config("2m", "cpu"), ExpertShape(16, 4, 256, 192), _delta(4, 8, 32)),
         Model("120 M", "cpu", _config("120m", "cpu"), ExpertShape(16, 4, 768, 1152), _delta(6, 12, 128)),
@@ -80,7 +80,8 @@ def _delta(key_heads: int, value_heads: int, head_dim: int) -> GatedDeltaNetConf
 
 
 def _config(name: str, device: str) -> ModelConfig:
-    """Of a model in :mod:`benchmarks.steps.model_shape`, as an engine on such a device would have it."""
+    """Returns the configuration of a model in :mod:`benchmarks.steps.model_shape`, as an engine on such a
+    device would have it."""
     with tempfile.TemporaryDirectory() as folder:
         directory = write_configuration(name, Path(folder), max_model_len=32768)
         return read_config(directory, device=device)

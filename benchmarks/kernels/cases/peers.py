@@ -1,4 +1,5 @@
-"""Other projects' GPU kernels, bound to the operands of our cases; ImportError where one is not installed."""
+"""Other projects' GPU kernels, bound to the operands of our cases. Raises ImportError if a package is not
+installed."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from benchmarks.kernels.cases.case import Call
 
 
 def _mamba_ssm(name: str) -> ModuleType:
-    """A module of mamba-ssm's Triton kernels.
+    """Returns a module of mamba-ssm's Triton kernels.
 
     The package's own ``__init__`` imports all of its models, and with them packages that these kernels do not
-    need (tilelang, quack-kernels, a compiled extension). So it is entered without that.
+    need (tilelang, quack-kernels, a compiled extension). So its ``__init__`` is skipped.
     """
     if "mamba_ssm" not in sys.modules:
         spec = importlib.util.find_spec("mamba_ssm")
@@ -31,7 +32,7 @@ def _mamba_ssm(name: str) -> ModuleType:
 
 
 def mamba_state_update(o: SimpleNamespace) -> Call:
-    """It takes one position a call and writes the slot that it reads."""
+    """mamba-ssm takes one position per call and writes the slot that it reads."""
     update = _mamba_ssm("selective_state_update").selective_state_update
     num_positions, _, head_dim = o.x.shape[1:]
     state_size = o.B.shape[3]
@@ -84,7 +85,8 @@ def mamba_gated_norm(o: SimpleNamespace) -> Call:
 
 
 def fla_delta_update(o: SimpleNamespace) -> Call:
-    """It takes all positions and a tensor of the rows' states, and returns those after the last of them."""
+    """fla takes all positions and a tensor of the rows' states, and returns the states after the last
+    position."""
     update = importlib.import_module("fla.ops.gated_delta_rule").fused_recurrent_gated_delta_rule
     states = o.pool[o.read_slots]
     gates = _fla_gates(o)
@@ -100,21 +102,21 @@ def fla_delta_chunk(o: SimpleNamespace) -> Call:
 
 
 def fla_gated_norm(o: SimpleNamespace) -> Call:
-    """Heads are rows of its own."""
+    """fla treats heads as rows."""
     norm = importlib.import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
     y, z = (t.reshape(-1, o.head_dim) for t in (o.y, o.z))
     return lambda: norm(y, z, o.head_weight, None, activation="swish", eps=o.eps).view(o.y.shape)
 
 
 def _fla_gates(o: SimpleNamespace) -> dict[str, object]:
-    """Gates, norms and layout of the state as ours are."""
+    """Returns the options that make gates, norms and state layout equal to ours."""
     flags = ("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "use_qk_l2norm_in_kernel")
     always = dict.fromkeys((*flags, "state_v_first", "output_final_state"), True)
     return {"A_log": torch.log(-o.A), "dt_bias": o.dt_bias, **always}
 
 
 def causal_conv1d_update(o: SimpleNamespace) -> Call:
-    """It takes all positions and keeps the state after the last of them."""
+    """The peer takes all positions and keeps only the state after the last one."""
     update = importlib.import_module("causal_conv1d").causal_conv1d_update
     x = o.x.transpose(1, 2)
     return lambda: update(
@@ -123,14 +125,14 @@ def causal_conv1d_update(o: SimpleNamespace) -> Call:
 
 
 def causal_conv1d(o: SimpleNamespace) -> Call:
-    """It reads and writes channels beside channels, as we do, given the transposed view."""
+    """Given the transposed view, the peer reads and writes channels next to one another, as we do."""
     convolve = importlib.import_module("causal_conv1d").causal_conv1d_fn
     x = o.x.T[None]
     return lambda: convolve(x, o.weight, o.bias, activation="silu")[0].T
 
 
 def sdpa(o: SimpleNamespace) -> Call:
-    """``scaled_dot_product_attention`` of rows of one length over K and V that lie contiguous already."""
+    """``scaled_dot_product_attention`` of rows of equal length over K and V that are already contiguous."""
     k, v = (
         cache[o.block_table.long()].transpose(1, 2).flatten(2, 3)[:, :, : o.seq_len].contiguous()
         for cache in (o.k_cache, o.v_cache)
@@ -150,7 +152,7 @@ def sdpa(o: SimpleNamespace) -> Call:
 
 @functools.cache
 def _workspace(device: torch.device) -> torch.Tensor:
-    """One for all sets of operands: they take turns."""
+    """Returns one workspace for all sets of operands, which take turns."""
     return torch.empty(256 << 20, dtype=torch.uint8, device=device)
 
 

@@ -25,7 +25,7 @@ KINDS = {
 
 
 def sample(model: Model, kind: str, rows: int, positions: int) -> Case:
-    """All of :meth:`engine.sampling.sampler.Sampler.sample` for rows that want the same ``kind``."""
+    """All of :meth:`engine.sampling.sampler.Sampler.sample` for rows that ask for the same ``kind``."""
     params = KINDS[kind]
 
     def operands(device: torch.device) -> SimpleNamespace:
@@ -101,7 +101,7 @@ def race(model: Model, rows: int) -> Case:
 
 
 def accept(model: Model, rows: int, positions: int) -> Case:
-    """Every row has drafts, which are random: hardly any is right. Rows stay active however often it runs."""
+    """Every row has random drafts, so hardly any is right. Rows stay active however often it runs."""
 
     def operands(device: torch.device) -> SimpleNamespace:
         def table(*shape: int, value: int = 0, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""What an op must do, however it is written: bytes read once, bytes written once, floating-point operations.
+"""The least work of an op, however it is written: bytes read once, bytes written once, floating-point
+operations.
 
-Every function takes sizes in elements and the bytes of one. Integers that rows are found by (slots, lengths)
-are a few bytes a row and left out, except where they are all there is.
+Every function takes sizes in elements and the bytes of one element. Integers that locate rows (slots,
+lengths) are a few bytes per row and left out, except if they are all there is.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Work:
-    """One call's."""
+    """The work of one call."""
 
     read: int
     """Bytes"""
     written: int
     """Bytes"""
     flops: int = 0
-    """A multiply-add is two."""
+    """A multiply-add counts as two."""
 
     @property
     def moved(self) -> int:
@@ -31,7 +32,8 @@ class Work:
 def selective_state_update(
     rows: int, positions: int, heads: int, head_dim: int, state_size: int, groups: int, element: int
 ) -> Work:
-    """A row's float32 state comes once and goes once a position; five operations an element and position."""
+    """A row's float32 state is read once and written once per position; five operations per element and
+    position."""
     state = rows * heads * head_dim * state_size
     tokens = rows * positions
     inputs = tokens * (heads * head_dim + heads + 2 * groups * state_size) * element
@@ -47,8 +49,8 @@ def ssd_chunk_scan(
 ) -> Work:
     """One prompt from the zero state, which leaves its own.
 
-    Five operations a token and state element are the recurrence's; with ``head_dim`` half of ``state_size``
-    the GEMMs over chunks of ``state_size`` tokens need as many for each head.
+    The recurrence needs five operations per token and state element. With ``head_dim`` half of
+    ``state_size``, the GEMMs over chunks of ``state_size`` tokens need as many for each head.
     """
     state = heads * head_dim * state_size
     inputs = tokens * (heads * head_dim + heads + 2 * groups * state_size) * element
@@ -62,8 +64,8 @@ def ssd_chunk_scan(
 def gated_delta_update(
     rows: int, positions: int, key_heads: int, key_dim: int, heads: int, value_dim: int, element: int
 ) -> Work:
-    """A row's float32 state comes once and goes once a position; seven operations an element and position:
-    decay, what the key finds, what is written, what the query finds."""
+    """A row's float32 state is read once and written once per position; seven operations per element and
+    position: decay, the key's read, the write, the query's read."""
     state = rows * heads * value_dim * key_dim
     tokens = rows * positions
     inputs = tokens * (2 * key_heads * key_dim + heads * value_dim + 2 * heads) * element
@@ -79,8 +81,8 @@ def gated_delta_chunk(
 ) -> Work:
     """One prompt from the zero state, which leaves its own.
 
-    Seven operations a token and state element are the recurrence's. Chunks of 64 need six for their products
-    with the state and, keys and values being of 128, four within the chunk, as GEMMs.
+    The recurrence needs seven operations per token and state element. Chunks of 64 need six for their
+    products with the state and, with keys and values of 128, four within the chunk, as GEMMs.
     """
     state = heads * value_dim * key_dim
     inputs = tokens * (2 * key_heads * key_dim + heads * value_dim + 2 * heads) * element
@@ -92,7 +94,8 @@ def gated_delta_chunk(
 
 
 def causal_conv1d_update(rows: int, positions: int, channels: int, width: int, element: int) -> Work:
-    """A row's last ``width - 1`` inputs come once and go once a position; filter and bias come once."""
+    """A row's last ``width - 1`` inputs are read once and written once per position; filter and bias are read
+    once."""
     state, tokens = rows * channels * (width - 1), rows * positions * channels
     return Work(
         read=(state + tokens + channels * (width + 1)) * element,
@@ -113,7 +116,8 @@ def causal_conv1d(tokens: int, channels: int, width: int, element: int) -> Work:
 def paged_attention(
     rows: int, queries: int, seq_len: int, heads: int, kv_heads: int, head_dim: int, element: int
 ) -> Work:
-    """``queries`` new tokens a row, each of which sees itself and all before it; ``seq_len`` counts them."""
+    """``queries`` new tokens per row, each of which attends to itself and all before it; ``seq_len`` includes
+    them."""
     pairs = rows * (queries * seq_len - queries * (queries - 1) // 2)
     out = rows * queries * heads * head_dim * element
     kv = 2 * rows * seq_len * kv_heads * head_dim * element
@@ -130,12 +134,12 @@ def rms_norm(rows: int, hidden: int, element: int) -> Work:
 
 
 def add_rms_norm(rows: int, hidden: int, element: int) -> Work:
-    """Two summands come; sum and norm go."""
+    """Reads two summands; writes sum and norm."""
     return Work((2 * rows + 1) * hidden * element, 2 * rows * hidden * element, 5 * rows * hidden)
 
 
 def gated_rms_norm(rows: int, width: int, element: int) -> Work:
-    """Output and gate of a mixer come; one goes."""
+    """Reads output and gate of a mixer; writes one result."""
     return Work((2 * rows + 1) * width * element, rows * width * element, 8 * rows * width)
 
 
@@ -160,7 +164,7 @@ def quantized_linear(rows: int, inputs: int, outputs: int, element: int) -> Work
 def experts(
     rows: int, num_experts: int, per_token: int, hidden: int, intermediate: int, element: int
 ) -> Work:
-    """Two matrices of every expert that has a token, tokens being spread as evenly as they can be."""
+    """Two matrices of every expert that has a token, with tokens spread as evenly as possible."""
     touched = min(num_experts, rows * per_token)
     return Work(
         read=(touched * 2 * intermediate + rows) * hidden * element + rows * per_token * FLOAT32,
@@ -170,12 +174,13 @@ def experts(
 
 
 def sampling(rows: int, positions: int, vocab_size: int) -> Work:
-    """float32 logits, or weights, once; a token each, 8 bytes, out of them."""
+    """Reads float32 logits, or weights, once; writes a token each, 8 bytes."""
     return Work(read=rows * positions * vocab_size * FLOAT32, written=rows * positions * 8)
 
 
 def accept_drafts(rows: int, positions: int, stop_ids: int) -> Work:
-    """Integers: what was sampled, drafted and allowed; what moves on and what is told the host."""
+    """Integers: the sampled, drafted and allowed tokens; the state that moves on and the results for the
+    host."""
     read = rows * (8 + 8 + positions * (8 + 1 + 4 + 8) + 4 * 4 + 1 + 8 * stop_ids)
     written = rows * (8 * positions + 3 * 4 + 1 + 4 + 8 * (positions + 3))
     return Work(read, written)

@@ -112,7 +112,7 @@ async def test_without_deployments_sizes_are_what_metrics_show_and_kubernetes_is
     assert fleet.said == [
         "prefill stays at 2: its servers have no figures yet",
         "decode stays: no server serves, as far as its metrics tell",
-        "prefill stays at 2: no prompts; 1 will do, if that is so for 60 s more",
+        "prefill stays at 2: no prompts; 1 are enough if that stays so for 60 s more",
     ]
     assert not fleet.api.requests
 
@@ -147,7 +147,7 @@ async def test_pages_that_can_not_be_read_change_nothing(make_fleet, pages):
     await fleet.look(6, prompts=145)
     assert fleet.api.replicas == {"pre": 1, "dec": 1}
     where = fleet.router.url.removeprefix("http://")
-    assert f"no router tells its metrics ({where}: it answers 503)" in fleet.said[-1]
+    assert f"no router's metrics can be read ({where}: it answers 503)" in fleet.said[-1]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://nobody:8000/metrics"])

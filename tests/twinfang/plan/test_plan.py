@@ -287,7 +287,7 @@ def test_what_can_not_be_is_one_line_and_exit_code_1(dense_8b: str, arguments, n
         (["--steps-ahead", "1"], ["--steps-ahead"]),
         (["--role", "router"], ["--role", "prefill, decode or both"]),
         (["/nowhere"], ["--model '/nowhere'", "no such directory"]),
-        (["/", "--model", "/"], ["--model is given, and / as well"]),
+        (["/", "--model", "/"], ["both --model and / are given"]),
         (["--bogus", "1"], ["--bogus"]),
         ([".", "second"], ["second"]),
         (["--max-num-seqs", "9", "--max-batch-tokens", "8"], ["--max-num-seqs 9", "raise"]),

@@ -61,8 +61,8 @@ def test_the_store_of_torchrun_s_agent_is_used_and_each_restart_has_keys_of_its_
     [
         (flags(1, 1), {}, "--data-parallel-rank 1 is for several ranks: give --data-parallel-size"),
         (flags(1, address="a:1"), {}, "--data-parallel-address a:1 is for several ranks"),
-        (flags(2, 2, "a:1"), {}, "data-parallel rank 2 is none of --data-parallel-size 2"),
-        (flags(2, 1), {}, "give --data-parallel-address, the same HOST:PORT on all"),
+        (flags(2, 2, "a:1"), {}, "data-parallel rank 2 is not within --data-parallel-size 2"),
+        (flags(2, 1), {}, "give --data-parallel-address, the HOST:PORT on which rank 0"),
         (flags(3), LWS, "--data-parallel-size 3 can't be divided among the 2 pods"),
         (flags(2), LWS | {"LWS_LEADER_ADDRESS": ""}, "LWS_LEADER_ADDRESS is not"),
         (flags(2), LWS | {"LWS_GROUP_SIZE": "two"}, "LWS_GROUP_SIZE is 'two'; expected a number"),

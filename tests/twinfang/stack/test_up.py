@@ -190,7 +190,7 @@ def test_a_stack_with_an_admin_token_says_where_its_dashboard_is(tmp_path: Path)
     token = tmp_path / "token"
     token.write_text("a-token-for-tests-0123456789\n")
     with running_stack("serve", *SMALL, "--admin-token-file", str(token)) as stack:
-        (url,) = re.findall(rf"^  dashboard +(\S+) +asks for the token of {token}$", stack.log, re.M)
+        (url,) = re.findall(rf"^  dashboard +(\S+) +asks for the token in {token}$", stack.log, re.M)
         assert httpx.get(url, timeout=TIMEOUT_S, follow_redirects=True).status_code == 200
 
 

@@ -5,7 +5,7 @@
 app.kubernetes.io/component: autoscale
 {{- end -}}
 
-{{/* Name of the one Deployment of a role: of a dictionary with root and role. */}}
+{{/* The name of the only Deployment of a role. Takes a dictionary with root and role. */}}
 {{- define "twinfang.onlyPool" -}}
 {{- $pools := get .root.Values (printf "%sPools" .role) -}}
 {{- include "twinfang.poolName" (dict "root" .root "role" .role "name" (first (keys $pools))) -}}

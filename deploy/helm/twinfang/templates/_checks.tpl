@@ -1,4 +1,4 @@
-{{/* What the schema can't see: values that don't go together. Each error names them, and says what would do. */}}
+{{/* Refuses values that contradict one another, which the schema can't see. Each error names them and a remedy. */}}
 
 {{- define "twinfang.checks" -}}
 {{- $values := .Values -}}
@@ -55,11 +55,11 @@
 {{- end -}}
 {{- $admin := $values.auth.adminToken -}}
 {{- if and (or $admin.existingSecret $admin.digest) (gt (int (get ($values.router.flags | default dict) "workers" | default 1)) 1) -}}
-{{- fail (printf "router.flags.workers %v and auth.adminToken: the admin API is that of one process; raise router.replicas instead" (get $values.router.flags "workers")) -}}
+{{- fail (printf "router.flags.workers %v and auth.adminToken: the admin API works with only one process; raise router.replicas instead" (get $values.router.flags "workers")) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Of a dictionary with strategy and where it is set. */}}
+{{/* Checks a strategy. Takes a dictionary with strategy and where it is set. */}}
 {{- define "twinfang.strategyChecks" -}}
 {{- with .strategy.rollingUpdate -}}
 {{- if and (eq $.strategy.type "RollingUpdate") (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) -}}
@@ -68,7 +68,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The same of one pool: of its dictionary. */}}
+{{/* Checks one pool. Takes the pool's dictionary. */}}
 {{- define "twinfang.poolChecks" -}}
 {{- include "twinfang.strategyChecks" (dict "where" (printf "%sPools.%s" .role .name) "strategy" .pool.strategy) -}}
 {{- include "twinfang.groupChecks" . -}}

@@ -1,6 +1,6 @@
 {{/*
-How many pods of one kind may be evicted at a time: of a dictionary with root, name, selector and budget, and isGroup of pods
-that end together: what is left of a group that is down already may go, too.
+How many pods of one kind may be evicted at a time. Takes a dictionary with root, name, selector and budget, and isGroup for
+pods that end together: if a group is already down, its remaining pods may be evicted too.
 */}}
 {{- define "twinfang.disruptionBudget" -}}
 apiVersion: policy/v1

@@ -1,11 +1,11 @@
 {{/* Command lines and environments. */}}
 
-{{/* A value as text: helm takes whole numbers for floats and would write a million as 1e+06. */}}
+{{/* A value as text. Helm treats whole numbers as floats and would write a million as 1e+06. */}}
 {{- define "twinfang.text" -}}
 {{- if kindIs "float64" . -}}{{ toJson . }}{{- else -}}{{ toString . }}{{- end -}}
 {{- end -}}
 
-{{/* A dictionary of flags as a list of arguments: true is the flag alone, false nothing, a list one of each. */}}
+{{/* A dictionary of flags as a list of arguments: true gives the flag alone, false nothing, a list one argument per item. */}}
 {{- define "twinfang.flags" -}}
 {{- range $name, $value := . }}
 {{- if kindIs "slice" $value }}

@@ -1,6 +1,6 @@
 {{/*
-Pools whose servers span pods, or share one. All take the dictionary of a pool: root, role, name and pool; templates of
-LeaderWorkerSets that have ranks alone have part: worker in it, too.
+Pools whose servers span several pods or share one. All templates take a pool's dictionary: root, role, name and pool. For
+pods of a LeaderWorkerSet that have only ranks and no server ports, it also has part: worker.
 
   size  data-parallel ranks  in a pod                                   is a
   1     1                    one server                                 Deployment
@@ -17,7 +17,7 @@ LeaderWorkerSets that have ranks alone have part: worker in it, too.
 {{- .pool.dataParallel | default 1 | int -}}
 {{- end -}}
 
-{{/* "true", or nothing. */}}
+{{/* "true" or empty. */}}
 {{- define "twinfang.isGroup" -}}
 {{- if gt (include "twinfang.groupSize" . | int) 1 -}}true{{- end -}}
 {{- end -}}
@@ -31,12 +31,12 @@ LeaderWorkerSets that have ranks alone have part: worker in it, too.
 {{- max 1 (div (include "twinfang.dataParallel" . | int) (include "twinfang.groupSize" . | int)) -}}
 {{- end -}}
 
-{{/* One GPU a rank. */}}
+{{/* One GPU for each rank. */}}
 {{- define "twinfang.gpusPerPod" -}}
 {{- div (mul (include "twinfang.dataParallel" . | int) (int .pool.tensorParallel)) (include "twinfang.groupSize" . | int) -}}
 {{- end -}}
 
-{{/* Most servers that a pod of any pool of the role has, 1 of what is no server: of a dictionary with root and role. */}}
+{{/* The most servers in one pod, over all pools of the role; 1 if the role is no server's. Takes a dictionary with root and role. */}}
 {{- define "twinfang.mostServers" -}}
 {{- $most := 1 -}}
 {{- range $name, $own := index .root.Values (printf "%sPools" .role) -}}
@@ -46,7 +46,7 @@ LeaderWorkerSets that have ranks alone have part: worker in it, too.
 {{- $most -}}
 {{- end -}}
 
-{{/* 8200, or 8200-8203: of a dictionary with first and number. */}}
+{{/* 8200 or 8200-8203. Takes a dictionary with first and number. */}}
 {{- define "twinfang.portRange" -}}
 {{- .first -}}{{- if gt (int .number) 1 -}}-{{- sub (add (int .first) (int .number)) 1 -}}{{- end -}}
 {{- end -}}
@@ -56,7 +56,7 @@ LeaderWorkerSets that have ranks alone have part: worker in it, too.
 {{- include "twinfang.portRange" (dict "first" (include "twinfang.serverPort" .role) "number" (include "twinfang.serversPerPod" .)) -}}
 {{- end -}}
 
-{{/* Where rank 0 and host 0 are met, and where a pod of several servers is probed. */}}
+{{/* The ports at which others reach rank 0 and host 0, and at which a pod of several servers is probed. */}}
 {{- define "twinfang.meetingPort" -}}8290{{- end -}}
 {{- define "twinfang.probePort" -}}18290{{- end -}}
 
@@ -64,20 +64,20 @@ LeaderWorkerSets that have ranks alone have part: worker in it, too.
 {{- .role -}}{{- with .part -}}-{{- . -}}{{- end -}}
 {{- end -}}
 
-{{/* Of the i-th server of a pod, from 0: of a dictionary with name and i. */}}
+{{/* The name of a pod's i-th server's port, from 0. Takes a dictionary with name and i. */}}
 {{- define "twinfang.portName" -}}
 {{- .name -}}{{- if gt (int .i) 0 -}}-{{- .i -}}{{- end -}}
 {{- end -}}
 
-{{/* Leaders and workers of a pool alike; a Deployment's pods do not have it. */}}
+{{/* The label that leaders and workers of a pool share. A Deployment's pods do not have it. */}}
 {{- define "twinfang.groupLabel" -}}
 twinfang.io/group: {{ printf "%s-%s" .role .name | quote }}
 {{- end -}}
 
 {{/*
-Which servers have to be idle before a pod may end. One pod's end is its group's: whichever pod of it goes, all of its
-servers are asked. LeaderWorkerSet gives pods the leader's name, NAME-0.NAME.NAMESPACE; workers are NAME-0-1.NAME.NAMESPACE
-and so on. Hooks know variables in a shell alone.
+The command that drains all servers that must be idle before a pod may end. If one pod of a group ends, the whole group ends,
+so all servers of the group are drained. LeaderWorkerSet tells pods the leader's name, NAME-0.NAME.NAMESPACE; workers are
+NAME-0-1.NAME.NAMESPACE and so on. The command runs in a shell, because hooks expand variables only there.
 */}}
 {{- define "twinfang.drainCommand" -}}
 {{- $timeout := printf "--timeout=%v" .pool.drainSeconds -}}
@@ -115,14 +115,14 @@ spec:
   {{- if not .pool.autoscaling.enabled }}
   replicas: {{ .pool.replicas }}
   {{- end }}
-  # No leader is ready without its workers.
+  # A leader becomes ready only with its workers.
   startupPolicy: LeaderCreated
   rolloutStrategy:
     type: RollingUpdate
     rollingUpdateConfiguration: {{- toYaml .pool.strategy.rollingUpdate | nindent 6 }}
   leaderWorkerTemplate:
     size: {{ include "twinfang.groupSize" . }}
-    # Ranks compute together or not at all.
+    # Ranks can only compute together: if one pod fails, the whole group restarts.
     restartPolicy: RecreateGroupOnPodRestart
     {{- if include "twinfang.spansPods" . }}
     leaderTemplate: {{- include "twinfang.serverTemplate" . | nindent 6 }}
@@ -132,7 +132,7 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* Ranks of a group reach one another on ports of their own choice: gloo's and NCCL's, and those of Twinfang's mesh. */}}
+{{/* Ranks of a group reach one another on ports that they choose themselves: gloo's, NCCL's and those of Twinfang's mesh. */}}
 {{- define "twinfang.groupPolicy" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -159,7 +159,7 @@ spec:
 {{ include "twinfang.groupLabel" . }}
 {{- end -}}
 
-{{/* What a scaler scales. */}}
+{{/* The object that a scaler scales. */}}
 {{- define "twinfang.scaleTarget" -}}
 {{- $isGroup := include "twinfang.isGroup" . -}}
 apiVersion: {{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" (eq $isGroup "true") }}
@@ -167,7 +167,7 @@ kind: {{ ternary "LeaderWorkerSet" "Deployment" (eq $isGroup "true") }}
 name: {{ include "twinfang.poolName" . }}
 {{- end -}}
 
-{{/* Values of a pool that can't make a group. */}}
+{{/* Refuses values with which a pool can't form a group. */}}
 {{- define "twinfang.groupChecks" -}}
 {{- $where := printf "%sPools.%s" .role .name -}}
 {{- $size := include "twinfang.groupSize" . | int -}}

@@ -1,4 +1,4 @@
-{{/* The model: where it is mounted and what servers and routers are told of it. */}}
+{{/* The model: where it is mounted, and the flags with which servers and routers find it. */}}
 
 {{- define "twinfang.modelPath" -}}
 {{- if .Values.model.volume -}}
@@ -6,7 +6,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The volume's source, of a dictionary like model.volume. */}}
+{{/* The volume's source. Takes a dictionary like model.volume. */}}
 {{- define "twinfang.modelVolume" -}}
 - name: model
   {{- if .persistentVolumeClaim }}

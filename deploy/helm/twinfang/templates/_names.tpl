@@ -1,6 +1,6 @@
 {{/* Names and labels. */}}
 
-{{/* At most 34 characters: with "-prefill-" and a pool's 20 it stays a label of 63. */}}
+{{/* At most 34 characters: with "-prefill-" and a pool's name of 20 it still fits into a label's 63. */}}
 {{- define "twinfang.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 34 | trimSuffix "-" -}}
@@ -14,13 +14,13 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects all pods of this release; never changes over its life. */}}
+{{/* The selector of all pods of this release. It never changes during the release's life. */}}
 {{- define "twinfang.selector" -}}
 app.kubernetes.io/name: twinfang
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* Labels of every pod: a new version of the chart alone restarts none. */}}
+{{/* Labels of every pod. They don't contain the chart's version, so a new chart version alone restarts no pod. */}}
 {{- define "twinfang.podLabels" -}}
 {{ include "twinfang.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -34,17 +34,17 @@ app.kubernetes.io/part-of: twinfang
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What clients call the model. */}}
+{{/* The model's name for clients. */}}
 {{- define "twinfang.model" -}}
 {{- .Values.model.name | default (.Values.model.directory | base | trimPrefix ".") | default "bundled_model" -}}
 {{- end -}}
 
-{{/* The same as a label can have it; routers write it in the same way. */}}
+{{/* The same name in a form that a label allows. Routers convert it in the same way. */}}
 {{- define "twinfang.modelLabel" -}}
 {{- regexReplaceAll "[^A-Za-z0-9._-]" (include "twinfang.model" .) "-" | trunc 63 | trimAll "-_." -}}
 {{- end -}}
 
-{{/* Of a dictionary with image and root. */}}
+{{/* An image's reference. Takes a dictionary with image and root. */}}
 {{- define "twinfang.image" -}}
 {{- with .image -}}
 {{- if .digest -}}

@@ -1,6 +1,6 @@
 {{/* Parts of network policies. */}}
 
-{{/* What processes listen on: all addresses of the pod's family. */}}
+{{/* The address on which processes listen: all addresses of the pod's family. */}}
 {{- define "twinfang.anyHost" -}}
 {{- ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
 {{- end -}}
@@ -14,7 +14,7 @@ matchExpressions:
     values: [prefill, decode]
 {{- end -}}
 
-{{/* The same, and pods that have a part of a server: other servers read its state there, and it reads theirs. */}}
+{{/* The same, plus pods that run a part of a server: other servers read its state there, and it reads theirs. */}}
 {{- define "twinfang.rankPeers" -}}
 matchLabels: {{- include "twinfang.selector" . | nindent 2 }}
 matchExpressions:
@@ -23,13 +23,13 @@ matchExpressions:
     values: [prefill, prefill-worker, decode, decode-worker]
 {{- end -}}
 
-{{/* By number: not every network plugin knows names of ports in egress rules. */}}
+{{/* The port's number, because not every network plugin supports port names in egress rules. */}}
 {{- define "twinfang.grpcPorts" -}}
 {{ include "twinfang.policyPorts" (dict "root" . "role" "prefill" "of" "twinfang.serverPort") }}
 {{ include "twinfang.policyPorts" (dict "root" . "role" "decode" "of" "twinfang.serverPort") }}
 {{- end -}}
 
-{{/* Of all servers of a pod: of a dictionary with root, role and of, which says what its first one's port is. */}}
+{{/* The ports of all servers of a pod. Takes a dictionary with root, role and of, which gives the first server's port. */}}
 {{- define "twinfang.policyPorts" -}}
 {{- $first := include .of .role | int -}}
 {{- $number := include "twinfang.mostServers" . | int -}}
@@ -39,7 +39,7 @@ matchExpressions:
 {{- end }}
 {{- end -}}
 
-{{/* Between servers: handshakes and leases over gRPC, and what UCX listens on. RDMA passes by all policies. */}}
+{{/* Ports between servers: gRPC for handshakes and leases, and UCX's ports. Network policies don't apply to RDMA. */}}
 {{- define "twinfang.exchangePorts" -}}
 {{- $range := splitList "-" .Values.nixl.portRange -}}
 {{ include "twinfang.grpcPorts" . }}
@@ -75,7 +75,7 @@ matchExpressions:
   {{- end }}
 {{- end -}}
 
-{{/* Of routers and servers, to the collector of traces: any address, on its port. */}}
+{{/* Egress of routers and servers to the collector of traces: any address, on its port. */}}
 {{- define "twinfang.egressToCollector" -}}
 {{- with .Values.tracing.otlpEndpoint }}
 {{- $port := regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" | default (hasPrefix "https:" . | ternary "443" "80") }}

@@ -1,6 +1,6 @@
-{{/* What pods of routers and of servers have in common. */}}
+{{/* The parts that pods of routers and of servers have in common. */}}
 
-{{/* Where a pod may run: of a dictionary with values (a pool's or the router's) and selector (of its pods). */}}
+{{/* Where a pod may run. Takes a dictionary with values (a pool's or the router's) and selector (of its pods). */}}
 {{- define "twinfang.placement" -}}
 {{- with .values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -22,7 +22,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* No privileges, nothing written but to volumes. */}}
+{{/* No privileges; only volumes are writable. */}}
 {{- define "twinfang.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -30,7 +30,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Of a Deployment: of a dictionary like router.strategy. */}}
+{{/* A Deployment's strategy. Takes a dictionary like router.strategy. */}}
 {{- define "twinfang.strategy" -}}
 type: {{ .type }}
 {{- if eq .type "RollingUpdate" }}

@@ -5,7 +5,7 @@
 app.kubernetes.io/component: router
 {{- end -}}
 
-{{/* What one request may take, in whole seconds; without the flag 600, as the router has it. */}}
+{{/* The longest time of a request, in whole seconds; 600 without the flag, like the router's default. */}}
 {{- define "twinfang.requestTimeout" -}}
 {{- get (.Values.router.flags | default dict) "request-timeout" | default 600 | float64 | ceil | int -}}
 {{- end -}}
@@ -14,7 +14,7 @@ app.kubernetes.io/component: router
 {{- .Values.router.shutdownGraceSeconds | default (include "twinfang.requestTimeout" .) -}}
 {{- end -}}
 
-{{/* Seconds that the slowest pool may take until its servers are ready. */}}
+{{/* The seconds within which the servers of the slowest pool must be ready. */}}
 {{- define "twinfang.slowestStart" -}}
 {{- $slowest := .Values.poolDefaults.startTimeoutSeconds -}}
 {{- range $pools := list .Values.prefillPools .Values.decodePools -}}

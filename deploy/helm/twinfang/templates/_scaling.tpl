@@ -1,20 +1,20 @@
 {{/*
-What pools are scaled on, by Prometheus. All take the dictionary of a pool.
+The Prometheus metrics by which pools are scaled. All templates take a pool's dictionary.
 
-The adapter's rules in deploy/observability/prometheus-adapter.yaml are the same queries, a pod at a time.
+The adapter's rules in deploy/observability/prometheus-adapter.yaml are the same queries, for each pod.
 */}}
 
-{{/* The pool's series: the service's name has release and role in it. */}}
+{{/* The selector of the pool's series. The service's name contains release and role. */}}
 {{- define "twinfang.poolSeries" -}}
 namespace="{{ .root.Release.Namespace }}",service="{{ include "twinfang.fullname" .root }}-{{ .role }}",pool="{{ .name }}"
 {{- end -}}
 
-{{/* Mean of what a histogram saw in two minutes, 0 if it saw nothing: of a dictionary with series and histogram. */}}
+{{/* A histogram's mean over two minutes, 0 without observations. Takes a dictionary with series and histogram. */}}
 {{- define "twinfang.meanQuery" -}}
 sum(rate({{ .histogram }}_sum{ {{- .series -}} }[2m])) / (sum(rate({{ .histogram }}_count{ {{- .series -}} }[2m])) > 0) or vector(0)
 {{- end -}}
 
-{{/* A list of measures: metric is the custom metrics API's name, query the pool's value, target what it should be. */}}
+{{/* A list of measures: metric is the custom metrics API's name, query gives the pool's value, target is the wanted value. */}}
 {{- define "twinfang.measures" -}}
 {{- $series := include "twinfang.poolSeries" . -}}
 {{- $scaling := .pool.autoscaling -}}

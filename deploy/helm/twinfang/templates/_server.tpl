@@ -3,7 +3,7 @@ A pool of prefill or decode servers. All take a dictionary with root, role, name
 several servers, or a part of one.
 */}}
 
-{{/* gRPC port by role, of a pod's first server; metrics are 10,000 above, as the servers have it by default. */}}
+{{/* The gRPC port of a pod's first server, by role. Metrics ports are 10,000 higher, as the servers' default is. */}}
 {{- define "twinfang.serverPort" -}}
 {{- ternary 8100 8200 (eq . "prefill") -}}
 {{- end -}}
@@ -22,7 +22,7 @@ app.kubernetes.io/component: {{ include "twinfang.component" . }}
 twinfang.io/pool: {{ .name | quote }}
 {{- end -}}
 
-{{/* Of its pods: router discovery goes by role, model and port. */}}
+{{/* Labels of the pool's pods: routers find servers by role, model and port. */}}
 {{- define "twinfang.serverLabels" -}}
 {{ include "twinfang.podLabels" .root }}
 app.kubernetes.io/component: {{ include "twinfang.component" . }}
@@ -102,7 +102,7 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
 {{- end -}}
 
 {{/*
-The pool's own resources, and what the chart knows that a server needs. Quantities are texts: server-side apply
+The pool's own resources, plus those that the chart adds for every server. Quantities are texts: server-side apply
 compares types, and has refused numbers.
 */}}
 {{- define "twinfang.serverResources" -}}
@@ -134,10 +134,10 @@ capabilities:
 {{- end -}}
 
 {{/*
-gRPC's health service says NOT_SERVING while a server drains and stops, which must not restart it: liveness asks
-the HTTP port, whose own thread answers from the start on. A kubelet looks at one port: of several servers, whoever
-started them tells whether all are ready, and starts anew what ends. A part of a server has nothing to ask: it ends
-when its server does.
+gRPC's health service says NOT_SERVING while a server drains and stops. That must not restart the server, so liveness
+probes use the HTTP port, where a separate thread answers from the start. A kubelet looks at only one port: if a pod has
+several servers, their parent process reports whether all are ready, and restarts those that end. A part of a server has
+no probe: it ends when its server ends.
 */}}
 {{- define "twinfang.serverProbes" -}}
 {{- $alone := eq (include "twinfang.serversPerPod" . | int) 1 -}}
@@ -247,7 +247,7 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{/* What pods are made from, in Deployments and LeaderWorkerSets. */}}
+{{/* The pod template of Deployments and LeaderWorkerSets. */}}
 {{- define "twinfang.serverTemplate" -}}
 metadata:
   labels: {{- include "twinfang.serverLabels" . | nindent 4 }}
