@@ -16,13 +16,13 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c co
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
 
-demo: $(READY)  ## stream a completion from a prefill server, a decode server and a router
+demo: $(READY)  ## two requests to a prefill server, two decode servers and a router, compared with one server
 	@$(BIN)/python -m examples.demo
 
 test: lint  ## lint, then the tests that need no GPU; property tests try the same examples each time
 	@$(PYTEST) -m "not exhaustive" --hypothesis-profile same-examples
 
-test-all: lint  ## the same with new examples, faults of the network and further combinations of what they show
+test-all: lint  ## the same tests with new random examples, network faults and more combinations of features
 	@$(PYTEST)
 
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd

@@ -120,7 +120,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
     config = fields.raw.get("quantization_config", fields.raw.get("compression_config"))
     beside = fields.path.parent / MODELOPT_FILE
     if config is not None and not isinstance(config, dict):
-        raise _Reader(fields.path, {}).error("quantization_config", config)
+        raise _Reader(fields.path, {}).error("quantization_config", config, "an object")
     # In some releases config.json names only the quantisation method.
     is_said = config is not None and (config.get("quant_method") != "modelopt" or _says_layers(config))
     if not is_said and beside.exists():
@@ -250,7 +250,7 @@ class _Reader:
         kind, num_bits = weights.get("type", "int"), weights.get("num_bits", 8)
         form = group.get("format") or self.config.get("format")
         if num_bits != 8 or kind not in ("int", "float"):
-            raise self.error(f"format {form!r}, weights", f"{kind} of {num_bits} bits")
+            raise self.error("weights", f"{kind} of {num_bits} bits")
         if form != "pack-quantized" and form not in _DENSE_FORMATS:
             raise self.error("format", form)
         if form == "pack-quantized" and kind != "int":

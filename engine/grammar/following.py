@@ -1,4 +1,7 @@
-"""The requests of an engine whose answers follow grammars."""
+"""The requests of one engine whose answers must follow a grammar.
+
+A mask says which tokens may come next in an answer.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,20 @@ from wire.messages.ranks import GrammarNews
 
 
 class Rows(Protocol):
-    """The rows of these requests in steps."""
+    """What the steps know of the rows of these requests."""
 
     def allow(self, request: Request) -> None:
-        """Takes the masks that have come for a running request."""
+        """Takes the masks that have arrived for a running request."""
 
     def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
         """Returns the drafts that the next step will try for each request."""
 
 
 class Following:
-    """Asks for masks, and passes on masks that have come, between two steps. The engine's thread calls it."""
+    """Asks for masks, and passes on masks that have arrived, between two steps.
+
+    The engine's thread calls it.
+    """
 
     def __init__(self, grammars: GrammarSource, rows: Rows) -> None:
         self._grammars = grammars
@@ -37,7 +43,7 @@ class Following:
         return bool(self._requests)
 
     def open(self, request: Request) -> None:
-        """Waits for the first masks of a request that comes without a follower.
+        """Gives a request a follower of its grammar, and waits for the first masks.
 
         Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
         """
@@ -89,7 +95,7 @@ class Following:
                 self._rows.allow(request)
 
     def ask(self, gained: Iterable[tuple[Request, Sequence[int]]]) -> None:
-        """Asks for the masks behind the tokens that answers have gained, and behind the next drafts."""
+        """Asks for the masks after the tokens that answers have gained, and after each of the next drafts."""
         going_on = [
             (request, token_ids)
             for request, token_ids in gained

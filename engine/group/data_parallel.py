@@ -32,8 +32,8 @@ class DataParallel:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(
-                f"`data_parallel.rank` {self.rank} is none of `data_parallel.size` {self.size} ranks: "
-                f"they go from 0 to {self.size - 1}"
+                f"`data_parallel.rank` must be from 0 to {self.size - 1} with `data_parallel.size` "
+                f"{self.size}, got {self.rank}"
             )
 
 

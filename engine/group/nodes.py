@@ -29,8 +29,8 @@ class Nodes:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(
-                f"`nodes.rank` {self.rank} is none of `nodes.size` {self.size} hosts: they go from 0 to "
-                f"{self.size - 1}"
+                f"`nodes.rank` must be from 0 to {self.size - 1} with `nodes.size` {self.size}, "
+                f"got {self.rank}"
             )
 
     def ranks(self, tp_size: int) -> range:
@@ -62,7 +62,7 @@ def join_ranks(
     shares_experts: bool,
     terms: dict[str, str],
 ) -> tuple[TensorParallel, GroupMesh]:
-    """Meets the server's other ranks on all hosts. Rank 0 has opened the store before.
+    """Meets the server's other ranks on all hosts. Rank 0 must have opened the store before this call.
 
     ``terms`` have to be the same on all ranks. Raises what :func:`engine.group.meeting.meet` raises.
     """

@@ -8,13 +8,17 @@ from collections import deque
 from wire.messages.prefixes import PrefixNews
 
 MAX_CHANGES = 4096
-"""Number of changes that are kept. A router that has missed more receives all keys."""
+"""Number of changes that are kept. A router that has missed more receives the whole set, up to
+:data:`MAX_KEYS`."""
 MAX_KEYS = 65_536
-"""Most keys sent at a time, 1 MiB: the keys that were added last."""
+"""Maximum number of keys sent at a time (1 MiB). If there are more, those added last are sent."""
 
 
 class PrefixJournal:
-    """A set of keys with versions. Versions start at random, to differ from those of another process."""
+    """A set of keys of cached prefixes (:mod:`wire.messages.prefixes`). The set has a version.
+
+    Versions start at random, to differ from those of another process.
+    """
 
     def __init__(self) -> None:
         self._version = random.getrandbits(62)

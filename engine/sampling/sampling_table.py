@@ -202,7 +202,9 @@ class SamplingTable:
         known = sorted(token_id for token_id in request.stop_token_ids if 0 <= token_id < self.vocab_size)
         width = self.stop_ids.shape[1]
         if len(known) > width:
-            raise ValueError(f"the request has {len(known)} stop token ids; the table has {width} columns")
+            raise ValueError(
+                f"the request has {len(known)} stop token ids within the vocabulary; {width} fit"
+            )
         return known + [_NO_STOP_ID] * (width - len(known))
 
 

@@ -133,7 +133,10 @@ class SlotWatch:
         slot = request.memory.state_slot
         if self._tags.epochs.is_free[slot] or self._tags.current(slot) is not None:
             raise _error(
-                request, f"slot {slot}", "nothing there before the transfer", self._tags.describe(slot)
+                request,
+                f"slot {slot}",
+                "an allocated slot with nothing written before the transfer",
+                self._tags.describe(slot),
             )
 
     def landed(self, request: Request, num_tokens: int) -> None:

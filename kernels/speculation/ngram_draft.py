@@ -1,24 +1,25 @@
-"""Draft the tokens that followed an earlier occurrence of the newest ones, in a row's own prompt and answer.
+"""Find where a row's newest tokens occurred before, in its prompt and answer; draft what followed there.
 
 Row r of the step is row ``q = rows[r]`` of the tables; ``a = accepted[r]`` tokens were just gained, and
-``n = num_computed[q] + 1`` are known. First the gained tokens are added to the history:
+``n = num_computed[q] + 1`` tokens of the row are known. First the gained tokens are added to the history:
 
     history[q, n - a … n - 1] = results[r, 3 … 3 + a - 1]
 
-Then each end e < n of an earlier occurrence is measured by how many of the newest tokens stand before it:
+Then each place e < n is rated by how many tokens just before it equal the newest tokens:
 
     length(e) = the largest j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
 
-The e with the greatest length (at least min_n), and the latest of several, gives as many drafts as the budget
-``num_drafts[q]`` allows. The copy may reach into the newest tokens, and from there into its own drafts, as in
-LZ77: text that repeats with a short period is drafted again and again.
+The e with the greatest length is chosen, if that length is at least min_n. If several have it, the latest is
+chosen. It gives as many drafts as the budget ``num_drafts[q]`` allows. The copy may reach into the newest
+tokens, and from there into its own drafts, as in LZ77: text that repeats with a short period is drafted again
+and again.
 
     m                   = num_drafts[q], 0 without such an e
     tokens[q, 1 + i]    = history[q, e + i % (n - e)]    i = 0 … m - 1
     num_drafts[q]       = m
 
 Rows with ``a = 0`` don't change. Rows that aren't active, or have no budget, only add to their history.
-Tokens beyond the history's end, at a length that no sequence may have, are dropped.
+Tokens that would go beyond the end of the history are dropped; no sequence may be that long.
 
 Prompt lookup decoding: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding. LZ77: Ziv, Lempel, A
 Universal Algorithm for Sequential Data Compression, 1977.
@@ -92,7 +93,7 @@ def ngram_draft_reference(
     min_n: int,
     max_n: int,
 ) -> None:
-    """:class:`NgramDraft`, one length after the other; waits for the device."""
+    """Reference of :class:`NgramDraft`. Tries one match length after the other, and waits for the device."""
     for r, q in enumerate(rows.tolist()):
         gained = results[r, 3 : 3 + int(accepted[r])].tolist()
         if not gained:
@@ -126,8 +127,8 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
 # One program per row. It goes through the history from its end, in blocks of BLOCK possible ends. Each end is
 # compared with the MAX_N newest tokens by MAX_N shifted loads (all but the first from L1). The program stops
 # at the first block with a full match. Lengths and ends are compared as one key, length first. Barriers are
-# needed where lanes read data that others wrote (the gained tokens), or write data that others read (the
-# budget).
+# needed where threads of the program read what other threads wrote (the gained tokens), or write what
+# others read (the budget).
 @triton_jit
 def _ngram_draft_kernel(
     rows_ptr,

@@ -29,13 +29,17 @@ class PeerMemory:
     """The pieces of each block and slot that are read from this rank."""
     own_list: PreparedList
     peer_list: PreparedList
-    """:class:`kv_transfer.reads.part.PartIndices` holds entries of both lists."""
+    """Indices in :class:`kv_transfer.reads.part.PartIndices` refer to both lists: ``local`` to ``own_list``,
+    ``remote`` to ``peer_list``."""
     epochs: PreparedList | None = None
     """One entry per lease. Only for a rank 0 whose leases are validated here."""
 
 
 class Patience:
-    """How long a read may go without news before it is late. Flights may share one; news renew it."""
+    """How long a read may go without progress before it is late.
+
+    Several flights may share one; progress of any of them renews it.
+    """
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -119,7 +123,8 @@ class Flights:
             self.poll()
 
     def release(self) -> None:
-        """Gives all handles back. One that is kept would keep NIXL's agent alive, and late bytes landing."""
+        """Gives all handles back. A handle that was not given back would keep NIXL's agent
+        alive, and late bytes could still arrive."""
         for flight in self._flights:
             flight.read.release()
         self._flights.clear()

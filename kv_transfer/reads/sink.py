@@ -2,7 +2,8 @@
 
 Other threads use this module to reach the transfer thread. The transfer thread runs
 :mod:`kv_transfer.reads.transfer` (one request's parts and their validation), :mod:`kv_transfer.nixl.flights`
-(reads under way), :mod:`kv_transfer.reads.epoch_check` (the seqlock) and
+(reads under way), :mod:`kv_transfer.reads.epoch_check` (the epoch after the data, as the
+reader of a seqlock checks it) and
 :mod:`kv_transfer.nixl.peer_memories` (the servers that can be read).
 """
 
@@ -91,8 +92,8 @@ class TransferSink:
         """Returns a new transfer from that incarnation of a prefill server. It has read nothing yet.
 
         The caller must end it by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The listener is
-        told of the end. While a read is under way, that is at most about ``deadline_s`` seconds after the
-        last news.
+        told of the end. While a read is under way, the listener is told at most about ``deadline_s``
+        seconds after the last sign of progress.
         """
         transfer = Transfer(self._setup, request_id, incarnation, deadline_s=deadline_s)
         self._thread.post(transfer.begin)
@@ -122,7 +123,7 @@ class TransferSink:
     # --- on the transfer thread ------------------------------------------------------------------
 
     def _connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
-        """Connects the other ranks first: if this rank knows a peer, all ranks can read from it."""
+        """Connects the other ranks first, so that all ranks can read from a peer once this rank knows it."""
 
         def connect_own(error: TransferError | None) -> None:
             if error is None:

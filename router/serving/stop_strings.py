@@ -44,8 +44,10 @@ class StopStrings:
         return held
 
     def _first_match(self, buffer: str, num_old: int) -> tuple[int, str] | None:
-        """Return start and stop string of the match that ends first, beyond the ``num_old`` characters that
-        were searched before."""
+        """Return where the match that ends first begins, and its stop string.
+
+        The first ``num_old`` characters were searched before: a match must end after them.
+        """
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = buffer.find(stop, max(0, num_old + 1 - len(stop)))
@@ -54,8 +56,7 @@ class StopStrings:
         return None if best is None else best[1:]
 
     def _partial_match(self, buffer: str) -> int:
-        """Return the length of the longest end of ``buffer`` that begins a stop string without completing
-        it."""
+        """Return the length of the longest suffix of ``buffer`` that is a proper prefix of a stop string."""
         longest = 0
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))

@@ -25,7 +25,7 @@ GIB = 1 << 30
     ("message", "read"),
     [
         ("`max_num_seqs` 9 x (1 + `num_speculative` 3)", "--max-num-seqs 9 x (1 + --speculative 3)"),
-        ("`nodes.rank` 2 is none of `nodes.size` 2", "--node-rank 2 is none of --nnodes 2"),
+        ("`nodes.rank` must be below `nodes.size` 2", "--node-rank must be below --nnodes 2"),
         ("`nodes.store` a:1, `data_parallel.store` b:2", "--dist-init-addr a:1, --data-parallel-address b:2"),
         ("choose another `port`", "choose another --port"),
         ("`cache_memory_bytes` must be at least 1", "--cache-memory must be at least 1"),

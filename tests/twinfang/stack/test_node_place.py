@@ -46,7 +46,7 @@ def test_a_process_of_torchrun_is_a_host_and_uses_the_agent_s_store():
     [
         (flags(1, 1), {}, "--node-rank 1 is for a server on several hosts: give --nnodes"),
         (flags(1, address="a:1"), {}, "--dist-init-addr a:1 is for a server on several hosts"),
-        (flags(2, 2, "a:1"), {}, "`nodes.rank` 2 is none of `nodes.size` 2 hosts: they go from 0 to 1"),
+        (flags(2, 2, "a:1"), {}, "`nodes.rank` must be from 0 to 1 with `nodes.size` 2, got 2"),
         (flags(2, 1), {}, "give --dist-init-addr, the HOST:PORT on which host 0"),
         (flags(2), {}, "--nnodes 2: nothing says which of them this is; give --node-rank"),
         (flags(3), LWS, "--nnodes is 3 and the launcher's LWS_GROUP_SIZE 2"),
