@@ -150,7 +150,7 @@ def section(report: Report) -> str:
         f"{machine['processor']} that servers and client share; random prompts of {settings['input_len']} "
         f"tokens, answers of {settings['output_len']}, float32, the same checkpoints (random weights). In "
         f"brackets: the ratio to vLLM's figure. It is the median of the rounds' ratios, so it can differ "
-        f"from the ratio of the medians. For TTFT and TPOT, less is better. Other processes on the machine used "
+        f"from the ratio of the medians. For TTFT and TPOT, less is better. Other processes used "
         f"{others:.2f} cores. {answers_line(report)} {versions}.\n\n"
         "![Output tokens/s, TTFT and TPOT of all arrangements](docs/serving.png)"
     )
