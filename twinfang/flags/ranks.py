@@ -33,8 +33,8 @@ DIST_INIT_ADDR = Flag(
 )
 DATA_PARALLEL_SIZE = Flag(
     *("--data-parallel-size", "D", integer(1, 256)),
-    "number of ranks that serve side by side, each a decode server with its own port: --port and the ports "
-    "after it; likewise for --metrics-port",
+    "number of ranks that serve side by side; each rank is a decode server with a port and a metrics port of "
+    "its own, counted up from --port and --metrics-port",
     default=1,
     setting="data_parallel.size",
 )

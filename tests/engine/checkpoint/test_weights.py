@@ -107,7 +107,7 @@ def test_an_index_that_names_a_missing_file_is_refused(two_files):
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_a_broken_index_is_named(two_files, content):
     (two_files / INDEX_NAME).write_text(content)
-    with pytest.raises(ModelLoadError, match="no safetensors index"):
+    with pytest.raises(ModelLoadError, match="not a safetensors index"):
         WeightFiles(two_files)
 
 

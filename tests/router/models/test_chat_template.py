@@ -117,8 +117,8 @@ def test_a_template_that_ignores_tools_is_named_when_it_is_loaded(tmp_path, capl
     [
         ("{% if %}", "not valid Jinja, line 1"),
         (5, "neither text nor a list"),
-        ([{"name": "rag", "template": "a"}], "named 'default'"),
-        ([{"name": "default"}], "named 'default'"),
+        ([{"name": "rag", "template": "a"}], "with a template 'default'"),
+        ([{"name": "default"}], "with a template 'default'"),
     ],
 )
 def test_a_template_that_can_not_work_is_refused_at_the_start(tmp_path, said, part):
