@@ -33,8 +33,8 @@ KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 """``Retry-After`` of a 503. It is short because a request that is sent again soon waits in the router's
-queue, for ``hold_s`` at most, and gets a returning server sooner than a client that stays away. If this
-router is stopping, another router takes the request."""
+queue, for ``hold_s`` at most. If a server comes back meanwhile, such a request is served sooner than one that
+is sent again later. If this router is stopping, another router takes the request."""
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:
@@ -165,7 +165,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the ``Allow`` header of a route with HEAD added if it has GET. Routes don't know of HEAD."""
+    """Return a route's ``Allow`` header, with HEAD added if the header has GET. Routes do not know that the
+    router answers HEAD as well (:mod:`router.http.head`)."""
     allowed = [name.strip() for name in (headers or {}).get("Allow", "").split(",")]
     return {"Allow": ", ".join([*allowed, "HEAD"] if "GET" in allowed and "HEAD" not in allowed else allowed)}
 

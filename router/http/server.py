@@ -23,10 +23,11 @@ KEEP_ALIVE_S = 75
 """Longer than common clients' pools keep an idle connection, so that the client closes it first."""
 
 BACKLOG = 2048
-"""The most connections that the kernel keeps until they are accepted."""
+"""The maximum number of connections that the operating system keeps until the router accepts them."""
 ACCEPTED_AT_ONCE = 16
-"""Listening handles for each socket. libuv accepts one connection for each handle in each iteration of the
-event loop. With one handle, a probe behind two hundred other connections waits for two hundred iterations."""
+"""The number of listening handles for each socket. libuv accepts one connection for each handle in each
+iteration of the event loop. With one handle, a probe that arrives after two hundred other connections waits
+for two hundred iterations."""
 
 CUT = (
     "this router stopped before the answer was finished: send the request again, and another router will "
@@ -82,8 +83,8 @@ class HttpServer(uvicorn.Server):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Decide, ten times a second, whether to stop. True: stop listening, and end the requests that are
-        left."""
+        """Decide whether to stop; called ten times a second. Return True to stop listening and end the
+        requests that are left."""
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))
