@@ -12,11 +12,12 @@ RESERVED = 4
 
 
 class Place:
-    """The places of one request. A request with more choices than its part of all places begins with some of
-    them; the others follow.
+    """The places of one request. A request with many choices may begin with only some of them; the other
+    choices follow later.
 
-    While other requests wait, it gives places back as its choices end, down to one place. While none waits,
-    it takes places that are free. So it uses idle servers, but keeps no other request from busy ones.
+    While other requests wait, the request gives places back as its choices end, until it has one place left.
+    While no other request waits, it takes free places. So it uses idle servers, but does not keep other
+    requests from getting places on busy servers.
     """
 
     def __init__(self, queued: QueuedRequest, num_places: int) -> None:
@@ -38,8 +39,8 @@ class Place:
 
 
 def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
-    """Return how many of ``places`` a request begins with: as many as it wants if they are few, otherwise as
-    many as others can spare."""
+    """Return how many of ``places`` a request begins with: as many as it wants if these are few, otherwise as
+    many as are free beyond the places that are kept for other requests, but at least one."""
     reserved = places // RESERVED
     if queued.num_places <= max(1, reserved):
         return queued.num_places
@@ -47,14 +48,16 @@ def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
 
 
 RECENT = 1 / 32
-"""The weight of the newest request in the mean: about the last hundred requests count."""
+"""The weight of the newest request in the mean. With it, about the last hundred requests have an
+influence."""
 UNKNOWN_S = 1.0
 """The mean that is assumed before any request has ended."""
 LONGEST_WAIT_S = 600.0
 
 
 class Residence:
-    """The mean time for which recent requests took their places. Pure: callers pass the times."""
+    """The mean time for which recent requests took their places. It reads no clock: callers pass the
+    times."""
 
     def __init__(self) -> None:
         self.mean_s = UNKNOWN_S
