@@ -82,8 +82,8 @@ class KeyFile:
             log.warning("%s holds no API key: every request will be refused", path)
 
     async def watch(self) -> None:
-        """Read the file again whenever it changes, until cancelled. An added or removed key takes effect
-        within about a second."""
+        """Read the file again whenever it changes, until this task is cancelled. An added or removed key
+        takes effect within about a second."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.look()

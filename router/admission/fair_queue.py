@@ -47,8 +47,8 @@ class _Level:
     waiting: dict[str, dict[QueuedRequest, None]] = field(default_factory=dict)
     """The waiting requests of each client that has any, oldest first."""
     served: dict[str, float] = field(default_factory=dict)
-    """Each client's counter: the counter it began with, plus the tokens it was served since this level
-    exists."""
+    """Each client's counter: the value that it began with, plus the tokens that the client was served since
+    this level exists."""
 
     def forget(self) -> None:
         """Drop the counters of clients that do not wait, once there are many counters. There may be many
@@ -95,7 +95,7 @@ class FairQueue:
         return {client for level in self._levels.values() for client in level.waiting}
 
     def next(self) -> QueuedRequest | None:
-        """Return the request whose turn it is. It stays in the queue."""
+        """Return the request whose turn it is. The request stays in the queue."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]
@@ -115,8 +115,8 @@ class FairQueue:
         self.remove(queued)
 
     def charge(self, queued: QueuedRequest, num_tokens: float) -> None:
-        """Add tokens to the counter of a request's client. It has no effect if no request of that priority
-        waits."""
+        """Add tokens to the counter of a request's client. This has no effect if no request of the same
+        priority waits."""
         level = self._levels.get(queued.priority)
         if level is not None:
             level.served[queued.client] = level.served.get(queued.client, 0.0) + num_tokens

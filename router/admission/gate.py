@@ -1,5 +1,5 @@
-"""The gate in front of one model's servers. It limits how many choices run and how many requests wait; all
-other requests are refused."""
+"""The gate in front of one model's servers. It limits how many choices run and how many requests wait;
+requests beyond these limits are refused."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Gate:
         return room
 
     def _admits(self, queued: QueuedRequest) -> Place | None:
-        """Let a request in if it need not wait, and return its places; None: it has to wait."""
+        """Let a request in if it need not wait, and return its places. None: the request has to wait."""
         room = self._room_or_hold()
         if room is None or len(self._queue):
             return None

@@ -46,8 +46,8 @@ asked for."""
 
 
 def ranged(least: float, most: float) -> Any:
-    """Return a field whose range /openapi.json shows. The range is checked later, with a message that names
-    the remedy."""
+    """Return a field whose range is shown in /openapi.json. pydantic does not check the range; it is checked
+    later, with a message that names the remedy."""
     return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
 
 

@@ -194,7 +194,7 @@ class HttpConnection(HttpToolsProtocol):
             raise ValueError(f"{what} too large")
 
     def _may_send(self) -> bool:
-        """Whether the client may still be sending a request that is answered already."""
+        """Whether the client may still be sending a request that the router has already answered."""
         cycle = self.cycle
         return self._half_close is None and (self._is_refused or (cycle is not None and cycle.more_body))
 

@@ -42,8 +42,8 @@ WRITE_TIMEOUT_S = 60.0
 
 
 class WriteLimit:
-    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If one does, the context
-    raises :class:`CancelledRequestError`.
+    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If a write takes longer,
+    the context raises :class:`CancelledRequestError`.
 
     A stream makes thousands of writes, and nearly all end at once. So a write only notes when it began, and a
     single timer checks whether the same write is still in progress.

@@ -1,4 +1,4 @@
-"""The end of a router: it takes no new requests, and those in progress continue."""
+"""The end of a router's process: the router takes no new requests, while requests in progress continue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wire.errors import UnavailableError
 
 
 class Drain:
-    """Whether the router is about to stop, and how many requests it still has to wait for."""
+    """Knows whether the router is about to stop, and how many requests it still has to wait for."""
 
     def __init__(self) -> None:
         self.began_s: float | None = None
-        """When the drain began, by the monotonic clock; None: it has not."""
+        """When the drain began, by the monotonic clock; None: it has not begun."""
         self.num_running = 0
 
     @property

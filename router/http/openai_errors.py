@@ -29,7 +29,8 @@ IN_WORDS_OF_JSON = {
 """Messages that replace pydantic's. The body is already parsed, so pydantic would speak of Python's types."""
 
 KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
-"""Parts of pydantic's path to a value that name one of the types that a field may have."""
+"""pydantic's path to a value may contain names of types, if a field may have several types. This pattern
+matches such names."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 """``Retry-After`` of a 503. It is short because a request that is sent again soon waits in the router's
@@ -109,8 +110,8 @@ def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
 
 
 def tell_log(scope: Scope, error: TwinfangError) -> None:
-    """Log all that is known of ``error``, unless it is the client's fault. Many errors of one kind become one
-    line and a count."""
+    """Log all that is known of ``error``, unless the error is the client's fault. Many errors of one kind
+    become one line and a count."""
     if error.http_status < 500:
         return
     state = scope.get("state", {})

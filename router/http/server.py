@@ -20,7 +20,8 @@ from wire.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-"""Longer than common clients' pools keep an idle connection, so that the client closes it first."""
+"""How long an idle connection is kept. This is longer than common clients keep idle connections in their
+pools, so that the client closes the connection first."""
 
 BACKLOG = 2048
 """The maximum number of connections that the operating system keeps until the router accepts them."""

@@ -42,7 +42,7 @@ class Dispatch:
     """Sends one choice to servers, tries again if a server fails, and can cancel the choice at any stage.
 
     Outputs, or the single error that ends them, go to ``receiver``. If a prefill server computes the prompt's
-    log-probabilities, they come as an output without tokens.
+    log-probabilities, the receiver gets them as an output without tokens.
 
     If a prefill fails, a transfer does not arrive or a decode server is lost, the choice is tried again, on
     other servers if there are any. They prefill the prompt and the answer so far, and then continue the

@@ -107,7 +107,7 @@ class Generation:
         return self
 
     def _begin(self) -> None:
-        """Start the choices that have room and have not begun."""
+        """Start those choices that now have places and have not begun."""
         if self._place is not None:
             for index in range(len(self._dispatches), len(self._choices) - self._place.num_left):
                 self._start(index)

@@ -44,7 +44,7 @@ class Inbox(Generic[T]):
         self._changed(weight)
 
     async def wait(self) -> bool:
-        """Wait until there is an item. Return False if there was one already."""
+        """Wait until an item is there. Return False if an item was there already."""
         if self._items:
             return False
         self._waiter = asyncio.get_running_loop().create_future()

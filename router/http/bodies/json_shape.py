@@ -1,4 +1,4 @@
-"""Refuses JSON that is small but very expensive to parse, before it is parsed.
+"""Refuses JSON that is small but very expensive to parse. The check is made before the JSON is parsed.
 
 Eight megabytes of ``[],`` are 2.6 million lists: parsing them takes a quarter of a gigabyte and blocks the
 event loop for seconds. Only characters outside of strings count, so long texts pass, whatever they contain.
