@@ -28,8 +28,8 @@ class ApiKey:
     digest: bytes
     """SHA-256 of the key, 32 bytes."""
     min_priority: int | None = None
-    """The earliest priority that the key's requests may ask for. If it is above 0, it is also the priority of
-    requests that ask for none."""
+    """The earliest priority (the lowest number) that the key's requests may ask for. If this number is above
+    0, it is also the priority of requests that ask for none."""
 
 
 NOBODY = ApiKey("", b"")

@@ -69,8 +69,8 @@ class Residence:
         self.mean_s += (duration_s - self.mean_s) * max(RECENT, 1 / self._num_seen)
 
     def retry_after_s(self, num_waiting: int, num_running: int) -> int:
-        """Return after how many whole seconds all waiting choices will have begun: every :attr:`mean_s`,
-        ``num_running`` places become free (Little's law). A client that comes back then finds the queue empty
-        if no other requests came."""
+        """Return after how many whole seconds all waiting choices will have begun: in each period of
+        :attr:`mean_s` seconds, ``num_running`` places become free (Little's law). A client that comes back
+        after that time finds the queue empty if no other requests have come."""
         wait_s = (num_waiting + 1) * self.mean_s / max(1, num_running)
         return math.ceil(min(max(wait_s, 1.0), LONGEST_WAIT_S))

@@ -31,7 +31,8 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0
         self.write = transport.write
-        """The transport's own method, without a detour: streams call it for each token."""
+        """The transport's own method, with no other call in between, because streams call it for each
+        token."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -89,6 +89,6 @@ class HttpServer(uvicorn.Server):
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))
-            self.config.timeout_graceful_shutdown = 1  # event streams and idle connections get this long
+            self.config.timeout_graceful_shutdown = 1  # seconds that idle connections and event streams get
             self.should_exit = True
         return await super().on_tick(counter)
