@@ -1,4 +1,4 @@
-"""Puts the router together."""
+"""Creates the router's application: its endpoints, its middleware and the services that they share."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ from wire.http.cross_site import AllowedHosts
 NOBODY = Absence("no server is ready", "no server is there")
 
 REFUSAL_S = 1.0
-"""In seconds. So long before the end of the shutdown grace, requests that still wait for a server are
-refused, so that they get a proper error before they are cut."""
+"""This many seconds before the end of the shutdown grace, requests that still wait for a server are refused,
+so that they get a proper error before their connections are cut."""
 
 
 def end_process(_error: BaseException) -> None:
-    """Have the HTTP server shut down in order. The supervisor of the process is expected to restart it."""
+    """Make the HTTP server shut down in the normal way. The supervisor of the process is expected to restart
+    the process."""
     signal.raise_signal(signal.SIGTERM)
 
 
@@ -178,7 +179,7 @@ def _served(
 
 
 def _add_middleware(app: FastAPI, resources: Resources) -> None:
-    """Add the middleware. A request passes the middleware that is added last first."""
+    """Add the middleware. The middleware that is added last is the first to handle a request."""
     config = resources.files.config
     endpoints = {
         "/v1/completions": completions.create_completion,

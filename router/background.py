@@ -14,8 +14,8 @@ OnFatal = Callable[[BaseException], None]
 def start_background(
     coroutine: Coroutine[None, None, None], name: str, on_fatal: OnFatal
 ) -> asyncio.Task[None]:
-    """Start a task that may only end by being cancelled. If it returns or fails, that is logged and
-    ``on_fatal`` is called."""
+    """Start a task that may only end by being cancelled. If the task returns or fails, the reason is logged
+    and ``on_fatal`` is called."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if task.cancelled():

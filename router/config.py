@@ -1,4 +1,4 @@
-"""The settings of a router process: those given at its start, and those that may change while it runs."""
+"""The settings of a router process. All are given at its start; some of them may change while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 """An origin as browsers send it: RFC 6454, section 6.1."""
 
 ALLOWED_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
-"""A host name, ``*.`` and a name for all names below that name, or an address; IPv6 in brackets."""
+"""A host name; or ``*.`` and a name, which stands for all names below that name; or an address, in brackets
+if it is an IPv6 address."""
 
 
 WEEK_S = 7 * 24 * 3600
@@ -35,8 +36,8 @@ HIGHEST = {
     "probe_interval_s": WEEK_S,
     "shutdown_grace_s": WEEK_S,
 }
-"""The highest values of settings. Clocks and counters of libraries can hold them, and they are as good as no
-limit."""
+"""The highest values of settings. These values are so high that they limit nothing in practice, but clocks
+and counters of libraries can still hold them."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class ModelAlias:
 
 
 WORKER_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
-"""A host name or an address; IPv6 in brackets. This excludes gRPC's own kinds of addresses, such as ``unix:``
-and ``ipv4:``."""
+"""A host name or an address, in brackets if it is an IPv6 address. This excludes gRPC's own kinds of
+addresses, such as ``unix:`` and ``ipv4:``."""
 MAX_ADDRESS_CHARS = 262
 """The length of the longest host name, a colon and a port."""
 
@@ -93,7 +94,7 @@ class PodDiscovery:
 
     namespace: str
     selector: str = ROLE_LABEL
-    """Label selector, in Kubernetes' notation."""
+    """The label selector that finds the pods, in Kubernetes' notation."""
     kubeconfig: Path | None = None
     """None: use the service account of the pod that this process runs in."""
 
@@ -134,7 +135,8 @@ class RouterConfig:
     prefill_addresses: tuple[str, ...] = ()
     """``host:port`` of prefill servers; none are needed if every decode server does both."""
     pods: PodDiscovery | None = None
-    """Which pods are servers too, as long as they exist and are ready. None: don't look for pods."""
+    """Which pods are used as further servers, while they exist and are ready. None: the router does not look
+    for pods."""
     aliases: tuple[ModelAlias, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
@@ -142,15 +144,16 @@ class RouterConfig:
     max_header_bytes: int = 32 << 10
     """The limit of a request's URL and headers together."""
     max_requests_in_flight: int = 1024
-    """The most choices of one model in flight, if servers have room for so many."""
+    """The maximum number of choices of one model in flight, if the servers have room for so many."""
     max_queue: int = 1024
-    """The most HTTP requests that wait for one model; the router answers one more with 429."""
+    """The maximum number of HTTP requests that wait for one model; the router answers further requests with
+    429."""
     hold_s: float = 15.0
     """How long requests, and answers in progress, wait for a server that is expected back; 0: not at all."""
     max_choices: int = 512
-    """The most choices of one request: its prompts times ``n``."""
+    """The maximum number of choices of one request: the number of its prompts times ``n``."""
     request_timeout_s: float = 600.0
-    """The most time from a request's arrival to its last token."""
+    """The maximum time from a request's arrival to its last token."""
     conversation_return: bool = False
     """Whether decode servers keep an answer's state, so that the conversation's next turn only has to compute
     its new tokens."""
@@ -158,7 +161,7 @@ class RouterConfig:
     """How a prompt's prefill server is chosen."""
     decode_policy: PolicyName = "least_loaded"
     tool_call_parser: ToolParserName = "auto"
-    """How models write tool calls; ``auto``: the router finds that out from their chat templates."""
+    """How models write tool calls; ``auto``: the router finds this out from the models' chat templates."""
     otlp_endpoint: str = ""
     """Where to send traces: a collector's base URL. Empty: the OTEL_* variables decide, if they are set."""
     session_header: str = ""
@@ -168,25 +171,27 @@ class RouterConfig:
     admin_token_file: Path | None = None
     """The file with the token of the admin API; None: there is no admin API."""
     allow_link_local_workers: bool = False
-    """Whether the admin API may add servers at link-local addresses and at those where clouds keep
-    metadata."""
+    """Whether the admin API may add servers at link-local addresses and at the addresses of clouds' metadata
+    services."""
     place: ProcessPlace | None = None
-    """This process among those that ``--workers`` runs; None: this process is alone on its port."""
+    """Which of the processes that ``--workers`` starts this process is; None: this process is alone on its
+    port."""
     state_file: Path | None = None
-    """Keeps the changes made through the admin API. A router that starts continues from them."""
+    """The file that keeps the changes made through the admin API. A router applies these changes when it
+    starts."""
     api_keys_file: Path | None = None
     """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may use the API from a browser; ``*``: pages of all origins. Other pages may
     not."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names, besides those of loopback, by which requests may address this router; ``*.example.com``:
-    all names below example.com; ``*``: any name. If none are given, a router that is bound to loopback only
-    accepts loopback's names."""
+    """The host names, in addition to those of loopback, by which requests may address this router;
+    ``*.example.com``: all names below example.com; ``*``: any name. If no names are given, a router that is
+    bound to loopback accepts only loopback's names."""
     forwarded_allow_ips: tuple[str, ...] = ()
     """Addresses and networks of proxies whose ``X-Forwarded-For`` says which client a request is from."""
     shutdown_grace_s: float = 10.0
-    """How long answers in progress may go on after SIGTERM."""
+    """How long answers in progress may continue after SIGTERM."""
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -283,8 +288,8 @@ CHANGEABLE = (
 
 
 class LiveConfig:
-    """The settings as they are now. Objects that keep a value derived from a setting register to be told of
-    changes; all other code reads :attr:`current` each time."""
+    """The settings as they are now. Objects that keep a value derived from a setting are notified of changes
+    through :meth:`on_change`; all other code reads :attr:`current` each time it needs a setting."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.current = config
@@ -295,7 +300,7 @@ class LiveConfig:
 
     def change(self, values: Mapping[str, Any]) -> None:
         """Change all of ``values`` or none of them. Raises :class:`InvalidRequestError` for a value that the
-        setting's flag could not have."""
+        setting's flag would not accept."""
         try:
             self.current = with_changes(self.current, values)
         except ConfigError as error:

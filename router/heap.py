@@ -1,4 +1,4 @@
-"""Returns memory that is free, but that the process keeps, to the system."""
+"""Returns memory to the operating system that the process has freed but still holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from functools import lru_cache
 
 
 def give_back() -> None:
-    """Return the free memory of the C library's heap to the system. To be called after work that used much
-    memory for a moment.
+    """Return the free memory of the C library's heap to the operating system. To be called after work that
+    used much memory for a short time.
 
-    glibc by itself returns only the end of its heap: a text of 8 MB left 0.9 GB behind for good. The call
-    takes milliseconds and does not hold the GIL. With a C library without ``malloc_trim`` it does nothing.
+    By itself, glibc returns only free memory at the end of its heap: after a text of 8 MB, the process held
+    0.9 GB of free memory for good. The call takes milliseconds and does not hold the GIL. It has no effect
+    with a C library that lacks ``malloc_trim``.
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)

@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 NEW_OBJECTS_PER_COLLECTION = 10_000
 """With Python's default of 700, every step message with some hundred requests would start a collection.
-Requests that end are freed without a collection; only a few requests that fail have to wait for one."""
+Requests that end are freed without a collection; only a few requests that fail are freed by the next
+collection."""
 
 
 def run(config: RouterConfig) -> None:
@@ -37,8 +38,8 @@ def run(config: RouterConfig) -> None:
 
 
 def _calm_the_collector() -> None:
-    """Make garbage collections rarer and cheaper: objects that exist at the start live as long as the
-    process, so collections need not look at them."""
+    """Make garbage collections rarer and cheaper. Collections need not look at objects that exist at the
+    start, because these live as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, 5, 5)

@@ -1,4 +1,5 @@
-"""What a router keeps from its start to its end. All of it is read before the router serves."""
+"""What a router keeps from its start to its end. All of it is read or created before the router serves
+requests."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from router.models.folder import ModelFolder
 @dataclass(frozen=True)
 class Files:
     """The contents of the files that settings name. A command that starts a router together with other
-    processes reads them first, so that it fails before those processes start."""
+    processes reads these files first, so that it fails before those processes start."""
 
     config: RouterConfig
     """The settings, with the changes that the state file has kept."""
@@ -86,8 +87,9 @@ class Resources:
 
 
 def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:
-    """Return what makes the watch of pods; None without pods. Its dependencies are an optional extra, so they
-    are only imported here. Raises :class:`ConfigError`."""
+    """Return the function that creates the watch of pods; None if pods are not watched. The watch's
+    dependencies are an optional extra, so they are only imported in this function. Raises
+    :class:`ConfigError`."""
     if config.pods is None:
         return None
     from router.kubernetes.cluster import require_service_account

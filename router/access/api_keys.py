@@ -1,4 +1,4 @@
-"""API keys: how they look, what the router stores of them, and how it recognises a key.
+"""API keys: what they look like, what the router stores of each key, and how it recognises a key.
 
 A key is 256 random bits, so its SHA-256 may be public: nobody can find the key by trying, however fast one
 try is. Slow or salted hashes are for passwords that people choose. A hash that takes 100 ms for each request
@@ -28,8 +28,8 @@ class ApiKey:
     digest: bytes
     """SHA-256 of the key, 32 bytes."""
     min_priority: int | None = None
-    """The earliest priority that the key's requests may ask for. If it is above 0, it is also the priority of
-    requests that ask for none."""
+    """The earliest priority (the lowest number) that the key's requests may ask for. If this number is above
+    0, it is also the priority of requests that ask for none."""
 
 
 NOBODY = ApiKey("", b"")
@@ -54,7 +54,7 @@ class ApiKeys:
         return len(self._keys)
 
     def find(self, presented: str) -> ApiKey | None:
-        """Return the key, or None. It takes the same time whichever key it is, and if it is none."""
+        """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""
         digest = digest_of(presented)
         found = None
         for key in self._keys:

@@ -24,7 +24,8 @@ class AuthenticationMiddleware:
     """Pure ASGI: checks a request's key and stores it in ``scope["state"]["api_key"]``.
 
     It refuses a request before a byte of its body is read. All paths need a key except ``open_paths``, which
-    are for probes and scrapers, and those of the admin API. So new paths need a key, too.
+    are for probes and scrapers, and the paths of the admin API. So a path that is added to the router later
+    needs a key, too.
     """
 
     def __init__(self, app: ASGIApp, *, key_file: KeyFile, open_paths: Collection[str]) -> None:

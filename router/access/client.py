@@ -10,13 +10,14 @@ from starlette.requests import HTTPConnection
 from router.access.api_keys import NOBODY, ApiKey
 
 IPV6_SITE_BITS = 64
-"""An IPv6 host has a whole network with as many addresses as it likes (RFC 6177)."""
+"""The length of the network prefix that identifies an IPv6 client. Single addresses would not, because one
+host gets a whole network and may use any number of its addresses (RFC 6177)."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client. When clients want more than the servers have, all requests of a client share the client's
-    part."""
+    """A client. When clients together ask for more than the servers can do, each client gets a part, which
+    all its requests share."""
 
     name: str = ""
     """The client's unique name. It begins with ``key`` or ``address``."""
@@ -42,7 +43,7 @@ def client_name(request: HTTPConnection) -> str:
 
 def site_of(host: str) -> str:
     """Return an IPv4 address as it is, or the network of an IPv6 address. All requests for which a proxy
-    gives no address are one client."""
+    gives no address count as one client."""
     try:
         address = ip_address(host)
     except ValueError:

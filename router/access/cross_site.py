@@ -14,8 +14,8 @@ from wire.http.cross_site import AllowedHosts, is_of_another_site
 
 
 class AllowedHostsMiddleware:
-    """Pure ASGI: refuses requests on all paths if their ``Host`` is not an allowed name. HTTP/1.0 requests
-    may have none."""
+    """Pure ASGI: refuses requests on all paths if their ``Host`` header is not an allowed name. HTTP/1.0
+    requests may omit this header."""
 
     def __init__(self, app: ASGIApp, *, allowed: AllowedHosts) -> None:
         self._app = app

@@ -4,8 +4,9 @@
     alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
     nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
 
-Several keys may have the same name, so that a key can be replaced while both are valid. No message here
-repeats the content of a line: it may be a key that somebody has put there by mistake.
+Several keys may have the same name, so that a key can be replaced while both are valid. No message of this
+module repeats the content of a line, because the line may contain a key that somebody has put there by
+mistake.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class KeyFile:
             log.warning("%s holds no API key: every request will be refused", path)
 
     async def watch(self) -> None:
-        """Read the file again whenever it changes, until cancelled. An added or removed key takes effect
-        within about a second."""
+        """Read the file again whenever it changes, until this task is cancelled. An added or removed key
+        takes effect within about a second."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             self.look()

@@ -2,10 +2,10 @@
 
 Fairness is counted in tokens, as in the virtual token counter of Sheng et al., "Fairness in Serving Large
 Language Models" (OSDI 2024). Each client has a counter of the tokens it was served: prompt tokens count when
-a request leaves the queue, tokens of the answer as they become known. The client with the smallest counter is
-next. A client that comes back after a while begins with the counter of the others, so no client can save up
-turns. While two clients of one priority wait, the service they get differs by at most the cost of one request
-of each and of their answers in progress.
+a request leaves the queue, tokens of the answer when the request has ended. The client with the smallest
+counter is next. The counter of a client that did not wait before is first raised to the smallest counter of
+the clients that wait, so no client can save up turns. While two clients of one priority wait, the service
+they get differs by at most the cost of one request of each and of their answers in progress.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ANSWER_WEIGHT = 2.0
-"""The cost of an answer's token relative to a prompt's token, as in the paper: each takes a step of its
-own."""
+"""The cost of an answer's token relative to a prompt's token, as in the paper. An answer's token costs more
+because each one takes a step of its own."""
 
 MAX_REMEMBERED = 4096
-"""If more counters than this are kept for a priority, only those of waiting clients are kept on."""
+"""If there are more counters than this for one priority, the counters of clients that do not wait are
+dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +29,15 @@ class QueuedRequest:
     client: str
     """The name of its client, see :mod:`router.access.client`."""
     priority: int
-    """Lower is earlier."""
+    """Requests with a lower number are served earlier."""
     num_places: int
-    """The places that it needs: one for each choice."""
+    """The places that the request needs: one for each choice."""
     num_tokens: int
     """The tokens of all its prompts; each prompt counts once for each of its choices."""
     since_s: float = 0.0
     """When it arrived, by the monotonic clock."""
     begin: Callable[[], None] = lambda: None
-    """Called after it was let in, when there is room for more of its choices."""
+    """Called when there is room for more choices of the request, after the request was let in."""
 
 
 @dataclass
@@ -44,14 +45,14 @@ class _Level:
     """All waiting requests of one priority."""
 
     waiting: dict[str, dict[QueuedRequest, None]] = field(default_factory=dict)
-    """The requests of each client that has any, oldest first."""
+    """The waiting requests of each client that has any, oldest first."""
     served: dict[str, float] = field(default_factory=dict)
-    """Each client's counter: the counter it began with, plus the tokens it was served since this level
-    exists."""
+    """Each client's counter: the value that it began with, plus the tokens that the client was served since
+    this level exists."""
 
     def forget(self) -> None:
-        """Drop the counters of clients that do not wait, once there are many: a client may have any number of
-        addresses."""
+        """Drop the counters of clients that do not wait, once there are many counters. There may be many
+        because each address counts as a client, and one computer may use any number of addresses."""
         if len(self.served) > MAX_REMEMBERED:
             self.served = {client: self.served[client] for client in self.waiting}
 
@@ -94,7 +95,7 @@ class FairQueue:
         return {client for level in self._levels.values() for client in level.waiting}
 
     def next(self) -> QueuedRequest | None:
-        """Return the request whose turn it is. It stays in the queue."""
+        """Return the request whose turn it is. The request stays in the queue."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]
@@ -114,8 +115,8 @@ class FairQueue:
         self.remove(queued)
 
     def charge(self, queued: QueuedRequest, num_tokens: float) -> None:
-        """Add tokens to the counter of a request's client. It has no effect if no request of that priority
-        waits."""
+        """Add tokens to the counter of a request's client. This has no effect if no request of the same
+        priority waits."""
         level = self._levels.get(queued.priority)
         if level is not None:
             level.served[queued.client] = level.served.get(queued.client, 0.0) + num_tokens
@@ -137,10 +138,10 @@ class FairQueue:
         """Return the request that leaves a full queue for a new request of ``client``; None: no request
         leaves, so the new one is refused.
 
-        A full queue must not lock out clients that have less than others. So requests of the last priority
-        leave first: of these, the newest request of the client that has the most. Within the same priority,
-        the new request displaces no request of its own client, and none of a client that has at most one
-        request more than its own client.
+        A full queue must not lock out clients that have fewer waiting requests than others. So a request of
+        the last priority leaves: the newest request of the client that has the most requests of this
+        priority. Within the same priority, the new request displaces no request of its own client, and none
+        of a client that has at most one request more than its own client.
         """
         if not self._levels:
             return None

@@ -1,5 +1,5 @@
-"""The gate in front of one model's servers. It limits how many choices run and how many requests wait; all
-other requests are refused."""
+"""The gate in front of one model's servers. It limits how many choices run and how many requests wait;
+requests beyond these limits are refused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from router.fleet.links.capacity import Capacity
 from wire.errors import DeadlineError, OverloadedError, UnavailableError
 
 LOOK_INTERVAL_S = 0.01
-"""Time between two looks at the servers while a request waits. Places of requests that end are passed on at
-once."""
+"""Time between two looks at the servers while a request waits. When a request of this router ends, its places
+are passed on at once, without waiting for the next look."""
 
 
 @dataclass(frozen=True)
 class GateLimits:
     max_in_flight: int
-    """The most choices in flight, even if the servers have more room."""
+    """The maximum number of choices in flight, even if the servers have more room."""
     max_queue: int
-    """The most requests that wait."""
+    """The maximum number of requests that wait."""
     hold_s: float = 0.0
-    """How long each waiting request waits for servers that are away."""
+    """How long each request waits, at most, while no server serves the model."""
 
 
 class Gate:
@@ -36,8 +36,8 @@ class Gate:
 
     Each choice needs one place, because it takes a row on a decode server. A request gets all its places at
     once, except a request of many choices, which gets them bit by bit (:class:`Place`). A request overtakes
-    others only if its client has less than its share, an equal part of all places. It is then let in whatever
-    other clients hold, because decode servers give it rows of theirs.
+    others only if its client has less than its share, an equal part of all places. It is then let in even if
+    other clients hold all places, because decode servers give it rows that other clients have.
 
     ``room`` returns the servers' room; None while no request could be served at all. Then requests wait for
     ``hold_s``, as long as ``may_return`` says that a server may come back. After that they get the error that
@@ -73,7 +73,7 @@ class Gate:
 
     @property
     def num_held(self) -> int:
-        """How many of the waiting requests wait for servers that are away."""
+        """How many of the waiting requests wait because no server serves the model: all or none."""
         return self.num_waiting if self._room() is None else 0
 
     @property
@@ -107,9 +107,10 @@ class Gate:
     async def enter(self, queued: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
         """Hold a request's places for the length of the context.
 
-        Raises :class:`OverloadedError` (429) if the queue is full, or if it becomes full and another client's
-        request should fairly have this one's place; :class:`UnavailableError` (503) without servers; and
-        :class:`DeadlineError` (504) if ``deadline``, on the event loop's clock, passes in the queue."""
+        Raises :class:`OverloadedError` (429) if the queue is full, or if it becomes full and, to be fair,
+        another client's request must get this request's place in the queue; :class:`UnavailableError` (503)
+        without servers; and :class:`DeadlineError` (504) if ``deadline``, on the event loop's clock, passes
+        while the request waits."""
         place = self._admits(queued) or await self._wait(queued, deadline)
         try:
             yield place
@@ -124,8 +125,8 @@ class Gate:
             await self._wait(queued, deadline)
 
     def choice_ended(self, place: Place) -> None:
-        """Pass on the place of a choice that has ended while others of its request go on or have not begun.
-        Another choice of the request takes it, or a waiting request."""
+        """Pass on the place of a choice that has ended before the other choices of its request have. Another
+        choice of the request takes the place, or a waiting request does."""
         if place.num_left and (not len(self._queue) or place.num_places == 1):
             place.num_places -= 1
             place.grow(1)
@@ -145,7 +146,7 @@ class Gate:
         return room
 
     def _admits(self, queued: QueuedRequest) -> Place | None:
-        """Let a request in if it need not wait, and return its places; None: it has to wait."""
+        """Let a request in if it need not wait, and return its places. None: the request has to wait."""
         room = self._room_or_hold()
         if room is None or len(self._queue):
             return None
@@ -178,7 +179,7 @@ class Gate:
 
     def _take(self, client: str, num_places: int) -> None:
         self.num_in_flight += num_places
-        if num_places:  # requests in wait_for_servers take none
+        if num_places:  # requests in wait_for_servers take no place
             self._held[client] += num_places
 
     def _give_back(self, client: str, num_places: int) -> None:
@@ -215,7 +216,7 @@ class Gate:
         except BaseException as error:
             if queued in self._admissions:
                 self._forget(queued)
-                self._let_in()  # smaller requests may have waited behind it
+                self._let_in()  # smaller requests may have waited for this one to go first
             elif admission.done() and not admission.cancelled() and admission.exception() is None:
                 self._release(admission.result())  # it was let in at the same moment as it left
             if isinstance(error, TimeoutError):
@@ -226,7 +227,7 @@ class Gate:
             raise
 
     def look(self) -> None:
-        """Let requests in if there is new room. To be called when there may be."""
+        """Let requests in if there is new room. To be called whenever there may be new room."""
         if len(self._queue) or self._growing:
             self._let_in()
 

@@ -1,5 +1,5 @@
-"""Absences, the times in which no server serves a model: how long they last, and the answers that wait
-meanwhile.
+"""Handles absences, which are the times in which no server serves a model: measures how long they last, and
+lets answers in progress wait for their end.
 
 A server that was killed is back after seconds if something restarts it. Until then requests wait in the queue
 (:mod:`router.admission.gate`), and answers in progress wait here, both for at most ``hold_s``.
@@ -37,7 +37,7 @@ class Hold:
     ) -> None:
         self.hold_s = config.hold_s
         self.num_waiting = 0
-        """Answers in progress that wait for a server."""
+        """The number of answers in progress that wait for a server."""
         self._servers = servers
         self._is_stopping = is_stopping
         self._was_served = False
@@ -53,7 +53,7 @@ class Hold:
 
     @property
     def may_end(self) -> bool:
-        """Whether it makes sense to wait: some server may come back while the router still runs."""
+        """Whether it makes sense to wait, because some server may come back while the router still runs."""
         return self.hold_s > 0 and not self._is_stopping() and self._servers.may_return()
 
     @property
@@ -79,8 +79,9 @@ class Hold:
                 log.warning("model %s: no server serves it: %s", self._servers.model, absence.detail)
 
     async def end(self, demand: Demand, *, deadline: float) -> bool:
-        """Wait until some server can take ``demand``. Return False if none could within ``hold_s`` or before
-        ``deadline`` (on the event loop's clock), or if none is expected any more."""
+        """Wait until some server can take ``demand``. Return False if no server could take it within
+        ``hold_s`` or before ``deadline`` (on the event loop's clock), or if no server is expected any
+        more."""
         loop = asyncio.get_running_loop()
         kind = replace(demand, token_ids=(), cache_salt="", session=None)
         with self._wait_of(kind) as verdict:
@@ -92,8 +93,8 @@ class Hold:
 
     @contextmanager
     def _wait_of(self, kind: Demand) -> Iterator[asyncio.Future[bool]]:
-        """Yield the verdict on a wait: True once a server can take ``kind``, False once none is expected any
-        more."""
+        """Yield the verdict on a wait: True once a server can take ``kind``, False once no server is expected
+        any more."""
         verdict = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(kind, []).append(verdict)
         self.num_waiting += 1

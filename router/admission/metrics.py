@@ -13,7 +13,7 @@ from router.admission.hold import Hold
 
 
 class GateMetrics(Collector):
-    """Reads the figures of all gates at each scrape."""
+    """Reads the values from all gates and holds each time Prometheus asks for metrics."""
 
     def __init__(self) -> None:
         self._gates: Mapping[str, tuple[Gate, Hold]] = {}

@@ -12,11 +12,12 @@ RESERVED = 4
 
 
 class Place:
-    """The places of one request. A request with more choices than its part of all places begins with some of
-    them; the others follow.
+    """The places of one request. A request with many choices may begin with only some of them; the other
+    choices follow later.
 
-    While other requests wait, it gives places back as its choices end, down to one place. While none waits,
-    it takes places that are free. So it uses idle servers, but keeps no other request from busy ones.
+    While other requests wait, the request gives places back as its choices end, until it has one place left.
+    While no other request waits, it takes free places. So it uses idle servers, but does not keep other
+    requests from getting places on busy servers.
     """
 
     def __init__(self, queued: QueuedRequest, num_places: int) -> None:
@@ -38,8 +39,8 @@ class Place:
 
 
 def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
-    """Return how many of ``places`` a request begins with: as many as it wants if they are few, otherwise as
-    many as others can spare."""
+    """Return how many of ``places`` a request begins with: as many as it wants if these are few, otherwise as
+    many as are free beyond the places that are kept for other requests, but at least one."""
     reserved = places // RESERVED
     if queued.num_places <= max(1, reserved):
         return queued.num_places
@@ -47,14 +48,16 @@ def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
 
 
 RECENT = 1 / 32
-"""The weight of the newest request in the mean: about the last hundred requests count."""
+"""The weight of the newest request in the mean. With it, about the last hundred requests have an
+influence."""
 UNKNOWN_S = 1.0
 """The mean that is assumed before any request has ended."""
 LONGEST_WAIT_S = 600.0
 
 
 class Residence:
-    """The mean time for which recent requests took their places. Pure: callers pass the times."""
+    """The mean time for which recent requests took their places. It reads no clock: callers pass the
+    times."""
 
     def __init__(self) -> None:
         self.mean_s = UNKNOWN_S
@@ -66,8 +69,8 @@ class Residence:
         self.mean_s += (duration_s - self.mean_s) * max(RECENT, 1 / self._num_seen)
 
     def retry_after_s(self, num_waiting: int, num_running: int) -> int:
-        """Return after how many whole seconds all waiting choices will have begun: every :attr:`mean_s`,
-        ``num_running`` places become free (Little's law). A client that comes back then finds the queue empty
-        if no other requests came."""
+        """Return after how many whole seconds all waiting choices will have begun: in each period of
+        :attr:`mean_s` seconds, ``num_running`` places become free (Little's law). A client that comes back
+        after that time finds the queue empty if no other requests have come."""
         wait_s = (num_waiting + 1) * self.mean_s / max(1, num_running)
         return math.ceil(min(max(wait_s, 1.0), LONGEST_WAIT_S))

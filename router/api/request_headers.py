@@ -25,7 +25,7 @@ def session_of(request: Request, config: RouterConfig) -> str | None:
 
 
 HEADER = "X-Request-Timeout"
-"""Seconds from the request's arrival to its last token."""
+"""The header that limits a request's time from its arrival to its last token, in seconds."""
 
 
 def deadline_of(request: Request, config: RouterConfig) -> float:

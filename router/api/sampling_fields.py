@@ -40,13 +40,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None, []),
     "prompt_embeds": (None,),
 }
-"""Fields of OpenAI or vLLM that are not supported but would change the answer, with the values that change
-nothing. Any other value is refused: ignoring it would give an answer that the client did not ask for."""
+"""Fields of OpenAI or vLLM that are not supported but would change the answer, each with those values that
+change nothing. Any other value is refused, because an answer that ignores the value is not what the client
+asked for."""
 
 
 def ranged(least: float, most: float) -> Any:
-    """Return a field whose range /openapi.json shows. The range is checked later, with a message that names
-    the remedy."""
+    """Return a field whose range is shown in /openapi.json. pydantic does not check the range; it is checked
+    later, with a message that names the remedy."""
     return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
 
 
@@ -112,7 +113,8 @@ class SamplingFields(StructuredFields):
             )
 
     def priority_for(self, api_key: ApiKey) -> int:
-        """Return the request's priority among waiting requests: lower is earlier.
+        """Return the request's priority among waiting requests. A request with a lower number is served
+        earlier.
 
         Raises :class:`PermissionDeniedError` for a priority that this key may not ask for.
         """

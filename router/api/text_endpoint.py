@@ -33,11 +33,12 @@ class Writer(Protocol):
     """Builds the JSON objects of one API from deltas. The caller adds ``usage``."""
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
-        """Write what the answer repeats of a choice's prompt. To be awaited before the choice is written."""
+        """Prepare the part of the answer that repeats a choice's prompt. To be awaited before anything of the
+        choice is written."""
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Take the long lists out of a part of an answer that is not streamed, write them, and return the
-        rest."""
+        """Take the long lists out of ``delta``, convert them to JSON and keep them; return the rest of the
+        delta. Only for answers that are not streamed."""
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """Return the answer as one object; ``deltas[i]`` is all of choice i except what :meth:`keep` took."""
@@ -62,7 +63,7 @@ async def answer_text(
         deadline = deadline_of(http, services.config)
         request = await check(
             http,
-            # No variable: it would keep the body in memory as long as the answer takes.
+            # Not stored in a variable, which would keep the body in memory until the answer ends.
             await _read_once_known(http, kind, services, client, deadline=deadline),
             services,
             client,
@@ -78,7 +79,8 @@ async def answer_text(
 async def _read_once_known(
     http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
-    """Read a request's body. If its model has had no server yet, wait for one: limits come from servers.
+    """Read a request's body. If its model has had no server yet, wait for one, because a model's limits come
+    from its servers.
 
     Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
     if the client goes away.
@@ -108,10 +110,11 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 async def _events(
     request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
-    """Yield one write for each step, or slice of a step, with the events of all choices that have new deltas.
+    """Yield the bytes of one write for each step, or for each slice of a step: the events of all choices that
+    have new deltas.
 
-    After its first token, the text of a single choice goes through a :class:`TextLane`. This generator only
-    wakes for what the lane leaves.
+    If the events differ only in their text (:attr:`TextRequest.tells_just_text`), the text after the first
+    token goes through a :class:`TextLane`. This generator then only wakes for what the lane can't write.
     """
     lane = TextLane(write_now) if request.tells_just_text else None
     async with Generation(services, request, lane) as generation:

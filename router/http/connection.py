@@ -1,10 +1,13 @@
-"""A client's connection: uvicorn's, with limits for what comes before a request's body.
+"""A client's connection: uvicorn's class for connections, with limits for the headers and trailers of
+requests.
 
-uvicorn limits headers only with its h11 parser. The httptools parser takes a fifth of the time, but keeps
-everything: a client that never ends its headers would fill the memory, and a client that never sends any
-would keep its connection. Trailers, which follow a body's chunks, would become headers in any number.
+uvicorn limits headers only with its h11 parser. The httptools parser needs a fifth of the time, but limits
+nothing: a client that never ends its headers would fill the memory, and a client that never sends a header
+would keep its connection. Trailers, which follow a body's chunks, would be added to the headers without a
+limit.
 
-The connection also lets the parts of a stream bypass ASGI.
+The connection also writes the parts of a stream without ASGI's work for each part. In this module, a
+request's head is its URL and headers.
 """
 
 from __future__ import annotations
@@ -31,19 +34,21 @@ UVICORN = logging.getLogger("uvicorn.of_connections")
 UVICORN.setLevel(logging.ERROR)
 
 WRITE_PART = "twinfang.write_part"
-"""The key in a request's scope of the function that writes a part of its answer, :data:`WritePart`."""
+"""A key of a request's ASGI scope. Its value is the function that writes a part of the request's answer, see
+:data:`WritePart`."""
 
 WritePart = Callable[[bytes], bool]
-"""Writes without waiting, once the answer's start is sent. Returns False if the client reads too slowly; then
-nothing was written."""
+"""Writes a part of an answer without waiting, once the answer's start is sent. Returns False, and writes
+nothing, if the client reads too slowly or the answer is not sent in chunks."""
 
 HEADER_TIMEOUT_S = 30.0
-"""The most time from the start of a connection, or the first byte of a later request's head, to the head's
-end."""
+"""The maximum time until a request's head is complete. For a connection's first request, it counts from the
+start of the connection; for later requests, from the first byte of the head."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Answers larger heads or trailers than uvicorn's ``h11_max_incomplete_event_size`` (bytes) with 431."""
+    """Answers a request with 431 if its head or its trailers have more bytes than uvicorn's setting
+    ``h11_max_incomplete_event_size``."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._lingering = LingeringTransport(transport, self._may_send)
@@ -52,12 +57,12 @@ class HttpConnection(HttpToolsProtocol):
         self._keeps_alive = True
         self._previous_cycle: RequestResponseCycle | None = None
         self._refusal: bytes | None = None
-        """The answer to input that is refused. It is the connection's last answer, after those to complete
-        requests."""
+        """The answer to input that is refused. It is the connection's last answer, and is sent after the
+        answers to the complete requests that came before."""
         self._is_refused = False
-        self.logger = UVICORN  # its warnings name no client and advise installing packages
+        self.logger = UVICORN  # uvicorn's warnings name no client and advise installing packages
         self._is_in_head = True
-        self._num_line_bytes = 0  # read since the last end of a request or part of its body
+        self._num_line_bytes = 0  # bytes since the last end of a request, or of a part of its body
         self._num_trailer_bytes = 0
         self._is_too_large = False
         self._head_timeout: asyncio.TimerHandle | None = None
@@ -68,7 +73,7 @@ class HttpConnection(HttpToolsProtocol):
         self._lingering.lost()
         if self._half_close is not None:
             self._half_close.stop()
-            self._half_close = None  # breaks a reference cycle: it refers to this connection
+            self._half_close = None  # breaks a cycle: it refers to this connection
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -116,8 +121,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle has the scope
-            # An answer before the body's end is the last one: the rest of the body might never end.
+            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle refers to it
+            # An answer that begins before the body's end is the last one: the body might never end.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
             if scope["http_version"] < "1.1":
                 _end_by_closing(self.cycle)
@@ -130,8 +135,8 @@ class HttpConnection(HttpToolsProtocol):
         self._num_line_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that can't be parsed, in OpenAI's form. uvicorn calls this. Complete requests before
-        it are answered first."""
+        """Refuse input that can't be parsed, in OpenAI's form. uvicorn calls this method. Complete requests
+        that came before the input are answered first."""
         if self._is_too_large:
             status, code = b"431 Request Header Fields Too Large", "headers_too_large"
             msg = (
@@ -146,7 +151,7 @@ class HttpConnection(HttpToolsProtocol):
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
         self._refusal = b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, headers, body)
         self._stop_waiting()
-        if self.pipeline and self.cycle.more_body:  # the broken request is still queued behind others
+        if self.pipeline and self.cycle.more_body:  # the broken request is queued after others
             self.pipeline.popleft()
             self.cycle = cast(RequestResponseCycle, self._previous_cycle)
         if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
@@ -182,14 +187,14 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _refuse_above(self, num_bytes: int, what: str) -> None:
-        """Raise ValueError if ``num_bytes`` is above the limit. It ends the parsing, and uvicorn then calls
-        :meth:`send_400_response`."""
+        """Raise ValueError if ``num_bytes`` is above the limit. The error ends the parsing, and uvicorn then
+        calls :meth:`send_400_response`."""
         if num_bytes > self._max_bytes:
             self._is_too_large = True
             raise ValueError(f"{what} too large")
 
     def _may_send(self) -> bool:
-        """Whether the client may still be sending a request that is answered already."""
+        """Whether the client may still be sending a request that the router has already answered."""
         cycle = self.cycle
         return self._half_close is None and (self._is_refused or (cycle is not None and cycle.more_body))
 
@@ -215,8 +220,8 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _end_by_closing(cycle: RequestResponseCycle) -> None:
-    """Make an answer of unknown length end with its connection: HTTP/1.0 has no chunks (RFC 9112, section
-    6.1). Such a connection is closed after each answer."""
+    """Make the end of the connection mark the end of an answer of unknown length, because HTTP/1.0 has no
+    chunks (RFC 9112, section 6.1). Such a connection is closed after each answer."""
     send = cycle.send
     is_open_ended = False
 

@@ -1,4 +1,4 @@
-"""Calls the two endpoints that serve nearly every request directly, without FastAPI's work for each call.
+"""Nearly all requests are for two endpoints. This module calls them without FastAPI's work for each call.
 
 These endpoints read their body and make their response themselves. FastAPI would only add overhead: it
 matches routes, resolves dependencies, opens exit stacks and has telemetry of its own.
@@ -21,7 +21,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class DirectRoutes:
     """Pure ASGI: calls the endpoint for a POST to the path of one of ``endpoints``; passes other requests on.
 
-    The application has the same endpoints: it describes them, and refuses other methods.
+    The application ``app`` has the same endpoints, in order to describe them and to refuse other methods.
     """
 
     def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Endpoint]) -> None:

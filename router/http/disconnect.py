@@ -18,7 +18,7 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
     """Return the result of ``work``. If the client goes away first, cancel ``work`` and raise
     :class:`CancelledRequestError`.
 
-    The request's body must have been read before.
+    The request's body must have been read before this call.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
@@ -42,8 +42,8 @@ WRITE_TIMEOUT_S = 60.0
 
 
 class WriteLimit:
-    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If one does, the context
-    raises :class:`CancelledRequestError`.
+    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If a write takes longer,
+    the context raises :class:`CancelledRequestError`.
 
     A stream makes thousands of writes, and nearly all end at once. So a write only notes when it began, and a
     single timer checks whether the same write is still in progress.
@@ -76,7 +76,7 @@ class WriteLimit:
         except TimeoutError as late:
             raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
         finally:
-            del self._timeout  # breaks a cycle: it refers to the task, whose error's traceback refers to this
+            del self._timeout  # breaks a cycle: through the task and its error's traceback, it refers to this
 
     def _look(self) -> None:
         now = self._loop.time()

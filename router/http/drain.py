@@ -1,4 +1,4 @@
-"""The end of a router: it takes no new requests, and those in progress continue."""
+"""The end of a router's process: the router takes no new requests, while requests in progress continue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wire.errors import UnavailableError
 
 
 class Drain:
-    """Whether the router is about to stop, and how many requests it still has to wait for."""
+    """Knows whether the router is about to stop, and how many requests it still has to wait for."""
 
     def __init__(self) -> None:
         self.began_s: float | None = None
-        """When the drain began, by the monotonic clock; None: it has not."""
+        """When the drain began, by the monotonic clock; None: it has not begun."""
         self.num_running = 0
 
     @property
@@ -36,9 +36,10 @@ class Drain:
 
 
 class DrainMiddleware:
-    """Pure ASGI: once the drain has begun, new requests get a 503 and connections are closed after answers,
-    so that clients and load balancers go elsewhere. Paths that begin with one of ``still_answered`` are
-    answered as before, so that operators can watch the drain; the drain does not wait for them."""
+    """Pure ASGI: once the drain has begun, new requests get a 503 and each connection is closed after its
+    next answer, so that clients and load balancers go elsewhere. Paths that begin with one of
+    ``still_answered`` are answered as before, so that operators can watch the drain; the drain does not wait
+    for them."""
 
     def __init__(self, app: ASGIApp, *, drain: Drain, still_answered: tuple[str, ...]) -> None:
         self._app = app

@@ -28,9 +28,9 @@ def event(data: dict[str, Any]) -> bytes:
 class EventStream(Response):
     """Sends the items that ``writes`` yields, each in one write. The last item ends with :data:`DONE`.
 
-    The status goes out with the first item. So an error before it is an ordinary HTTP error; a later error
-    becomes an error event. The generator gets :meth:`write_now`, and is closed as soon as the client goes
-    away.
+    The status goes out with the first item. So an error before the first item is answered with an HTTP error
+    status, while a later error becomes an event of the stream. ``writes`` gets :meth:`write_now` as its
+    argument. The generator that it returns is closed as soon as the client goes away.
     """
 
     media_type = "text/event-stream"

@@ -1,7 +1,7 @@
 """Clients that have closed their sending side: such a client may wait for its answer, or may have gone.
 
 TCP shows the difference only if something is written to the client: a client that has gone answers with a
-reset. So the router now and then writes something that a waiting client ignores.
+reset. So the router sends probes: from time to time it writes something that a waiting client ignores.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from collections.abc import Callable
 
 LOOK_INTERVAL_S = 0.1
 FIRST_LOOK_S = 0.001
-"""From a probe to the next look. Each further pause is twice as long, up to ``LOOK_INTERVAL_S``. Most clients
-that close their side have gone, and their reset arrives after one round trip."""
+"""The time from a probe until the router looks whether a reset has arrived. Each further pause between two
+looks is twice as long, up to ``LOOK_INTERVAL_S``. The first look is early because most clients that close
+their side have gone, and then their reset arrives after one round trip."""
 FIRST_PROBE_S = 1.0
-"""If an answer begins within this time, it is the first thing that the client sees."""
+"""The time until the first probe, if the answer has not begun. A client that gets its answer within this time
+sees no probe."""
 PROBE_INTERVAL_S = 5.0
 MAX_UNKNOWN_S = 30.0
-"""How long work continues for a client that can't be probed: HTTP/1.0 has no interim answers."""
+"""How long work continues for a client that can't be probed, as with HTTP/1.0, which has no interim
+answers."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """An interim answer may be sent at any time before the answer; clients skip it (RFC 9110, section 15.2)."""
 COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk with a comment of server-sent events, which clients skip. All our chunked answers are event
-streams."""
+"""A chunk with a comment of server-sent events, which clients skip. All chunked answers of the router are
+event streams."""
 
 
 class HalfClose:
     """Watches a client that half-closed its connection, and aborts the connection if the client has gone.
 
-    ``probe`` returns what may be written now. It is empty while an answer is being written, which shows the
-    same; None: nothing may be written. ``has_begun``: a part of the answer was sent, so the client is probed
-    at once.
+    ``probe`` returns the bytes that may be written as a probe now. Empty bytes: no probe is needed, because
+    the answer is being written, which causes a reset just as well. None: nothing may be written now.
+    ``has_begun`` says that a part of the answer was sent; then the client is probed at once.
     """
 
     def __init__(

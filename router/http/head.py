@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 class HeadMiddleware:
     """Pure ASGI: answers a HEAD with the status and headers of a GET, without the body.
 
-    The application sees a GET, so that no route can forget HEAD. Its call is cancelled once the headers are
-    sent, because a stream of events would never end by itself.
+    The application sees a GET, so that no route can forget HEAD. The call of the application is cancelled
+    once the headers are sent, because a stream of events would never end by itself.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -13,8 +13,8 @@ from router.http.disconnect import WriteLimit
 from wire.errors import CancelledRequestError
 
 PART_BYTES = 256 << 10
-"""Bytes passed to the connection at a time. After each part, the answer waits until the client has read
-enough."""
+"""The number of bytes that are passed to the connection at a time. After each part, the answer waits until
+the client has read enough."""
 
 
 class JsonAnswer(Response):

@@ -8,9 +8,11 @@ from typing import Any
 
 MAX_DRAIN_BYTES = 64 << 20
 MAX_DRAIN_S = 10.0
-"""How much, and for how long, a client may still send after an answer, before the connection is closed.
+"""How many bytes (:data:`MAX_DRAIN_BYTES`), and for how long, a client may still send after an answer, before
+the connection is closed.
 
-Reading and dropping costs next to nothing. A client that is cut off while it sends loses its answer."""
+Reading and dropping these bytes costs very little. Without it, a client that still sends would be cut off and
+lose its answer."""
 
 
 class LingeringTransport:
@@ -18,8 +20,9 @@ class LingeringTransport:
 
     Closing a socket that has unread bytes resets the connection, and the client may lose what was sent to it.
     But a client that never stops sending must not keep the connection. So :meth:`close` first ends the
-    sending side, then reads and drops for a limited time, then closes. If ``may_send`` says that the client
-    sends nothing, it closes at once.
+    router's sending side, then reads and drops what the client sends for a limited time, and then closes the
+    connection. If ``may_send`` says that the client sends nothing any more, :meth:`close` closes the
+    connection at once.
     """
 
     def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
@@ -28,7 +31,8 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0
         self.write = transport.write
-        """The transport's own method, without a detour: streams call it for each token."""
+        """The transport's own method, with no other call in between, because streams call it for each
+        token."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -51,7 +55,7 @@ class LingeringTransport:
         self._transport.resume_reading()
 
     def drop(self, num_bytes: int) -> None:
-        """Count bytes that came while it lingers; abort the connection if they are too many."""
+        """Count bytes that came while the connection lingers; abort it if there are too many."""
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_DRAIN_BYTES:
             self._transport.abort()
@@ -60,4 +64,4 @@ class LingeringTransport:
         """Clean up after the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._may_send  # breaks a reference cycle: its owner refers to this transport
+        del self._may_send  # breaks a reference cycle: the function's owner refers to this transport

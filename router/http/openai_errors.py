@@ -29,12 +29,13 @@ IN_WORDS_OF_JSON = {
 """Messages that replace pydantic's. The body is already parsed, so pydantic would speak of Python's types."""
 
 KIND_OF_UNION = re.compile(r"str|(list|dict)\[.*")
-"""Parts of pydantic's path to a value that name one of the types that a field may have."""
+"""pydantic's path to a value may contain names of types, if a field may have several types. This pattern
+matches such names."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 """``Retry-After`` of a 503. It is short because a request that is sent again soon waits in the router's
-queue, for ``hold_s`` at most, and gets a returning server sooner than a client that stays away. If this
-router is stopping, another router takes the request."""
+queue, for ``hold_s`` at most. If a server comes back meanwhile, such a request is served sooner than one that
+is sent again later. If this router is stopping, another router takes the request."""
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:
@@ -109,8 +110,8 @@ def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
 
 
 def tell_log(scope: Scope, error: TwinfangError) -> None:
-    """Log all that is known of ``error``, unless it is the client's fault. Many errors of one kind become one
-    line and a count."""
+    """Log all that is known of ``error``, unless the error is the client's fault. Many errors of one kind
+    become one line and a count."""
     if error.http_status < 500:
         return
     state = scope.get("state", {})
@@ -165,7 +166,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the ``Allow`` header of a route with HEAD added if it has GET. Routes don't know of HEAD."""
+    """Return a route's ``Allow`` header, with HEAD added if the header has GET. Routes do not know that the
+    router answers HEAD as well (:mod:`router.http.head`)."""
     allowed = [name.strip() for name in (headers or {}).get("Allow", "").split(",")]
     return {"Allow": ", ".join([*allowed, "HEAD"] if "GET" in allowed and "HEAD" not in allowed else allowed)}
 

@@ -20,13 +20,15 @@ from wire.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-"""Longer than common clients' pools keep an idle connection, so that the client closes it first."""
+"""How long an idle connection is kept. This is longer than common clients keep idle connections in their
+pools, so that the client closes the connection first."""
 
 BACKLOG = 2048
-"""The most connections that the kernel keeps until they are accepted."""
+"""The maximum number of connections that the operating system keeps until the router accepts them."""
 ACCEPTED_AT_ONCE = 16
-"""Listening handles for each socket. libuv accepts one connection for each handle in each iteration of the
-event loop. With one handle, a probe behind two hundred other connections waits for two hundred iterations."""
+"""The number of listening handles for each socket. libuv accepts one connection for each handle in each
+iteration of the event loop. With one handle, a probe that arrives after two hundred other connections waits
+for two hundred iterations."""
 
 CUT = (
     "this router stopped before the answer was finished: send the request again, and another router will "
@@ -82,11 +84,11 @@ class HttpServer(uvicorn.Server):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Decide, ten times a second, whether to stop. True: stop listening, and end the requests that are
-        left."""
+        """Decide whether to stop; called ten times a second. Return True to stop listening and end the
+        requests that are left."""
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))
-            self.config.timeout_graceful_shutdown = 1  # event streams and idle connections get this long
+            self.config.timeout_graceful_shutdown = 1  # seconds that idle connections and event streams get
             self.should_exit = True
         return await super().on_tick(counter)

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 def shared_socket(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address that other processes of the same user may share (SO_REUSEPORT).
 
-    The kernel distributes connections among the listening processes. Raises :class:`ConfigError`.
+    The operating system distributes connections among the listening processes. Raises :class:`ConfigError`.
     """
     with ExitStack() as exits:
         bound = exits.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))

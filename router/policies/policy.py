@@ -9,16 +9,17 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Load:
-    """One server's load, as far as the router knows it. It is counted in tokens, so that long prompts weigh
+    """What the router knows of one server's load. Load is counted in tokens, so that long prompts weigh
     more."""
 
     queued_tokens: int = 0
     """Prompt tokens that the server must compute, or read from another server, before those of a new
     request."""
     free_tokens: int = 0
-    """Room in blocks that are free or can be made free; below 0 if more was sent than there was room for."""
+    """How many tokens have room in blocks that are free or can be made free; below 0 if more tokens were sent
+    to the server than it had room for."""
     total_tokens: int = 0
-    """Room in all blocks; 0: not known."""
+    """How many tokens have room in all blocks; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Candidate:
     address: str
     load: Load = Load()
     cached_tokens: int = 0
-    """Tokens from the prompt's start for which the server has both KV and a state."""
+    """The length of the prompt's start for which the server has both the keys and values and a recurrent
+    state."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Demand:
     session: str | None = None
     """Requests of one session should go to the same server."""
     has_begun: bool = False
-    """Whether a server took the request before. If no other server is left, a draining server may continue
-    it."""
+    """Whether a server has already taken the request. If so, a draining server may continue the request if no
+    other server is left."""
     fingerprint: str | None = None
     """The fingerprint of the servers that computed the part of the answer that the client has. Only servers
-    with this fingerprint may continue it. None: the client has no part yet."""
+    with this fingerprint may continue the answer. None: the client has no part of the answer yet."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ class PrefixAffinity:
     """Compares the server with the longest cached prefix and the server that least_loaded would choose.
 
     The score is the number of tokens to compute until the prompt is done: the queued tokens and the prompt's
-    own tokens, minus the cached ones. This spreads popular prefixes: once the queue of a prefix's server is
-    longer than the prefix, another server computes the prefix and then has it, too.
+    own tokens, minus the cached ones. So popular prefixes spread over several servers: once the queue of the
+    server that has a prefix is longer than the prefix, another server computes the prefix and then has it,
+    too.
     """
 
     reads_load = True

@@ -11,10 +11,10 @@ from router.policies.policy import Candidate, Decision, Demand, Policy
 class SessionAffinity:
     """Chooses a session's server by hash. For requests without a session, another policy decides.
 
-    Each server draws a number for the session; the server with the highest number gets the session
-    (rendezvous hashing: Thaler and Ravishankar, 1998). If a server leaves, only its own sessions move, and it
-    gets them back if it returns. A server that joins takes its share evenly from all others. Nothing is
-    stored, so all routers agree.
+    A hash of the session and of each server's address gives each server a number; the server with the highest
+    number gets the session (rendezvous hashing: Thaler and Ravishankar, 1998). If a server leaves, only its
+    own sessions move, and it gets them back if it returns. A server that joins takes its share evenly from
+    all others. All routers compute the same numbers, so they agree without storing anything.
     """
 
     def __init__(self, others: Policy) -> None:

@@ -23,7 +23,8 @@ class Delta:
     """For each token with log-probabilities, the number of the answer's characters before it."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    """The stop string or token id that ended the answer; None if it was the end-of-sequence token."""
+    """The stop string or token id that ended the answer. None: the answer has not ended, or the
+    end-of-sequence token or the limit of its length ended it."""
 
     def __iadd__(self, later: Delta) -> Delta:
         self.text += later.text
@@ -67,8 +68,8 @@ class Answer:
         self.stats: RequestStats | None = None
 
     def push(self, output: RequestOutput) -> Delta:
-        """Return the delta for the next output of a server, which has no error. Not to be called after the
-        answer has ended."""
+        """Return the delta for the server's next output, which must not be an error. This must not be called
+        after the answer has ended."""
         delta = Delta("", [], [], [])
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -94,7 +95,8 @@ class Answer:
         return delta
 
     def push_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, for answers that need only text. Not for answers with stop strings."""
+        """Return the text of tokens, for callers that need only the text. This must not be called for answers
+        with stop strings."""
         self.num_tokens += len(token_ids)
         push = self._detokenizer.push
         text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))

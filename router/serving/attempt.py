@@ -1,4 +1,5 @@
-"""Chooses the two servers of one attempt at a choice, and decides which of them is blamed for a failure."""
+"""Chooses the two servers of one attempt to run a choice, and decides which of them is blamed for a
+failure."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from wire.errors import (
 from wire.messages.generation import PrefillReply
 
 HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
-"""Failures of a handoff. The router can't see which end failed, so both are blamed. The good server's other
-handoffs clear it."""
+"""Failures of a handoff. The router can't see which of the two servers failed, so both are blamed. Other
+handoffs that succeed clear the server that is not at fault."""
 SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, TwinfangError))
-"""Failures of a server. Missed deadlines are not among them: if a server's queue is too long, that is no
-reason to make the other servers' queues longer."""
+"""Failures of a server. A missed deadline is not among them, because it may only mean that the server's queue
+is too long. If the router then avoided that server, the other servers' queues would grow as well."""
 
 
 class Attempt:
@@ -63,14 +64,16 @@ class Attempt:
         return client
 
     def prefilled(self, reply: PrefillReply) -> None:
-        """Note that the prefill server has computed the prompt. It now waits until its state is read."""
+        """Note that the prefill server has computed the prompt. The server now keeps the prompt's state until
+        a decode server has read it."""
         self._timeline.prefilled(queue_s=reply.queue_s, prefill_s=reply.prefill_s)
         if self._prefill is not None:
             self._prefill.unload()
             self._on_prefilled()
 
     def progressed(self) -> None:
-        """Note that a token came: the decode server works, and the prefill server's state was good."""
+        """Note that a token has come. So the decode server works, and the state from the prefill server was
+        good."""
         self._timeline.progressed()
         if self._decode is not None:
             self._decode.progressed()
@@ -79,7 +82,8 @@ class Attempt:
             self._prefill.ended()
 
     def scored(self) -> None:
-        """Note that the attempt has ended well with the prefill server's reply: no more was wanted."""
+        """Note that the attempt has succeeded with the prefill server's reply, because the client wants no
+        answer."""
         if self._prefill is not None:
             self._prefill.progressed()
         self.ended()
@@ -89,14 +93,14 @@ class Attempt:
             self._prefill.failed()
 
     def decode_failed(self, error: TwinfangError) -> None:
-        """Note an error that the decode server answered with, or that the server was lost."""
+        """Note that the decode server answered with ``error``, or that it was lost."""
         if self._decode is not None and error.code in HANDOFF_FAULTS | SERVER_FAULTS:
             self._decode.failed()
         if self._prefill is not None and error.code in HANDOFF_FAULTS:
             self._prefill.failed()
 
     def ended(self) -> None:
-        """Note that nothing of the attempt is left, for whatever reason."""
+        """Note that neither server works for the attempt any more, for whatever reason."""
         for assignment in (self._decode, self._prefill):
             if assignment is not None:
                 assignment.ended()

@@ -1,4 +1,4 @@
-"""Turns token ids into text one by one, never showing half a code point."""
+"""Turns token ids into text one by one, and holds back a code point until it is complete."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from collections.abc import Sequence
 from router.models.tokenizer import REPLACEMENT, Tokenizer
 
 MAX_PARTIAL_CHARS = 3
-"""An incomplete code point has at most three bytes, decoded to at most as many replacement characters."""
+"""An incomplete code point has at most three bytes, so it is decoded to at most three replacement
+characters."""
 CONTEXT_TOKENS = 16
-"""Enough tokens to contain ``MAX_PARTIAL_CHARS`` complete characters, whatever tokens come before."""
+"""This many tokens always contain ``MAX_PARTIAL_CHARS`` complete characters, whatever tokens come before
+them."""
 MAX_WINDOW_TOKENS = 64
 
 
 class Detokenizer:
     """Incremental decoding of one answer.
 
-    A window of the latest tokens is decoded again with each new token, because the text of a token may
-    depend on its neighbours: bytes of a code point, or a space that only the first token loses.
-    Replacement characters at the end are held back, because later bytes may complete them. All pieces and
-    :meth:`flush` together are the text that the whole answer has if it is decoded at once, after the prompt's
-    last tokens (``context``).
+    A window of the latest tokens is decoded again with each new token, because the text of a token may depend
+    on its neighbours. A token may be a part of a code point, or begin with a space that is dropped only if
+    the token is the first one. Replacement characters at the end are held back, because later bytes may
+    complete them. The pieces that :meth:`push` returns, followed by the text that :meth:`flush` returns, are
+    the same text as if the whole answer were decoded at once, after the prompt's last tokens (``context``).
 
-    One exception: with byte-fallback tokenizers (Llama 2), decoding at once turns a whole run of byte
-    tokens into replacement characters if any of them is invalid. Here, characters that were shown before
-    stay.
+    One exception: with byte-fallback tokenizers (Llama 2), decoding at once turns a whole run of byte tokens
+    into replacement characters if any of them is invalid. This class can't take back characters that it has
+    already returned, so they stay.
     """
 
     def __init__(
@@ -44,7 +46,8 @@ class Detokenizer:
         """The number of the window's tokens up to the last point where nothing was held back."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that is certain once ``token_id`` has come. It is often empty."""
+        """Return the further text that is certain now that ``token_id`` has come. This text is often
+        empty."""
         own_text = self._own_text(token_id)
         if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
             # Nothing is held back, and earlier tokens do not change this token's text: no need to decode.
@@ -72,10 +75,10 @@ class Detokenizer:
         return held
 
     def finish(self) -> str:
-        """Return what :meth:`flush` returns, without a code point that has only begun: the end of the answer
-        cut it.
+        """Return what :meth:`flush` returns, but without a last code point that the end of the answer has
+        cut.
 
-        Bytes that begin no code point stay replacement characters.
+        Bytes that can't begin a code point are still returned as replacement characters.
         """
         num_begun = self._num_begun()
         held = self.flush()
@@ -90,11 +93,11 @@ class Detokenizer:
         begun, _ = decoder.getstate()
         if not begun:
             return 0
-        # Byte-level BPE shows one character for such a beginning, byte fallback shows one for each byte.
+        # Byte-level BPE shows one character for a code point that has begun, byte fallback one for each byte.
         return 1 if _num_replaced(before) + 1 == _num_replaced(self._text) else len(begun)
 
     def _end_cleanly(self, new_text: str) -> None:
-        if new_text:  # its tokens are enough context for the next token
+        if new_text:  # the new text's tokens are enough context for the next one
             del self._window[: self._num_clean]
             self._text = self._decode()
             self._num_shown = len(self._text)

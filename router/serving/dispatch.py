@@ -1,8 +1,8 @@
 """Runs one choice on the servers: prefill, ticket, decode.
 
 A prompt of several chunks is submitted with its early ticket while a prefill server still computes it.
-Outputs that the decode server sends before the prefill's reply are held back: until then the whole attempt
-may fail.
+Outputs that the decode server sends before the prefill's reply are held back, because until this reply the
+whole attempt may still fail.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ class Dispatch:
     """Sends one choice to servers, tries again if a server fails, and can cancel the choice at any stage.
 
     Outputs, or the single error that ends them, go to ``receiver``. If a prefill server computes the prompt's
-    log-probabilities, they come as an output without tokens.
+    log-probabilities, the receiver gets them as an output without tokens.
 
     If a prefill fails, a transfer does not arrive or a decode server is lost, the choice is tried again, on
-    other servers first. There the prompt and the answer so far are prefilled and the answer continues after
-    them, so that the client sees neither a gap nor a repeated token. After ``MAX_ATTEMPTS`` failures without
-    a token in between, the error goes to the receiver. The last of these attempts prefills on the decode
+    other servers if there are any. They prefill the prompt and the answer so far, and then continue the
+    answer. So the client sees neither a gap nor a repeated token. After ``MAX_ATTEMPTS`` failures without a
+    token in between, the error goes to the receiver. The last of these attempts prefills on the decode
     server, if that is allowed. ``on_retry`` is called with the code of each error that leads to another
     attempt.
 
-    If no server is left to try, the choice waits for a server that comes back (``model.hold``); that costs no
-    attempt. Once the client has got a part of the answer, only servers of the same fingerprint continue it.
+    If no server is left to try, the choice waits for a server that comes back (``model.hold``); this wait
+    does not count as an attempt. Once the client has received a part of the answer, only servers of the same
+    fingerprint may continue it.
 
     A server that is about to stop gives its requests away (``moved``): another server reads their state.
 
-    A prompt that is only scored ends with the prefill's reply: no decode server takes part. If nothing has to
-    be computed, no server takes part at all.
+    If only the prompt's log-probabilities are wanted, the choice ends with the prefill server's reply, and no
+    decode server takes part. If nothing has to be computed, no server takes part at all.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Dispatch:
         self.prefill_call_s = 0.0
         """How long the call that returned :attr:`prefill_reply` took."""
         self.first_output_s = 0.0
-        """From the last submission, or the prefill's reply if that came later, to the first token after
-        it."""
+        """The time to the first token after the last submission. It is counted from the submission or, if the
+        prefill's reply came later, from the reply."""
         self.was_early = False
         """Whether the choice was submitted before its prompt was prefilled."""
         self._submitted_s = 0.0
@@ -83,7 +84,7 @@ class Dispatch:
         self._lease: tuple[PrefillClient, str] | None = None
         """The prefill server that holds the lease, and the lease's request id. Set until the first output."""
         self._prefilling: asyncio.Task[None] | None = None
-        """The task that waits for a prefill's reply; None: none does."""
+        """The task that waits for a prefill's reply; None: no task waits."""
         self._held_back: list[RequestOutput] = []
         self._pool = model.servers
         self._hold = model.hold
@@ -101,17 +102,18 @@ class Dispatch:
         self._fingerprint = ""
         """The fingerprint of the last attempt's servers."""
         self._told_fingerprint: str | None = None
-        """The fingerprint of the servers that computed what the client has got; None: it has got nothing."""
+        """The fingerprint of the servers that computed what the client has received; None: the client has
+        received nothing yet."""
         self._attempt = 0
         self._failures = 0
-        """Failed attempts in a row without a token."""
+        """The number of attempts that have failed since the last token."""
         self._failed_addresses: list[str] = []
         """The servers of failed attempts, the latest last."""
 
     @property
     def _request_id(self) -> str:
-        """Each attempt has its own id: servers must not mistake the rest of an earlier attempt for this
-        one."""
+        """Each attempt has its own id, so that servers do not confuse it with what is left of an earlier
+        attempt."""
         return f"{self._choice.request_id}~{self._attempt}" if self._attempt else self._choice.request_id
 
     def start(self) -> None:
@@ -131,7 +133,7 @@ class Dispatch:
             self._fail(error)
 
     def cancel(self) -> None:
-        """End all work for this choice. It does nothing if the choice has finished."""
+        """End all work for this choice. This call has no effect if the choice has finished."""
         if self._task is not None:
             self._task.cancel()
         if self._stream is not None:
@@ -190,7 +192,7 @@ class Dispatch:
         self._failed_addresses.append(address)
 
     def _call_back(self) -> None:
-        """End what is left of an attempt: a submission whose prefill failed, or a prefill that is not
+        """End what is left of an attempt: a submission whose prefill failed, or a prefill that is no longer
         needed."""
         if self._stream is not None:
             self._stream.cancel(self._request_id)
@@ -239,10 +241,10 @@ class Dispatch:
             traceparent=self._timeline.call("prefill", prefill.worker_id),
         )
         timeout_s = self._time_left_s
-        self._avoid(prefill.address)  # if this attempt fails, whichever server is at fault
+        self._avoid(prefill.address)  # in the next attempt, whichever server is at fault
 
         def submit(ticket: AnyTicket) -> None:
-            # If the decode server was lost or drains since it was chosen, another one can read the state.
+            # Another decode server can read the state if the chosen one was lost or has begun to drain.
             is_lost = decode.info is None or decode.drain.is_draining
             chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
             self._submit(chosen, ticket)
@@ -251,7 +253,7 @@ class Dispatch:
         def submit_early(ticket: PartialTicket) -> None:
             if self._choice.is_scored:
                 return
-            with suppress(UnavailableError):  # a decode server may come before the prompt is computed
+            with suppress(UnavailableError):  # a decode server may still join before the prompt is computed
                 submit(ticket)
 
         called_s = time.monotonic()
@@ -300,7 +302,8 @@ class Dispatch:
             self.take(RequestOutput(self._request_id, token_ids))
 
     def take(self, output: RequestOutput | TwinfangError) -> None:
-        """Pass an output on. The last output's ticket is kept for the conversation's next turn."""
+        """Pass an output on to the receiver. The ticket in the last output is kept for the conversation's
+        next turn."""
         kept, choice = self._pool.conversations, self._choice
         error = output if isinstance(output, TwinfangError) else _error_of(output)
         if error is not None:
@@ -308,7 +311,7 @@ class Dispatch:
             if isinstance(error, UnavailableError) and self._stream is not None:
                 self._avoid(self._stream.address)  # the server is lost, about to stop, or cut off
             if self._lease is not None and self._prefilling is None:
-                prefill, request_id = self._lease  # its reader may be lost, or cut off from it
+                prefill, request_id = self._lease  # the lease's reader may be lost, or cut off from it
                 prefill.abandon(request_id)
             self._fail(error)
             return
@@ -337,8 +340,8 @@ class Dispatch:
         self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
-        """Move the request, which its server gives away, to another server. That server reads the state with
-        ``ticket``; without a ticket, prompt and answer so far are prefilled again."""
+        """Move the request to another server, because its server gives it away. With ``ticket``, the other
+        server reads the state; without a ticket, the prompt and the answer so far are prefilled again."""
         assert self._stream is not None
         self._avoid(self._stream.address)
         if ticket is None:

@@ -27,15 +27,16 @@ from wire.messages.generation import RequestOutput
 
 
 class Generation:
-    """Runs choices and returns their deltas. It is an asynchronous context manager that leaves nothing
-    behind.
+    """Runs choices and returns their deltas. It is an asynchronous context manager; when the context ends,
+    all work for the request ends.
 
-    An error of one choice ends the others: the client gets an answer or an error, not a mixture.
+    An error of one choice ends the other choices, too, so that the client gets either an answer or an error.
     """
 
     def __init__(self, services: Services, request: TextRequest, lane: TextLane | None = None) -> None:
-        """``lane`` is for a single choice. Once it is open, it writes the tokens that come while the caller
-        waits in :meth:`step`. :meth:`step` returns what the lane could not write."""
+        """``lane`` may only be given if there is a single choice. Once the lane is open, it writes the tokens
+        that come while the caller waits in :meth:`step` to the client at once. :meth:`step` then returns only
+        what the lane could not write."""
         model, limits = request.model, request.model.servers.limits()
         self._services = services
         self._token_metrics = services.metrics.tokens
@@ -94,7 +95,7 @@ class Generation:
                     begin=self._begin,
                 )
                 entry = self._model.gate.enter(queued, deadline=self._request.deadline)
-                self._place = await exits.enter_async_context(entry)  # in here, a 429 is counted too
+                self._place = await exits.enter_async_context(entry)  # within metrics, which count a 429, too
             self._record.admitted()
             exits.enter_context(self._record.abortable(self._abort))
             exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
@@ -106,7 +107,7 @@ class Generation:
         return self
 
     def _begin(self) -> None:
-        """Start the choices that have room and have not begun."""
+        """Start those choices that now have places and have not begun."""
         if self._place is not None:
             for index in range(len(self._dispatches), len(self._choices) - self._place.num_left):
                 self._start(index)
@@ -139,7 +140,7 @@ class Generation:
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_answer_tokens=self._place.num_answer_tokens,
             )
-            self._place = None  # breaks reference cycles: it refers to this, and so do the dispatches
+            self._place = None  # breaks reference cycles: the place and the dispatches refer to this
         self._dispatches.clear()
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
@@ -148,7 +149,7 @@ class Generation:
         self._inbox.put((min(self._unfinished, default=0), error))
 
     def _end_unread(self) -> None:
-        """End the request: its client leaves so much unread that the router may run out of memory."""
+        """End the request, because its client leaves so much unread that the router may run out of memory."""
         for dispatch in self._dispatches:
             dispatch.cancel()
         error = OverloadedError(
@@ -170,17 +171,18 @@ class Generation:
         return not self._unfinished
 
     async def step(self) -> list[tuple[int, Delta]]:
-        """Return the next deltas, at most one for each choice, in the order of the choices; empty once all
-        have ended.
+        """Return the next deltas, at most one for each choice, in the order of the choices. The list is empty
+        once all choices have ended.
 
-        The deltas are no more than a slice; the rest waits behind other requests' slices. Raises the first
-        error of any choice, or :class:`DeadlineError`.
+        A call returns at most one slice of what has come (:mod:`router.serving.slice_lane`); later calls
+        return the rest, after other requests have had their turns. Raises the first error of any choice, or
+        :class:`DeadlineError`.
         """
         deltas: dict[int, Delta] = {}
         while not (self.has_ended or deltas):
             has_waited = await self._inbox.wait()
-            # A request that finds outputs without waiting has just handled others. It must wait for its turn,
-            # or it would keep the event loop.
+            # If outputs are here without a wait, this request has just handled earlier ones. It must now wait
+            # for its turn, or it would block the event loop.
             if not has_waited or self._inbox.weight > LIGHT_WEIGHT:
                 await self._services.slices.turn()
             for index, event in self._inbox.take(SLICE_WEIGHT):

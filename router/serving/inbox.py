@@ -1,4 +1,4 @@
-"""A queue with one reader. The reader takes everything that has arrived, or a slice of it if it is much."""
+"""A queue with one reader, and a limit for all such queues together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """The events of one HTTP request. Events that arrive together are read together, and so sent in one
-    write."""
+    """The events of one HTTP request. Events that arrive together are read together, so that they are sent to
+    the client in one write.
+
+    Each event has a weight, which says roughly how much work and memory it needs.
+    """
 
     def __init__(self, changed: Callable[[int], None]) -> None:
-        """``changed`` is called with the amount by which the weight grows or, if negative, shrinks."""
+        """``changed`` is called with each change of :attr:`weight`; the change is negative if the weight
+        shrinks."""
         self._changed = changed
         self._items: deque[tuple[T, int]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -40,7 +44,7 @@ class Inbox(Generic[T]):
         self._changed(weight)
 
     async def wait(self) -> bool:
-        """Wait until there is an item. Return False if there was one already."""
+        """Wait until an item is there. Return False if an item was there already."""
         if self._items:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
@@ -51,8 +55,8 @@ class Inbox(Generic[T]):
         return True
 
     def take(self, max_weight: int) -> list[T]:
-        """Take the oldest items: as many as weigh ``max_weight`` together, but at least one if there is
-        any."""
+        """Take the oldest items: as many as weigh at most ``max_weight`` together, but at least one if any
+        item waits."""
         items: list[T] = []
         taken = 0
         while self._items and (not items or taken + self._items[0][1] <= max_weight):
@@ -64,7 +68,8 @@ class Inbox(Generic[T]):
         return items
 
     def close(self, last: T | None = None) -> None:
-        """Drop all waiting items and all that come later. The reader finds ``last`` instead."""
+        """Drop all waiting items and all items that come later. Instead of them, the reader gets ``last``, if
+        it is given."""
         self._items.clear()
         self._changed(-self.weight)
         self.weight = 0
@@ -76,12 +81,13 @@ class Inbox(Generic[T]):
 log = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1 << 20
-"""About 110 MB: a waiting log-probability is three Python objects."""
+"""This weight is about 110 MB of memory, because a waiting log-probability has a weight of 1 and is three
+Python objects."""
 
 
 class Backlog:
-    """Limits the weight of all inboxes together. If it is too much, the request with the heaviest inbox is
-    ended.
+    """Limits the weight of all inboxes together. If the sum exceeds the limit, the request with the heaviest
+    inbox is ended.
 
     Log-probabilities come as fast as servers compute them, whether the client reads them or not. A client
     that reads nothing is given up after a minute; in that minute hundreds of megabytes may come.
@@ -95,7 +101,7 @@ class Backlog:
     @contextmanager
     def of(self, inbox: Inbox[Any], end: Callable[[], None]) -> Iterator[None]:
         """Count an inbox as long as the context lasts. The inbox reports its weight to :meth:`changed`.
-        ``end`` ends its request early."""
+        ``end`` is called to end the inbox's request early."""
         self._owners[inbox] = end
         try:
             yield

@@ -52,7 +52,7 @@ class Services:
 
     @property
     def absence(self) -> Absence | None:
-        """Why no request of any model can be served; None if one can."""
+        """Why no request of any model can be served; None if requests of at least one model can be served."""
         absence = self.pool.not_ready_reason()
         if absence is None or self.pods is None or not self.pods.problem:
             return absence
@@ -60,9 +60,9 @@ class Services:
 
     @property
     def has_short_absence(self) -> bool:
-        """Whether requests for some model are served now, or wait for servers that may be back soon. If so,
-        clients should stay with this router."""
-        are_short = [model.hold.is_short for _, model in self.models]  # a list: reading updates each hold
+        """Whether, for at least one model, requests are served now or wait for servers that may be back soon.
+        If so, clients should stay with this router."""
+        are_short = [model.hold.is_short for _, model in self.models]  # a list: any() must not skip a hold
         return any(are_short)
 
     @property

@@ -1,4 +1,4 @@
-"""Lets requests with much work take turns on the event loop."""
+"""Lets requests with much work take turns on the event loop. The work of one turn is called a slice."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections import deque
 
 SLICE_WEIGHT = 1024
-"""The most work of one turn, in units of a microsecond or two. An output of one step weighs
-:data:`OUTPUT_WEIGHT` for its choice, and 1 for each token and each log-probability."""
+"""The maximum weight of a slice. Work with a weight of 1 takes a microsecond or two. What one step adds to
+one choice has a weight of :data:`OUTPUT_WEIGHT`, and 1 more for each token and each log-probability."""
 OUTPUT_WEIGHT = 8
 LIGHT_WEIGHT = SLICE_WEIGHT // 4
-"""Work up to this weight does not wait for a turn. That is nearly all work."""
+"""Work up to this weight does not wait for a turn. Nearly all requests have less work at a time."""
 
 
 class SliceLane:
-    """Lets one slice run in each iteration of the event loop. Waiting slices run one after the other.
+    """A queue that lets one slice run in each iteration of the event loop.
 
     So all other work that is due runs between two slices: other streams' tokens, probes, new connections. A
-    request with more work than a slice goes to the end of the line again.
+    request with more work than one slice joins the end of the queue again after each slice.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ class StopStrings:
     """Looks for the stop string that is completed first, and holds back text that may become a stop string.
 
     The result depends only on the text, not on how it was cut into pieces. The match that ends first wins; if
-    several end together, the longest.
+    several matches end at the same character, the longest one wins.
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -19,13 +19,14 @@ class StopStrings:
         self._include = include_in_output
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; no text may be pushed after it."""
+        """The stop string that was found; None: none was found so far. Once it is set, :meth:`push` must not
+        be called again."""
 
     def push(self, text: str, *, armed: bool = True) -> str:
         """Take the next piece and return the text that may be shown.
 
-        Matches that end in an unarmed piece do not count: that is how ``min_tokens`` works. A match may begin
-        in an unarmed piece, though, and end in a later one.
+        A piece with ``armed=False`` belongs to the first ``min_tokens`` tokens of the answer: a match that
+        ends in it does not count. A match that begins in it and ends in a later, armed piece does count.
         """
         if not self._stops:
             return text
@@ -46,7 +47,7 @@ class StopStrings:
     def _first_match(self, buffer: str, num_old: int) -> tuple[int, str] | None:
         """Return where the match that ends first begins, and its stop string.
 
-        The first ``num_old`` characters were searched before: a match must end after them.
+        The first ``num_old`` characters were searched by earlier calls, so a match must end after them.
         """
         best: tuple[int, int, str] | None = None
         for stop in self._stops:

@@ -15,7 +15,7 @@ class TextLane:
     """Writes tokens as they come, with as few calls as possible and without waking a task.
 
     It is for a stream with a single choice whose events, after the first one, differ only in their text.
-    ``write_now`` gets the event and returns whether it was written.
+    ``write_now`` gets an event and returns whether the event was written.
     """
 
     __slots__ = ("_head", "_tail", "_write_now", "is_open")
@@ -27,8 +27,9 @@ class TextLane:
         """Whether texts may be written."""
 
     def open(self, event: Callable[[str], bytes]) -> None:
-        """Open the lane, once the stream's beginning is written. ``event`` makes a sample event; the lane
-        takes from it what stands before and after the text, which is a JSON string."""
+        """Open the lane, once the stream's beginning is written. ``event`` returns the event for a text. The
+        lane calls it once with a sample text, and keeps the bytes that come before and after this text in the
+        event."""
         mark = secrets.token_hex(16)
         head, *tails = event(mark).split(orjson.dumps(mark))
         if len(tails) != 1:
@@ -36,8 +37,8 @@ class TextLane:
         self._head, self._tail, self.is_open = head, tails[0], True
 
     def write(self, answer: Answer, token_ids: tuple[int, ...]) -> Delta | None:
-        """Write the text of tokens; the lane must be open. Return None, or the delta if it can't be written
-        without waiting."""
+        """Write the text of tokens; the lane must be open. Return None, or the text and the tokens as a delta
+        if the text can't be written without waiting."""
         text = answer.push_text(token_ids)
         if self._write_now(self._head + orjson.dumps(text) + self._tail):
             return None

@@ -1,4 +1,5 @@
-"""A checked request for text, of any endpoint, and its choices, which are sent to servers."""
+"""A request for text, as any endpoint creates it after its checks, and the request's choices, which are sent
+to servers."""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ class Choice:
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     client: str = ""
-    """The name of the client that it belongs to."""
+    """The name of the client that the choice belongs to."""
     session: str | None = None
     """Requests of one session go to the same servers."""
 
     @property
     def is_scored(self) -> bool:
-        """Whether no answer is wanted: at most the prompt's log-probabilities."""
+        """Whether the client wants no answer, but at most the prompt's log-probabilities."""
         return self.params.max_tokens == 0
 
     @property
     def seeded(self) -> Choice:
-        """This choice with a random seed if it has none. So any server that continues it draws the same
-        tokens."""
+        """This choice, with a random seed if it has no seed yet. So every server that continues the choice
+        draws the same tokens."""
         if self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
@@ -68,7 +69,7 @@ class TextRequest:
     """How answers may call tools; None: answers are just text."""
     client: Client
     priority: int
-    """Lower is earlier."""
+    """Requests with a lower number are served earlier."""
     deadline: float
     """When the request must have ended, on the event loop's clock."""
     session: str | None
@@ -81,18 +82,20 @@ class TextRequest:
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to each token the answer has; None: no log-probabilities at all."""
+        """How many alternatives the answer lists for each token; None: the answer has no log-probabilities at
+        all."""
         return self.params[0].logprobs
 
     @property
     def tells_just_text(self) -> bool:
-        """Whether the events of the stream differ only in their text, and no text can end the answer."""
+        """Whether the events of the stream differ only in their text, and the router need not search this
+        text for stop strings or tool calls."""
         tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
         return len(self.prompts) == self.n == 1 and not (self.stop or self.tool_use or tells_more)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The tokens of all prompts. A prompt counts once, whatever ``n`` is."""
+        """The number of tokens of all prompts together. Each prompt counts once, whatever ``n`` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def choices(self) -> list[Choice]:

@@ -52,7 +52,7 @@ class ChatBody(ChatFields, SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives to each token; None: no log-probabilities."""
+        """How many alternatives the answer lists for each token; None: no log-probabilities are wanted."""
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise InvalidRequestError(
                 f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {shown(self.top_logprobs)}",

@@ -1,4 +1,5 @@
-"""The fields that a chat's prompt is made from, and its text as the checkpoint's template renders it."""
+"""The fields that a chat's prompt is made from, and the prompt's text as the checkpoint's template renders
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ OF_THE_PROMPT = ("messages", "tools", "tool_choice", "add_generation_prompt")
 
 
 class ChatFields(BaseModel):
-    """The fields that templates read. :mod:`router.models.chat_messages` checks messages and tools."""
+    """The fields that chat templates read. :mod:`router.models.chat_messages` checks messages and tools."""
 
     messages: Any = Field(default=None, json_schema_extra=MESSAGES_SCHEMA)
     tools: Any = Field(default=None, json_schema_extra=TOOLS_SCHEMA)
@@ -63,7 +64,7 @@ def _variables(body: ChatFields) -> dict[str, Any]:
         "documents": None,
         "add_generation_prompt": body.add_generation_prompt is not False,
     }
-    # Fields that were not given stay undefined, because templates test for that.
+    # Fields that were not given stay undefined, because templates test whether fields are defined.
     if choice is not None:
         variables["tool_choice"] = choice
     if body.reasoning_effort is not None:

@@ -23,7 +23,7 @@ class ChatWriter:
         self._tokenizer = request.model.tokenizer
         self._scanners: dict[int, CallScanner] = {}
         self._kept: dict[int, JsonList] = {}
-        """Written log-probabilities, by choice, of an answer that is not streamed."""
+        """Log-probabilities of an answer that is not streamed, by choice, already converted to JSON."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {
             "id": request.id,
@@ -36,7 +36,8 @@ class ChatWriter:
         """Do nothing: a chat's prompt is not echoed."""
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Write the log-probabilities of a part of an answer that is not streamed, and return the rest."""
+        """Convert the log-probabilities in ``delta`` to JSON and keep them; return the rest of the delta.
+        Only for answers that are not streamed."""
         if self._request.logprobs is None:
             return delta
         self._kept.setdefault(index, JsonList()).add(chat_logprobs(delta.logprobs, self._tokenizer))

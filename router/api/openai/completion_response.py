@@ -20,9 +20,10 @@ class CompletionWriter:
         self._tokenizer = request.model.tokenizer
         self._prompt_texts: dict[int, str] = {}
         self._prompt_tables: dict[int, WrittenTable] = {}
-        """Written log-probabilities of echoed prompts. All choices of a prompt share them."""
+        """Log-probabilities of echoed prompts, already converted to JSON. All choices of a prompt share
+        them."""
         self._kept: dict[int, WrittenTable] = {}
-        """Written log-probabilities, by choice, of an answer that is not streamed."""
+        """Log-probabilities of an answer that is not streamed, by choice, already converted to JSON."""
         self._head = {
             "id": request.id,
             "object": "text_completion",
@@ -31,8 +32,8 @@ class CompletionWriter:
         }
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
-        """Write the log-probabilities of a choice's echoed prompt, one slice at a time. To be awaited before
-        the choice is written."""
+        """Convert the log-probabilities of a choice's echoed prompt to JSON, one slice in each turn
+        (:mod:`router.serving.slice_lane`). To be awaited before anything of the choice is written."""
         request, number = self._request, self._prompt_number(index)
         if not request.echo or request.logprobs is None or number in self._prompt_tables:
             return
@@ -51,7 +52,8 @@ class CompletionWriter:
         self._prompt_tables[number] = table
 
     def keep(self, index: int, delta: Delta) -> Delta:
-        """Write the log-probabilities of a part of an answer that is not streamed, and return the rest."""
+        """Convert the log-probabilities in ``delta`` to JSON and keep them; return the rest of the delta.
+        Only for answers that are not streamed."""
         if self._request.logprobs is None:
             return delta
         self._kept.setdefault(index, WrittenTable()).add(self._table(index, delta).columns)

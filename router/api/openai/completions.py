@@ -48,7 +48,8 @@ class CompletionBody(SamplingFields):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {"max_completion_tokens": (None,)}
 
     prompt: Any = Field(default=None, json_schema_extra=PROMPT_SCHEMA)
-    """:func:`split_prompt` checks it: with a union of four types, a bad value would get an error for each."""
+    """:func:`split_prompt` checks it. If the field were a union of its four types, a bad value would get one
+    error for each type."""
     max_tokens: int | None = ranged(*RANGES["max_tokens"])
     best_of: int | None = None
     echo: bool | None = None
@@ -96,7 +97,7 @@ async def check_completion(
     prompts: list[Prompt] = []
     for item in texts_or_ids:
         if prompts:
-            await asyncio.sleep(0)  # there may be hundreds of short prompts: one a turn of the event loop
+            await asyncio.sleep(0)  # of hundreds of short prompts, one in each iteration of the loop
         if isinstance(item, str):
             special = body.add_special_tokens is not False
             prompt = await encode_prompt(

@@ -17,11 +17,12 @@ from wire.messages.generation import TokenLogprobs
 from wire.messages.sampling_params import MAX_LOGPROBS
 
 MAX_IN_STEP = MAX_N * (1 + MAX_LOGPROBS)
-"""The most log-probabilities of all choices in one step: as many as OpenAI's own maxima of ``n`` and
-``top_logprobs`` make together. The event loop writes each of them in a microsecond or two."""
+"""The maximum number of log-probabilities of all choices in one step: as many as a request has with OpenAI's
+own maxima of ``n`` and ``top_logprobs``. The event loop needs a microsecond or two to write each
+log-probability."""
 MAX_KEPT = 1 << 20
-"""The most log-probabilities of an answer that is not streamed, and of echoed prompts. The router keeps them
-until all have come, and each takes 30 to 70 bytes."""
+"""The maximum number of log-probabilities of an answer that is not streamed, and also of a request's echoed
+prompts. The router keeps these log-probabilities until all have come, and each takes 30 to 70 bytes."""
 
 
 def check_in_step(num_choices: int, num_top: int, *, param: str) -> None:
@@ -73,11 +74,11 @@ def longest_in_one_piece(num_choices: int, num_top: int) -> int:
 
 
 class JsonList:
-    """A JSON list that grows by pieces. Each piece is written as it comes; only the end copies the whole
-    list.
+    """A JSON list that grows by pieces. Each piece is converted to JSON as it comes; the whole list is copied
+    only once, at the end.
 
-    An answer may have a million log-probabilities. Writing all of them at once would block the event loop,
-    and as Python objects they take twice the memory.
+    An answer may have a million log-probabilities. Converting all of them at once would block the event loop,
+    and until then they would take twice the memory, as Python objects.
     """
 
     __slots__ = ("_pieces",)
@@ -133,7 +134,8 @@ def _row(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> Row:
 
 
 class WrittenTable:
-    """The columns of a table that is too long to be written at once."""
+    """The columns of a table, converted to JSON piece by piece, because the whole table is too long to be
+    converted at once."""
 
     def __init__(self, columns: dict[str, JsonList] | None = None) -> None:
         self._columns = {name: JsonList() for name in COLUMNS} if columns is None else columns

@@ -1,4 +1,5 @@
-"""Schemas of answers for OpenAPI. These classes check nothing: writers build plain objects."""
+"""Schemas of answers for OpenAPI. These classes only describe answers and check nothing; the code that writes
+answers builds plain dicts."""
 
 from __future__ import annotations
 

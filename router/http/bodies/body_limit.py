@@ -67,7 +67,7 @@ class BodyLimitMiddleware:
 
 
 def _inflated(message: Message, inflater: Inflater, max_bytes: int) -> Message:
-    """Return ``message`` with its part of the body inflated, to at most ``max_bytes``. Bytes beyond that are
+    """Return ``message`` with its part of the body inflated, to at most ``max_bytes``. Any further bytes are
     not even inflated."""
     body = inflater.push(message.get("body", b""), max_bytes)
     if not message.get("more_body", False) and len(body) < max_bytes:

@@ -1,7 +1,8 @@
 """Limits the memory of all bodies that are being read and checked at one time.
 
-``--max-body-size`` limits one body, and the queue limits the requests that wait after the checks. Before the
-checks there is no such limit: a thousand clients with a body of the largest size each would fill the memory.
+``--max-body-size`` limits one body, and the queue limits the requests that wait after the checks. But neither
+limits all bodies together before the checks: a thousand clients, each with a body of the maximum size, would
+fill the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from router.http.bodies.turn_lane import LARGE_BODY_PAUSE, TurnLane
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
-"""How many bodies of the largest size have room. One client may have half of them."""
+"""How many bodies of the maximum size there is room for. One client may have half of them."""
 FREE_BYTES = 64 << 10
 """The part of each body that is not counted, so that small requests are never refused because of large
 ones."""
@@ -31,8 +32,9 @@ class BodyRoom:
     """The room for bodies. A body that finds no room is refused at once: if it waited, it might wait for
     clients that send slowly.
 
-    The bodies of one client may take as much as they leave free. So the first client may have half, the next
-    one half of the rest, and no client all of it (dynamic thresholds: Choudhury and Hahne, 1998).
+    The bodies of one client may take half of the room that other clients leave. So the first client may have
+    half of the whole room, the next client half of the rest, and no client all of it (this scheme is known as
+    dynamic thresholds: Choudhury and Hahne, 1998).
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -93,7 +95,8 @@ class BodyShare:
             self._num_taken += num_new
 
     def give_back(self) -> None:
-        """Give the room back: the body has become a checked request, or an error. May be called again."""
+        """Give the room back, because the body has become a checked request or an error. A second call has no
+        effect."""
         if self._num_taken:
             self._room.give_back(self._client, self._num_taken)
             if not self._room.num_bytes:

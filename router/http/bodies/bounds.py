@@ -1,7 +1,8 @@
-"""How large the fields of a request may be: one table, and the only code that checks requests against it.
+"""How large the fields of a request may be: one table of bounds, and the only code that checks requests
+against this table.
 
-Other bounds depend on the model and the settings: a prompt's length on the model's context
-(:mod:`router.models.prompt`), the number of choices on ``--max-choices``, a body's size on
+Bounds that are not in the table depend on the model and the settings: a prompt's length on the model's
+context (:mod:`router.models.prompt`), the number of choices on ``--max-choices``, a body's size on
 ``--max-body-size``.
 """
 
@@ -19,7 +20,8 @@ CHARACTERS = "characters"
 
 @dataclass(frozen=True)
 class Bound:
-    """The limit of one field. It ignores values of types that it can't count: types are checked later."""
+    """The limit of one field. Values of types that can't be counted are ignored here, because types are
+    checked later."""
 
     field: str
     """The path of the field: ``messages[].content`` is the content of each message."""
@@ -80,8 +82,8 @@ SESSION = Bound("the session's header", 1024, CHARACTERS, _NAME)
 def check_bounds(body: Mapping[str, Any]) -> None:
     """Check the bounds of a parsed body of any endpoint. Raises :class:`InvalidRequestError`.
 
-    To be called before types are checked: the type check reports every wrong value, also in a list of a
-    million.
+    To be called before types are checked, because the type check reports every wrong value, even if a list
+    has a million of them.
     """
     FIELDS.check(body, "the body")
     for field in body.keys() & _BY_FIELD.keys():
@@ -102,7 +104,7 @@ _BY_FIELD = _by_field()
 
 
 def _found(value: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield all values at ``path`` inside ``value``, with the place of each. There may be none."""
+    """Yield all values at ``path`` inside ``value``, with the path of each. There may be no such value."""
     if not path:
         yield where, value
     elif path[0] == "[]":
@@ -139,7 +141,7 @@ KEYWORDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties
 
 
 def add_bounds(schema: dict[str, Any]) -> None:
-    """Add the bounds to ``schema``, the JSON schema of a body without references."""
+    """Add the bounds to ``schema``, a body's JSON schema that must not contain references."""
     for bound in (*BOUNDS, FIELDS):
         path = [] if bound is FIELDS else bound.field.replace("[]", ".[]").split(".")
         for place in _schemas_at(schema, path):

@@ -11,12 +11,13 @@ GZIP = 31
 CODINGS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": 15}
 """The codings that ``Content-Encoding`` may name, with zlib's window bits (RFC 9110, section 8.4.1)."""
 MAX_MEMBERS = 1024
-"""The most gzip members of a body: each costs time, even an empty one of 20 bytes. So many of bgzip's 64 KiB
-blocks make a body of 64 MiB."""
+"""The maximum number of gzip members (gzip streams that follow one another) of a body. It is limited because
+each member costs time, even an empty one of 20 bytes. The tool bgzip makes a member of every 64 KiB: with
+this limit, its bodies may have 64 MiB."""
 
 
 class Inflater:
-    """Inflates one body piece by piece, and never makes more bytes than it is asked for."""
+    """Inflates one body piece by piece, and never returns more bytes than the caller asks for."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
@@ -43,7 +44,7 @@ class Inflater:
             self._begin_member()
 
     def end(self) -> None:
-        """Check that the data is complete. Raises :class:`InvalidRequestError` if it is cut off."""
+        """Check that the data was complete. Raises :class:`InvalidRequestError` if its end is missing."""
         if not self._stream.eof:
             raise self._corrupt("it ends too early")
 
@@ -65,8 +66,8 @@ class Inflater:
 
 
 def inflater_of(headers: Iterable[tuple[bytes, bytes]]) -> Inflater | None:
-    """Return what inflates the body; None if it is not compressed. Raises :class:`BodyEncodingError` for a
-    coding that is not supported."""
+    """Return an inflater for the body; None if the body is not compressed. Raises :class:`BodyEncodingError`
+    for a coding that is not supported."""
     said = ",".join(value.decode("latin-1") for name, value in headers if name == b"content-encoding")
     codings = [coding for coding in (part.strip().lower() for part in said.split(",")) if coding]
     codings = [coding for coding in codings if coding != "identity"]

@@ -1,7 +1,7 @@
-"""Refuses JSON that is small but very expensive to parse, before it is parsed.
+"""Refuses JSON that is small but very expensive to parse. The check is made before the JSON is parsed.
 
 Eight megabytes of ``[],`` are 2.6 million lists: parsing them takes a quarter of a gigabyte and blocks the
-event loop for seconds. Only what is outside of strings counts; long texts pass, whatever they contain.
+event loop for seconds. Only characters outside of strings count, so long texts pass, whatever they contain.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from wire.errors import InvalidRequestError
 
 MAX_VALUES = 1_200_000
-"""The most items of lists and objects. So many token ids of five digits fill the default
-``--max-body-size``."""
+"""The maximum number of items in all lists and objects together. This many token ids of five digits fill a
+body of the default ``--max-body-size``."""
 MAX_PARTS = 1 << 18
-"""The most lists, objects and names in objects. These cost most."""
+"""The maximum number of lists, objects and names in objects together. They are the most expensive to
+parse."""
 MAX_DEPTH = 128
-"""The most lists and objects within one another."""
+"""The maximum number of lists and objects that are nested within one another."""
 
 _IRRELEVANT = bytes(set(range(256)) - set(b'"[]{}:,'))
 
@@ -22,8 +23,8 @@ _IRRELEVANT = bytes(set(range(256)) - set(b'"[]{}:,'))
 def check_shape(data: bytes, *, what: str = "the body", param: str | None = None) -> None:
     """Raise :class:`InvalidRequestError` if JSON has too many or too deeply nested values.
 
-    The check of a megabyte takes at most a millisecond if few brackets, commas, colons and quotes are in it,
-    otherwise ten.
+    The check of a megabyte takes at most one millisecond if there are few brackets, commas, colons and quotes
+    in it, otherwise at most ten milliseconds.
     """
     if _num_parts(data) <= MAX_DEPTH and data.count(b",") < MAX_VALUES:
         return

@@ -1,9 +1,9 @@
 """Lets clients take turns with work that blocks the event loop: parsing a body, beginning a request.
 
 Two hundred requests that come at once take half a second of the loop's time. Without turns the loop would
-answer nobody else meanwhile. Parsing a body of eight megabytes takes 30 ms: three clients that send one such
-body after the other would take a third of the loop's time, and decode steps on the same cores would wait as
-well.
+answer nobody else meanwhile. Parsing a body of eight megabytes takes 30 ms: three clients, each of which
+sends such bodies one after the other, would take a third of the loop's time, and decode steps on the same
+cores would wait as well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ClientOf = Callable[[HTTPConnection], str]
 LARGE_BODY_BYTES = 256 << 10
 """Larger bodies are parsed in turns. Nearly all bodies are smaller."""
 LARGE_BODY_PAUSE = 19.0
-"""With this pause, large bodies get a twentieth of the loop's time: megabytes a second, far more than servers
-can prefill."""
+"""With a pause of 19 times the turn's length, large bodies get a twentieth of the loop's time. That is enough
+to parse megabytes a second, which is far more than servers can prefill."""
 
 
 class TurnLane:
-    """Gives turns one after the other, to one client after the other. Belongs to one event loop."""
+    """A queue that gives one turn at a time, to one client after the other. It belongs to one event loop."""
 
     def __init__(self, pause: float = 0.0) -> None:
         """After each turn comes a pause of ``pause`` times the turn's length. With a pause of 0, the next
@@ -60,11 +60,12 @@ class TurnLane:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
-                self._next()  # its turn had come: pass it on
+                self._next()  # its turn has come, but it was cancelled: pass the turn on
             raise
 
     def _next(self) -> None:
-        """Give the next client its turn. A client that has had a turn goes behind all others."""
+        """Give the next client its turn. A client that has had a turn comes after all other waiting
+        clients."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)
@@ -81,8 +82,8 @@ class BeginningsMiddleware:
     """Pure ASGI: lets only one POST begin in each iteration of the event loop; clients take turns.
 
     A request is read, checked and sent to a server without a pause, until it waits for something. Two hundred
-    requests that come at once take half a second of the loop's time. Thanks to turns, probes don't wait for
-    that.
+    requests that come at once take half a second of the loop's time. With one beginning in each iteration, a
+    probe does not have to wait for all of them.
     """
 
     def __init__(self, app: ASGIApp, *, lane: TurnLane, client_of: ClientOf) -> None:
