@@ -25,8 +25,8 @@ class Tool:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Tool:
-        """Make a tool of an item of a request's ``tools``, which is checked already. Without parameters, it
-        takes none."""
+        """Make a tool from one item of a request's ``tools``. The item was checked before. A tool without
+        ``parameters`` takes no arguments."""
         function = said["function"]
         parameters = function.get("parameters")
         return cls(function["name"], parameters or {"type": "object", "properties": {}})
@@ -74,7 +74,8 @@ def call_from_json(value: Any) -> ToolCall:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """Return the length of the longest end of ``text`` that ``mark`` begins with."""
+    """Return the length of the longest beginning of ``mark`` with which ``text`` ends. The whole mark is not
+    looked for."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length
