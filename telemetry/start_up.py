@@ -1,4 +1,5 @@
-"""The time from the start of a process until it is ready, in phases. Each begins where the last one ended.
+"""The time from the start of a process until it is ready, in phases. Each phase begins when the one before it
+ended.
 
 | phase | is |
 |---|---|
@@ -31,7 +32,7 @@ class StartUp:
         """``began_s`` is a time of ``time.monotonic``; None means now."""
         self.seconds: dict[Phase, float] = {}
         self.weight_bytes = 0
-        """Of the weights as they are stored."""
+        """Bytes of the weights as they are stored."""
         self._marked_s = time.monotonic() if began_s is None else began_s
 
     @classmethod
@@ -46,7 +47,7 @@ class StartUp:
         self._marked_s = now
 
     def figures(self) -> dict[str, object]:
-        """Return the figures for JSON."""
+        """Return the times and the size for JSON."""
         return {"seconds": dict(self.seconds), "weight_bytes": self.weight_bytes}
 
     def __str__(self) -> str:
