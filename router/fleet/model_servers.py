@@ -21,7 +21,7 @@ from wire.messages.generation import ServerInfo
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
 ANY = Demand()
-"""The demand of a request of which nothing is known."""
+"""The demand of a request about which nothing is known."""
 
 
 UNDRAIN = "end that for one with POST /admin/v1/workers/{id}/undrain, or add a server"
@@ -58,7 +58,7 @@ class ModelServers:
         self._prefill = prefill
         self._decode = decode
         self._limits: ModelLimits | None = None
-        """The limits when a decode server was last connected."""
+        """The limits at the last time when a decode server was connected."""
         # Each model has its own policies, which may remember whose turn it is, and its own conversations.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
@@ -113,8 +113,8 @@ class ModelServers:
     def may_return(self) -> bool:
         """Return whether requests could be served once the servers that are away are back.
 
-        When a server comes back, everything but its role may have changed. A server that drains by an
-        operator's wish, or was removed, is not expected.
+        When a server comes back, everything but its role may have changed. A server that an operator has
+        drained or removed is not expected back.
         """
         decode = [stream for stream in self._decode if self._is_expected(stream)]
         prefill = [client for client in self._prefill if self._is_expected(client)]

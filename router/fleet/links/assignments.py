@@ -12,8 +12,8 @@ from router.policies.policy import Load
 from wire.messages.generation import ServerInfo, ServerStats
 
 SILENT_S = 30.0
-"""Engines answer between two steps, and a step takes seconds at most. An engine that is silent for so long
-hangs."""
+"""An engine that is silent for this long is taken to hang: engines answer between two steps, and a step takes
+seconds at most."""
 HELD_OPEN_S = 10.0
 """How long the breaker is held open after each question that a hanging engine left unanswered. It is longer
 than the time until the next question."""
@@ -40,7 +40,7 @@ class Assignments:
         self._block_size = 1
         self._stats: ServerStats | None = None
         self.told_s = 0.0
-        """When the server reported its stats last, by the clock."""
+        """When the server last reported its stats, in seconds of the clock."""
         self._appeared_s = 0.0
         self._tokens_then = 0
         """This router's tokens at the server when it was asked for :attr:`stats`."""
@@ -113,7 +113,7 @@ class Assignments:
 
     @property
     def num_routers(self) -> int:
-        """Routers that use a decode server, this one included."""
+        """Number of routers that use the decode server, this router included."""
         return 1 if self._stats is None else max(1, self._stats.num_routers)
 
     @property

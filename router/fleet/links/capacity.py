@@ -31,13 +31,13 @@ class Resource:
 
     total: float
     others: float = 0.0
-    """What others than this router use, as the server last reported."""
+    """The amount that other routers use, as the server last reported."""
     own: float = 0.0
-    """What this router uses, by its own count."""
+    """The amount that this router uses, by its own count."""
 
     def left(self, guaranteed: float) -> float:
-        """Return what is left for this router: what nobody uses, or the rest of ``guaranteed``, whichever is
-        more.
+        """Return what is left for this router: what no router uses, or the unused part of ``guaranteed``,
+        whichever is more.
 
         If all routers want more than they get, they approach equal parts as their requests end, though each
         router knows of the other routers only from the servers' stats. A router that is alone gets
@@ -60,7 +60,7 @@ class Capacity:
     """Tokens of prompts that may be queued on each prefill server. Empty where decode servers compute
     prompts."""
     num_routers: int = 1
-    """Routers that are connected to these servers, this one included."""
+    """Number of routers that are connected to these servers, this router included."""
 
     @property
     def places(self) -> int:

@@ -106,8 +106,8 @@ class PrefillClient(ServerLink):
         raise UnavailableError("Prefill ended without a reply")
 
     def abandon(self, request_id: str) -> None:
-        """Give back, in the background, a lease that nobody will read. If the message is lost, the lease
-        expires."""
+        """In the background, give back a lease whose blocks and state no server will read. If the message is
+        lost, the lease expires."""
         task = asyncio.create_task(self._abandon(request_id))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

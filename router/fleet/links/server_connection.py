@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server's health and the router's own wish allow its use."""
+        """Whether the server reports that it serves, and this router does not hold it back."""
         return self.is_serving and not self.held_back
 
     @property

@@ -29,7 +29,7 @@ class ServerDrain:
         self._connection = connection
         self._incarnation = ""
         self._untold: SetDraining | None = None
-        """What an operator wants and the server does not know yet."""
+        """What an operator wants and the server has not been told yet. None if there is nothing to tell."""
         self._telling = asyncio.Lock()
 
     @property
