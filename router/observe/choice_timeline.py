@@ -110,8 +110,8 @@ class ChoiceTimeline:
             self.stage = "transfer"
 
     def submitted(self, worker: str, *, reads: bool) -> None:
-        """Note that the decode server has the request. ``reads``: the server has a state to read, now or once
-        the prompt is computed."""
+        """Note that the decode server has the request. ``reads``: the server reads a state from another
+        server, now or when the prompt has been computed."""
         self.decode_worker = worker
         is_early = self._under_way("prefill") is not None
         self._submitted = self._begin("transfer" if reads else "prefill", worker, time.monotonic())

@@ -1,4 +1,4 @@
-"""Where a request's time goes on its way through the servers, as one router has seen it."""
+"""How long a request spends in each phase on the servers, as one router has seen it."""
 
 from __future__ import annotations
 
