@@ -18,7 +18,7 @@ from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableErro
 
 @dataclass(frozen=True)
 class ServedModel:
-    """All that requests for one model need."""
+    """Everything that the router needs to serve requests for one model."""
 
     name: str
     tokenizer: Tokenizer

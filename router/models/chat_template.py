@@ -1,7 +1,7 @@
 """The checkpoint's chat template, rendered as transformers does, without transformers.
 
-A template is a program that comes with a checkpoint and runs on what clients send. So it runs in Jinja's
-sandbox, and every exception that it raises is an error of the request.
+A template is a program from a checkpoint, and its input comes from clients. So it runs in Jinja's sandbox,
+and every exception that it raises is an error of the request.
 """
 
 from __future__ import annotations

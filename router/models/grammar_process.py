@@ -46,7 +46,8 @@ class Reply(NamedTuple):
     problem: str
     """Why the grammar can't be compiled. Empty if it can."""
     grammar: str
-    """In llguidance's form."""
+    """The grammar in llguidance's form; empty if the question had it in this form already, or if compiling
+    failed early."""
     is_late: bool = False
     """Whether compiling took all the processor time that it was given."""
 

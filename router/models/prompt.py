@@ -80,7 +80,7 @@ async def encode_prompt(
     param: str,
     keep_text: bool = False,
 ) -> Prompt:
-    """Tokenize a text that came in the field ``param``. Raises :class:`InvalidRequestError`."""
+    """Tokenize the text of a request's field ``param``. Raises :class:`InvalidRequestError`."""
     token_ids = await encode_text(
         text, tokenizer, limits.max_model_len, add_special_tokens=add_special_tokens, param=param
     )

@@ -29,7 +29,7 @@ class StructuredFields(BaseModel):
 
 @dataclass(frozen=True)
 class Structure:
-    """A form, and the field that asked for it."""
+    """The form that an answer must have, and the request's field that asked for it."""
 
     param: str
     grammar: str

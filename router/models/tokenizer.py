@@ -95,19 +95,19 @@ class Tokenizer:
         return text
 
     def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Return whether a token has any text. Ids above those of the tokenizer, which padded vocabularies
-        have, have no text."""
+        """Return whether a token has any text. Padded vocabularies have ids above those of the tokenizer;
+        such ids have no text."""
         if skip_special_tokens and token_id in self._special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
 
     def _own_text(self, token_id: int) -> str | None:
-        """Return the text that a token has after any other text, if that text does not end within a code
-        point.
+        """Return the text that a token always adds after other text, if the other text does not end within a
+        code point.
 
-        None for tokens without such a fixed text: for special tokens, for tokens that have parts of code
-        points or no text, and for decoders other than byte-level BPE's, which joins the bytes of all tokens
-        and does nothing else.
+        None for special tokens and for tokens that have parts of code points or no text. Also None if the
+        decoder is not that of byte-level BPE: only that decoder is known to join the bytes of all tokens and
+        to do nothing else.
         """
         if not self._is_byte_level or not self.has_text(token_id, skip_special_tokens=True):
             return None

@@ -55,8 +55,8 @@ class CallScanner:
         return found
 
     def cut(self) -> Found:
-        """End an answer that was cut off. Return the rest of it. A call that is not complete is returned as
-        far as the answer has it."""
+        """End an answer that was cut off. Return the rest of it. Of a call that is not complete, return the
+        part that was written."""
         if not self._is_inside:
             if num_begun := length_of_beginning(self._held, self._form.begin):
                 self._held = self._held[:-num_begun].rstrip()
@@ -86,7 +86,7 @@ class CallScanner:
         return False
 
     def _take_block(self, found: Found) -> bool:
-        """Take a block, if all of it is there. Return whether it is."""
+        """Take a block if it is complete. Return whether it is complete."""
         end = self._form.end
         at = self._held.find(end, self._num_searched)
         if at < 0:

@@ -45,8 +45,8 @@ class Qwen3Coder:
         return [ToolCall(name, json.dumps(arguments, ensure_ascii=False))]
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call of a block that was cut off, with the JSON of its complete parameters. A text that
-        is not complete is in the JSON as far as it was written."""
+        """Return the call of a block that was cut off, with the JSON of its complete parameters. Of a text
+        that is not complete, the JSON has the part that was written."""
         if "</function>" in block:
             return self.parse(block, tools)
         match = _BEGUN.fullmatch(block)

@@ -50,9 +50,9 @@ class ToolFormat(Protocol):
         """Return the calls in the text between the marks. Raises :class:`ValueError` if it is not a call."""
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a block that was cut off. The last call's arguments are the beginning of a JSON
-        text, as far as the block has it. A call without a complete name is left out. Raises
-        :class:`ValueError` if the block does not begin a call at all."""
+        """Return the calls of a block that was cut off. The last call's arguments may be only the beginning
+        of a JSON text. A call without a complete name is left out. Raises :class:`ValueError` if the block
+        does not begin a call at all."""
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         """Return Lark rules, ``calls`` among them, for one call of one of ``tools`` or, with ``may_repeat``,
