@@ -145,7 +145,7 @@ class Cluster:
                     yield lines.feed(data)
                 lines.ended()
             finally:
-                response.close()  # closed, not released: nobody reads the rest of a watch
+                response.close()  # close, not release: the rest of a watch is never read
 
 
 def require_service_account() -> None:

@@ -1,4 +1,4 @@
-"""Errors between a process and the Kubernetes API."""
+"""Errors of calls to the Kubernetes API."""
 
 from __future__ import annotations
 

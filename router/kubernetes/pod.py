@@ -41,7 +41,7 @@ class PodServer:
     is_terminating: bool
     """Whether the pod is being deleted, which nothing can undo."""
     created: str = ""
-    """In RFC 3339, so that the order of texts is the order of times."""
+    """Time of creation in RFC 3339 format, so that sorting the texts sorts the times."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -35,8 +35,8 @@ Key = tuple[str, str]
 
 
 def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -> list[Change]:
-    """Return the changes from the applied state (``known``) to the present one (``wanted``), in order. Both
-    by key."""
+    """Return the changes from the applied state (``known``) to the present state (``wanted``), in
+    :data:`ORDER`. Both states have servers by key."""
     changes = [Change("remove", pod) for key, pod in known.items() if not _stays(pod, wanted.get(key))]
     for key, pod in wanted.items():
         before = known.get(key)
