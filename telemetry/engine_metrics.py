@@ -37,7 +37,7 @@ TRANSFER_S = (
     30.0,
 )
 POWERS = tuple(float(1 << i) for i in range(15))
-"""1 … 16,384, for rows and tokens."""
+"""Bounds of buckets for numbers of rows and tokens: 1, 2, 4, … 16,384."""
 
 
 class Measures:

@@ -18,8 +18,8 @@ RECENT_S = 10.0
 LIMIT_S = 1.0
 """A loop that is this late with everything serves no client well."""
 STARVED_S = 10.0
-"""A loop is starved if each look came later than the limit for this long. A single long callback is over by
-then, and starting a new process because of it would only harm the requests under way."""
+"""A loop is starved if, for this long, each look came later than :data:`LIMIT_S`. A single long callback is
+over by then, and starting a new process because of it would only harm the requests under way."""
 HUNG_S = 30.0
 """A loop whose look is overdue for this long is taken to hang for good."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -22,7 +22,7 @@ from wire.http.cross_site import AllowedHosts, is_of_another_site
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
-"""A client that sends or takes nothing for so long is disconnected."""
+"""A client that sends or takes nothing for this long is disconnected."""
 
 StartResponse = Callable[..., Any]
 

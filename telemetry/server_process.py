@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerConfig(Protocol):
-    """What a process must know of its server."""
+    """The settings of a server that its process needs."""
 
     @property
     def host(self) -> str: ...

@@ -60,7 +60,7 @@ class DecodeSpans:
             self._received[request.request_id] = request.traceparent, time.monotonic()
 
     def ended(self, output: RequestOutput) -> None:
-        """Record the spans of a request with its last output."""
+        """Record the spans of a request that ends with ``output``."""
         if self._received:
             self._end(output.request_id, output.stats, output.finish_reason or "", output)
 

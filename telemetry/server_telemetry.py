@@ -1,4 +1,4 @@
-"""What one server process shows to its operators."""
+"""The metrics and probes that one server process shows to its operators."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class StartUp:
 
     @classmethod
     def of_process(cls) -> StartUp:
-        """Begin at the start of this process, if the system tells it."""
+        """Begin at the start of this process, or now if the operating system does not report the start."""
         return cls(time.monotonic() - _age_s())
 
     def ended(self, phase: Phase) -> None:
@@ -63,7 +63,8 @@ class StartUp:
 
 
 def _age_s() -> float:
-    """Return the age of this process, to a hundredth of a second. 0 if the system does not tell it."""
+    """Return the age of this process, to a hundredth of a second. 0 if the operating system does not report
+    it."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), since boot
