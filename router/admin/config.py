@@ -33,7 +33,7 @@ class ConfigView(BaseModel):
 
 
 class ConfigChange(BaseModel):
-    """What to change. Fields that are missing stay as they are."""
+    """The settings to change. Missing fields leave their settings unchanged."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -25,7 +25,7 @@ MAX_WAITING = 2048
 """Maximum number of messages that wait for one subscriber. A subscriber that is slower is disconnected, and
 connects again."""
 MAX_REQUESTS_A_TICK = 256
-"""If more requests have changed, the newest of them are sent."""
+"""Maximum number of changed requests that are sent at a time. If more have changed, the newest are sent."""
 MAX_DECODING_A_SECOND = 100
 """Maximum number of decoding requests that are sent once a second, so that their tokens can be watched. The
 newest are sent."""
@@ -79,7 +79,7 @@ class EventFeed:
             self._end(queue)
 
     def _begin(self) -> None:
-        """Remember the present state. Changes count from here on."""
+        """Remember the present state. Later changes are found by comparison with it."""
         self._workers = {view.id: view for view in worker_views(self._services)}
         self._states = {record: record.state for record in self._services.requests.in_flight()}
         self._num_ended = self._services.requests.num_ended

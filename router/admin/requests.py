@@ -24,7 +24,7 @@ class RequestView(BaseModel):
     state: RequestState
     prompt_tokens: int
     generated_tokens: int
-    """Over all choices, so far."""
+    """Tokens generated so far, over all choices."""
     choices: int
     prefill_worker: str | None
     decode_worker: str | None
@@ -37,7 +37,7 @@ class RequestView(BaseModel):
     error: str | None
     """Code of the error that ended the request."""
     error_message: str | None
-    """Everything that is known of that error. The client was told less."""
+    """The full message of that error. The client's message may have fewer details."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestView:

@@ -19,7 +19,7 @@ class Throughput(BaseModel):
 
 
 class Latency(BaseModel):
-    """In milliseconds. Percentiles are null while there are no times."""
+    """Measured times in milliseconds. Percentiles are null if nothing was measured."""
 
     p50: float | None
     p90: float | None

@@ -99,7 +99,7 @@ class PoolView(BaseModel):
     size: int
     serving: int
     draining: int
-    """Workers that drain, and workers that have drained."""
+    """Number of workers that are draining or drained."""
     unreachable: int
     requests: int
     queued_tokens: int
