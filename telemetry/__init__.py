@@ -1,1 +1,1 @@
-"""What processes report about themselves: metrics, probes, traces. No torch."""
+"""What processes report about themselves: metrics, probes, traces. Nothing here imports torch."""

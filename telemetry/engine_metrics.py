@@ -1,4 +1,4 @@
-"""What a server counts and times while it works, beyond the stats that it sends to routers."""
+"""What a server counts and times while it works, in addition to the stats that it sends to routers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TRANSFER_S = (
     30.0,
 )
 POWERS = tuple(float(1 << i) for i in range(15))
-"""1 … 16,384, for rows and tokens."""
+"""Bounds of buckets for numbers of rows and tokens: 1, 2, 4, … 16,384."""
 
 
 class Measures:
-    """Figures since the server's start. The engine's thread writes them, any thread may read them. Times in
-    seconds."""
+    """Counts and times since the server's start. The engine's thread writes them, any thread may read them.
+    Times are in seconds."""
 
     def __init__(self) -> None:
         self.steps: dict[tuple[StepKind, StepRun], int] = {
@@ -74,8 +74,8 @@ class Measures:
     def stepped(
         self, kind: StepKind, run: StepRun, *, num_rows: int, num_tokens: int, launched_s: float, now: float
     ) -> None:
-        """Note that a step was read back. Of two steps in flight, the second one's time begins where the
-        first one ends."""
+        """Note that a step was read back. If two steps are in flight, the time of the second step begins when
+        the first step ends."""
         self.steps[kind, run] += 1
         self.step_seconds[kind].add(now - max(launched_s, self._last_landed_s))
         self.batch_size.add(num_rows)

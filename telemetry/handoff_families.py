@@ -24,7 +24,8 @@ GAUGES = (
 def handoff_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """Yield metrics that servers count themselves, from their start, by the values of ``labels``.
+    """Yield metrics that servers count themselves since their start. ``servers`` has the servers' stats by
+    the values of ``labels``.
 
     A handoff that failed counts here even if a retry served the request.
     """

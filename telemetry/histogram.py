@@ -10,9 +10,11 @@ from prometheus_client.core import HistogramMetricFamily
 
 
 class Tally:
-    """Counts observations by bucket. Each takes about a microsecond: no lock, no search bucket by bucket.
+    """Counts observations by bucket. Each observation takes about a microsecond, because there is no lock and
+    the buckets are not searched one by one.
 
-    One thread adds. Others may read meanwhile; the newest observation may be missing in what they read.
+    One thread adds. Other threads may read at the same time; the newest observation may be missing in what
+    they read.
     """
 
     def __init__(self, upper_bounds: Sequence[float]) -> None:

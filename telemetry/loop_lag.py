@@ -1,4 +1,5 @@
-"""How late an event loop runs a call that is due. Everything that the loop serves waits as long."""
+"""How late an event loop runs a call that is due. Everything else that the loop serves is delayed as much.
+Four times a second the loop makes a *look*: a call to itself that notes how late it came."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from telemetry.histogram import Tally
 INTERVAL_S = 0.25
 RECENT_S = 10.0
 LIMIT_S = 1.0
-"""A loop that comes so late to everything serves nobody well."""
+"""A loop that is this late with everything serves no client well."""
 STARVED_S = 10.0
-"""How long each look must have been beyond the limit. One long callback is over by then, and a new process
-would serve the requests under way worse."""
+"""A loop is starved if, for this long, each look came later than :data:`LIMIT_S`. A single long callback is
+over by then, and starting a new process because of it would only harm the requests under way."""
 HUNG_S = 30.0
-"""A loop that has not come to its look for so long will not come to it any more."""
+"""A loop whose look is overdue for this long is taken to hang for good."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopLag(Collector):
-    """A call that the loop makes to itself four times a second, and how late each of these looks came.
+    """Lets the running loop make its looks, and counts how late they came.
 
     Create it on the running loop; other threads may read.
     """
@@ -60,14 +61,14 @@ class LoopLag(Collector):
 
     @property
     def is_starved(self) -> bool:
-        """Whether each look of the last ten seconds was beyond the limit."""
+        """Whether each look of the last ten seconds came later than the limit."""
         since_s = self._late_since_s
         return since_s is not None and self._loop.time() - since_s >= STARVED_S
 
     @property
     def has_hung(self) -> bool:
-        """Whether the next look is long overdue. For other threads: if the loop hangs, its own thread can't
-        ask."""
+        """Whether the next look is long overdue. Other threads ask this, because the thread of a loop that
+        hangs can't ask."""
         return self._loop.time() - self._due_s > HUNG_S
 
     def collect(self) -> Iterator[Metric]:

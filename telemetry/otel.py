@@ -31,7 +31,7 @@ from wire.messages.traceparent import is_sampled, with_span
 log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""The time for the last spans to be sent when a process stops, whatever the collector does."""
+"""Maximum time for sending the last spans when a process stops, even if the collector does not answer."""
 TRACES_PATH = "/v1/traces"
 CLOCK_WAS_SET_NS = 1_000_000
 
@@ -122,7 +122,7 @@ def make_exporter(protocol: str, endpoint: str | None) -> SpanExporter:
 
 
 class _ChosenIds(RandomIdGenerator):
-    """Gives the next span an id that was sent to others before."""
+    """Gives the next span an id that was already sent to another process."""
 
     def __init__(self) -> None:
         self.next_span_id = 0
@@ -133,8 +133,8 @@ class _ChosenIds(RandomIdGenerator):
 
 
 class _Epoch:
-    """The time at which the monotonic clock was 0. It changes only if the system's clock was set. So spans
-    that are recorded one after the other have a common time."""
+    """The system time at which the monotonic clock was 0. It changes only if the system's clock was set, so
+    that spans recorded one after the other have a common time base."""
 
     def __init__(self) -> None:
         self._zero_ns = 0
@@ -156,7 +156,7 @@ def _context_of(traceparent: str) -> Context:
 
 
 def _resource(service: str, instance_id: str, version: str) -> Resource:
-    """Describe the service. What the OTEL_* variables say of it wins over ``service``."""
+    """Describe the service. A name in the OTEL_* variables is used instead of ``service``."""
     names = {SERVICE_INSTANCE_ID: instance_id, SERVICE_VERSION: version}
     is_named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     if not is_named and not os.environ.get("OTEL_SERVICE_NAME"):

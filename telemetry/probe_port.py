@@ -22,7 +22,7 @@ from wire.http.cross_site import AllowedHosts, is_of_another_site
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
-"""A client that sends or takes nothing for so long is disconnected."""
+"""A client that sends or takes nothing for this long is disconnected."""
 
 StartResponse = Callable[..., Any]
 
@@ -87,7 +87,7 @@ class ProbePort:
         return None
 
     def _head(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer with the status and headers of a GET, its body's length among them."""
+        """Answer with the status and headers of a GET, including the length of its body."""
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_get(status: str, headers: list[tuple[str, str]], *_: Any) -> None:

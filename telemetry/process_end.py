@@ -9,11 +9,12 @@ from typing import NoReturn
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process without taking the interpreter apart.
+    """End the process without shutting down the interpreter.
 
     Everything that has to be closed in order is closed before this call. To free each of torch's 200,000
-    objects would take two thirds of a second of a core and help nobody: the kernel takes the memory back. On
-    a busy machine it took ten seconds, and programs that waited for the process killed it.
+    objects would take two thirds of a second of processor time and help nobody, because the operating system
+    takes the memory back anyway. On a busy machine this took ten seconds, and programs that waited for the
+    process killed it.
     """
     atexit._run_exitfuncs()  # flushes logs, ends children of multiprocessing
     for stream in (sys.stdout, sys.stderr):

@@ -48,7 +48,7 @@ COUNTERS = (
 
 @dataclass(frozen=True)
 class StatsThen:
-    """A server's stats, which may be some time old."""
+    """A server's stats and their age."""
 
     stats: ServerStats
     age_s: float

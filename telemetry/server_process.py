@@ -1,4 +1,4 @@
-"""A prefill or decode server's process, from its ports to its last span."""
+"""Runs the process of a prefill or decode server, from opening its ports to sending its last trace span."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerConfig(Protocol):
-    """What a process must know of its server."""
+    """The settings of a server that its process needs."""
 
     @property
     def host(self) -> str: ...
@@ -59,14 +59,15 @@ class MakeService(Protocol):
 
 
 def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
-    """Serve until SIGTERM or SIGINT. Raises the error that kept the server from starting or from going on."""
+    """Serve until SIGTERM or SIGINT. Raises the error because of which the server could not start or had to
+    stop."""
     signal.signal(signal.SIGINT, _interrupt)
     asyncio.run(_serve(config, role, make_service))
 
 
 def _interrupt(_signum: int, _frame: object) -> None:
-    """Handle Ctrl-C while the server starts. Asyncio's own handler would let the start go on to its next
-    await. That may be half an hour away if the server waits for other hosts."""
+    """Handle Ctrl-C while the server starts. Asyncio's own handler would let the start continue until its
+    next await, which may be half an hour away if the server waits for other hosts."""
     raise KeyboardInterrupt
 
 

@@ -48,7 +48,8 @@ class PrefillSpans:
 
 
 class DecodeSpans:
-    """The spans of all traced requests of a decode server. Other requests cost only a look at their flag."""
+    """The spans of all traced requests of a decode server. For other requests, only the flag in their
+    ``traceparent`` is checked."""
 
     def __init__(self, tracing: Tracing | None) -> None:
         self._tracing = tracing
@@ -59,7 +60,7 @@ class DecodeSpans:
             self._received[request.request_id] = request.traceparent, time.monotonic()
 
     def ended(self, output: RequestOutput) -> None:
-        """Record the spans of a request with its last output."""
+        """Record the spans of a request that ends with ``output``."""
         if self._received:
             self._end(output.request_id, output.stats, output.finish_reason or "", output)
 
@@ -91,9 +92,9 @@ class DecodeSpans:
 
 
 def _parts(stats: RequestStats, parent: str, received_s: float, end_s: float) -> list[Span]:
-    """Return the parts of a request. The queue is placed from the request's start. The other parts are placed
-    from its end, since a transfer may begin long after the queue has ended: with an early ticket, the prompt
-    is still being computed then."""
+    """Return the parts of a request. The time of the queue is counted from the request's start. The times of
+    the other parts are counted back from its end, since a transfer may begin long after the queue has ended:
+    with an early ticket, the prompt is still being computed then."""
     first_token_s = end_s - stats.decode_s
     landed_s = first_token_s - stats.first_token_s
     size: Attributes = {"twinfang.bytes": stats.transfer_bytes, "twinfang.early_bytes": stats.early_bytes}

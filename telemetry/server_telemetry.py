@@ -1,4 +1,4 @@
-"""What one server process shows to its operators."""
+"""The metrics and probes that one server process shows to its operators."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from wire.server import GrpcServer
 log = logging.getLogger(__name__)
 
 METRICS_PORT_OFFSET = 10_000
-"""From a server's own port to its port for metrics, unless a flag says otherwise."""
+"""The port for metrics is the server's own port plus this number, unless a flag says otherwise."""
 ANSWER_TIMEOUT_S = 1.0
-"""An engine answers between two steps. A scrape does not wait for a longer step, or for an engine that
-hangs."""
+"""How long a scrape waits for an engine's stats. An engine answers between two steps. A scrape does not wait
+for a longer step, or for an engine that hangs."""
 
 
 class ServerTelemetry:
@@ -59,7 +59,7 @@ class ServerTelemetry:
         measures: Measures,
         start_up: StartUp,
     ) -> None:
-        """Show the server's figures from now on. ``stats`` is awaited on the running event loop."""
+        """Show the server's metrics from now on. ``stats`` is awaited on the running event loop."""
         self._lag = LoopLag()
         self._registry.register(self._lag)
         reader = StatsReader(stats, asyncio.get_running_loop())

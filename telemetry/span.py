@@ -1,4 +1,4 @@
-"""One span of a trace: something that has taken its time and is over."""
+"""One span of a trace: a piece of work that has ended, with its times."""
 
 from __future__ import annotations
 

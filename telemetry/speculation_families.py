@@ -15,9 +15,10 @@ PREFIX = "twinfang_spec_decode"
 def speculation_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """Yield metrics that servers count themselves, by the values of ``labels``.
+    """Yield metrics that servers count themselves. ``servers`` has the servers' stats by the values of
+    ``labels``.
 
-    They count from their own start. So a restarted server begins at 0 again, as Prometheus expects.
+    Servers count from their own start. So a restarted server begins at 0 again, as Prometheus expects.
     """
     drafted = CounterMetricFamily(f"{PREFIX}_num_draft_tokens", "Drafts tried.", labels=labels)
     accepted = CounterMetricFamily(

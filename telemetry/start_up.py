@@ -1,4 +1,5 @@
-"""The time from the start of a process until it is ready, in phases. Each begins where the last one ended.
+"""The time from the start of a process until it is ready, in phases. Each phase begins when the one before it
+ended.
 
 | phase | is |
 |---|---|
@@ -31,12 +32,12 @@ class StartUp:
         """``began_s`` is a time of ``time.monotonic``; None means now."""
         self.seconds: dict[Phase, float] = {}
         self.weight_bytes = 0
-        """Of the weights as they are stored."""
+        """Bytes of the weights as they are stored."""
         self._marked_s = time.monotonic() if began_s is None else began_s
 
     @classmethod
     def of_process(cls) -> StartUp:
-        """Begin at the start of this process, if the system tells it."""
+        """Begin at the start of this process, or now if the operating system does not report the start."""
         return cls(time.monotonic() - _age_s())
 
     def ended(self, phase: Phase) -> None:
@@ -46,7 +47,7 @@ class StartUp:
         self._marked_s = now
 
     def figures(self) -> dict[str, object]:
-        """Return the figures for JSON."""
+        """Return the times and the size for JSON."""
         return {"seconds": dict(self.seconds), "weight_bytes": self.weight_bytes}
 
     def __str__(self) -> str:
@@ -62,7 +63,8 @@ class StartUp:
 
 
 def _age_s() -> float:
-    """Return the age of this process, to a hundredth of a second. 0 if the system does not tell it."""
+    """Return the age of this process, to a hundredth of a second. 0 if the operating system does not report
+    it."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), since boot

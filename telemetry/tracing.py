@@ -1,4 +1,4 @@
-"""Whether this process exports traces, as a flag or the standard OTEL_* variables say, by OTLP.
+"""Starts the export of traces by OTLP, if a flag or the standard OTEL_* variables ask for it.
 
 The SDK (``pip install 'twinfang[otel]'``) is imported only if the process exports traces.
 """

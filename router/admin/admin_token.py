@@ -49,7 +49,7 @@ class AdminToken:
 class AdminTokenMiddleware:
     """Pure ASGI: refuses everything under :data:`PREFIX` without ``Authorization: Bearer <token>``.
 
-    It comes before the routes, so that a route that is added later can't forget the check.
+    It runs before every route, so that no route that is added later can lack the check.
     """
 
     def __init__(self, app: ASGIApp, token: AdminToken) -> None:

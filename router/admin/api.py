@@ -14,7 +14,7 @@ from router.admin.admin_token import PREFIX, AdminToken, AdminTokenMiddleware
 
 class ErrorDetail(BaseModel):
     message: str
-    """Names the value, the limit and the remedy."""
+    """The error's text. It names the value, the limit and the remedy."""
     type: str
     param: str | None
     code: str
@@ -35,7 +35,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def add_admin_api(app: FastAPI, token: AdminToken) -> None:
-    """Add the routes, and before them the check for the token."""
+    """Add the routes of the admin API, and the check for the token that runs before them."""
     documented = HTTPBearer(auto_error=False, description="The token in --admin-token-file")
     api = APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Security(documented)], responses=ERRORS)
     for module in (workers, requests, config, stats, events):

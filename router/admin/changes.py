@@ -1,4 +1,4 @@
-"""Operators' changes: first they are made, then they are saved, if there is a file for it."""
+"""Operators' changes: first they are made, then they are saved, if there is a state file."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Changes:
 
     @property
     def warning(self) -> str:
-        """Why changes would not survive a restart of the router. Empty if they would, or if there is no file
-        for them."""
+        """Why changes would not survive a restart of the router. Empty if they would survive, or if there is
+        no state file."""
         return "" if self._state_file is None else self._state_file.warning
 
     def restore(self, saved: SavedChanges) -> None:

@@ -20,7 +20,7 @@ class ConfigView(BaseModel):
     prefill_policy: PolicyName
     decode_policy: PolicyName
     session_header: str
-    """Requests with equal values of this header go to the same servers. Empty: no requests do."""
+    """Requests with equal values of this header go to the same servers. Empty: no header has this effect."""
     max_requests_in_flight: int
     max_queue: int
     hold_s: float
@@ -33,7 +33,7 @@ class ConfigView(BaseModel):
 
 
 class ConfigChange(BaseModel):
-    """What to change. Fields that are missing stay as they are."""
+    """The settings to change. Missing fields leave their settings unchanged."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,8 @@ class ConfigChange(BaseModel):
 
 class ChangedConfigView(ConfigView):
     warning: str
-    """Why changes hold, but would be lost if the router restarted now. Empty if they would not be lost."""
+    """Why changes are in effect, but would be lost if the router restarted now. Empty if they would not be
+    lost."""
 
     @classmethod
     def with_warning(cls, view: ConfigView, warning: str) -> ChangedConfigView:
@@ -73,8 +74,8 @@ async def show_config(request: Request) -> ChangedConfigView:
 @router.patch("/config", openapi_extra=body_schema(ConfigChange))
 async def change_config(request: Request) -> ChangedConfigView:
     """Changes the named settings: all of them, or none if a value can't work. Requests under way keep the
-    settings they began with. A change that can't be saved (`--state-file`) holds as well, and `warning` says
-    so."""
+    settings they began with. A change that can't be saved (`--state-file`) takes effect as well, and
+    `warning` says so."""
     body = await read_json(request, ConfigChange)
     await changes_of(request).change_settings(body.values)
     return _view(request)

@@ -22,12 +22,13 @@ from router.serving.services import Services
 TICK_S = 0.25
 TICKS_A_SECOND = 4
 MAX_WAITING = 2048
-"""Events that a subscriber may be behind. A subscriber that is further behind is let go, and connects
-again."""
+"""Maximum number of messages that wait for one subscriber. A subscriber that is slower is disconnected, and
+connects again."""
 MAX_REQUESTS_A_TICK = 256
-"""If more requests have changed, the newest of them are sent."""
+"""Maximum number of changed requests that are sent at a time. If more have changed, the newest are sent."""
 MAX_DECODING_A_SECOND = 100
-"""Requests that decode are sent once a second, the newest of them, so that their tokens can be watched."""
+"""Maximum number of decoding requests that are sent once a second, so that their tokens can be watched. The
+newest are sent."""
 
 
 class RemovedWorker(BaseModel):
@@ -57,7 +58,8 @@ class EventFeed:
             await asyncio.sleep(TICK_S)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: first everything as it is, then what changes. Ends with the feed."""
+        """Yield server-sent events: first the present state, then each change. Ends when the feed is
+        closed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
         if not self._subscribers:
             self._begin()
@@ -77,7 +79,7 @@ class EventFeed:
             self._end(queue)
 
     def _begin(self) -> None:
-        """Remember the present state. Changes count from here on."""
+        """Remember the present state. Later changes are found by comparison with it."""
         self._workers = {view.id: view for view in worker_views(self._services)}
         self._states = {record: record.state for record in self._services.requests.in_flight()}
         self._num_ended = self._services.requests.num_ended

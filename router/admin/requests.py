@@ -24,7 +24,7 @@ class RequestView(BaseModel):
     state: RequestState
     prompt_tokens: int
     generated_tokens: int
-    """Over all choices, so far."""
+    """Tokens generated so far, over all choices."""
     choices: int
     prefill_worker: str | None
     decode_worker: str | None
@@ -33,11 +33,11 @@ class RequestView(BaseModel):
     received_at: float
     """When the request arrived, in seconds since 1970."""
     age_s: float
-    """From the request's arrival to now, or to its end."""
+    """Seconds from the request's arrival to now, or to its end."""
     error: str | None
     """Code of the error that ended the request."""
     error_message: str | None
-    """Everything that is known of that error. The client was told less."""
+    """The full message of that error. The client's message may have fewer details."""
 
     @classmethod
     def of(cls, record: RequestRecord, now_s: float) -> RequestView:
@@ -126,7 +126,8 @@ router = APIRouter()
 async def list_requests(
     request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 100
 ) -> RequestsView:
-    """Lists requests in flight, then the last that have ended, the newest of each first."""
+    """Lists requests in flight, then the last requests that have ended. Both parts begin with the newest
+    request."""
     services = services_of(request)
     now_s = services.recent.now_s
     return RequestsView(requests=[RequestView.of(one, now_s) for one in services.requests.newest(limit)])
@@ -141,8 +142,8 @@ async def show_request(request: Request, request_id: str) -> RequestDetail:
 
 @router.post("/requests/{request_id}/abort")
 async def abort_request(request: Request, request_id: str) -> RequestView:
-    """Ends a request: its client gets an error with the code ``aborted``. A request that has ended stays as
-    it is."""
+    """Ends a request: its client gets an error with the code ``aborted``. A request that has ended is not
+    changed."""
     services = services_of(request)
     record = _find(services, request_id)
     record.abort(AbortedRequestError.by_operator())

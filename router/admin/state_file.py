@@ -1,6 +1,6 @@
-"""Operators' changes in an SQLite file, so that a router that starts again goes on with them.
+"""Keeps operators' changes in an SQLite file, so that a router uses them again after a restart.
 
-Calls block for as long as a disk does, so while the router runs they have a thread of their own.
+Calls block while the disk works. So while the router runs, they are made on a thread of their own.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SCHEMA = f"""
 """
 BUSY_TIMEOUT_S = 5.0
 RETRY_S = 10.0
-"""Between two attempts to save what could not be saved."""
+"""Time between two attempts to save what could not be saved."""
 
 SavedState = Literal["serving", "draining", "removed"]
 T = TypeVar("T")
 
 Rows = dict[tuple[str, ...], tuple[str, ...]]
-"""By table and key."""
+"""Values of the database's rows, by table and key."""
 
 
 @dataclass(frozen=True)
 class SavedWorker:
-    """A server that was added, drained or removed. Servers that are not saved are as flags say."""
+    """A server that was added, drained or removed. Servers that are not saved are used as the flags say."""
 
     role: PoolRole
     address: str
     state: SavedState
     added_by: AddedBy
-    """If a flag had named the server, and no longer does, it is not brought back."""
+    """A server that a flag had named is not added again if no flag names it any longer."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class StateFile:
         self.warning = ""
         """Why changes would be lost if the router restarted now. Empty if they would not."""
         self._rows: Rows = {}
-        """Everything that the file should hold, in case somebody deletes it."""
+        """Everything that the file should hold. If somebody deletes the file, it is written again from
+        this."""
         self._unsaved: Rows = {}
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-file")
@@ -120,8 +121,8 @@ class StateFile:
         self._thread.shutdown()
 
     async def _save(self, changed: Rows) -> None:
-        """Save all that is not saved yet, in one transaction. A change holds whether it can be saved or
-        not."""
+        """Save all that is not saved yet, in one transaction. A change takes effect even if it can't be
+        saved."""
         self._rows |= changed
         self._unsaved |= changed
         rows, all_rows = dict(self._unsaved), dict(self._rows)

@@ -19,7 +19,7 @@ class Throughput(BaseModel):
 
 
 class Latency(BaseModel):
-    """In milliseconds. Percentiles are null while there are no times."""
+    """Measured times in milliseconds. Percentiles are null if nothing was measured."""
 
     p50: float | None
     p90: float | None
@@ -42,16 +42,17 @@ class Transfer(BaseModel):
 
 class StatsView(BaseModel):
     at: float
-    """The time of these figures, in seconds since 1970."""
+    """The time of these values, in seconds since 1970."""
     window_s: int
     throughput: Throughput
     ttft_ms: Latency
     tpot_ms: Latency
     transfer: Transfer
     cache_hit_rate: float | None
-    """The part of the prompt tokens of choices that ended which a prefix cache held."""
+    """Of the prompt tokens of all choices that ended, the share that a prefix cache held."""
     accepted_draft_length: float | None
-    """Tokens gained in a step with drafts, the bonus token included. Null without speculation."""
+    """Tokens that a request gets from a step with drafts, on average. The one token of each step that is not
+    a draft is counted, too. Null without speculation."""
     in_flight: int
     """Requests under way. Queued requests are not counted."""
     queued: int

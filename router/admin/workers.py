@@ -25,7 +25,8 @@ WorkerState = Literal["serving", "draining", "drained", "unreachable"]
 
 
 class WorkerView(BaseModel):
-    """One server as this router knows it. Figures are at most two seconds old, or newer while it has work."""
+    """One server as this router knows it. Its values are at most two seconds old, and newer while the server
+    has work."""
 
     id: str
     address: str
@@ -78,7 +79,8 @@ def _state(worker: Worker) -> WorkerState:
 
 class ChangedWorkerView(WorkerView):
     warning: str
-    """Why changes hold, but would be lost if the router restarted now. Empty if they would not be lost."""
+    """Why changes are in effect, but would be lost if the router restarted now. Empty if they would not be
+    lost."""
 
     @classmethod
     def with_warning(cls, view: WorkerView, warning: str) -> ChangedWorkerView:
@@ -97,7 +99,7 @@ class PoolView(BaseModel):
     size: int
     serving: int
     draining: int
-    """Workers that drain, and workers that have drained."""
+    """Number of workers that are draining or drained."""
     unreachable: int
     requests: int
     queued_tokens: int
@@ -202,8 +204,8 @@ async def add_worker(request: Request) -> ChangedWorkerView:
 
 @router.delete("/workers/{worker_id}")
 async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
-    """Removes a server. Its requests under way end there. The server itself is not told, and keeps
-    running."""
+    """Removes a server. The server still finishes its requests under way. It is not told that it was removed,
+    and keeps running."""
     worker = _find(services_of(request), worker_id)
     await changes_of(request).remove_worker(worker)
     return _changed(request, worker)
@@ -211,12 +213,12 @@ async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
 
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
-    """Stops new requests to a server, from all routers. What a decode server generates goes on at another
-    decode server, without a gap or a repeated token. If there is no other one, and on a prefill server,
-    requests end where they are.
+    """Stops new requests to a server, from all routers. Running answers of a decode server continue on
+    another decode server, without a gap or a repeated token. If there is no other decode server, requests end
+    where they are. Requests on a prefill server always do.
 
     Draining lasts until it is undone, even over restarts of the server. If a decode server is drained again,
-    it lets go of requests that have come meanwhile.
+    it also gives away requests that have arrived meanwhile.
     """
     worker = _find(services_of(request), worker_id)
     await changes_of(request).set_draining(worker, True)

@@ -24,8 +24,8 @@ MEDIA_TYPES = {
     "svg": "image/svg+xml",
     "LICENSE": "text/plain; charset=utf-8",
 }
-"""By a file's ending. The operating system's table is not used: browsers do not run scripts of a wrong
-type."""
+"""Media types by a file's ending. The operating system's table is not used, as it may be wrong, and browsers
+do not run scripts of a wrong type."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (

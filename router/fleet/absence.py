@@ -11,12 +11,13 @@ log = logging.getLogger(__name__)
 
 
 class NobodyServesError(UnavailableError):
-    """No server can take the request, so it was sent to none. A server that comes back may take it."""
+    """No server can take the request, so the router has sent it to none. A server that becomes available
+    again may take it."""
 
 
 @dataclass(frozen=True)
 class Absence:
-    """The servers that a router lacks."""
+    """Which servers a router lacks, in two wordings."""
 
     missing: str
     """For clients: which servers are missing. Their addresses and answers are not shown."""
@@ -28,7 +29,7 @@ class Absence:
 
 
 class AbsenceLog:
-    """Logs why a router is not ready: once, and again when the reason changes."""
+    """Logs why a router is not ready. The same reason is logged only once."""
 
     def __init__(self) -> None:
         self._last: str | None = None

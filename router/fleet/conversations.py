@@ -45,8 +45,8 @@ class Conversations:
             self._forget(next(iter(self._kept)))
 
     def take(self, token_ids: Sequence[int], salt: str) -> Ticket | None:
-        """Remove the ticket that covers most of a prompt, but not all of it, and return it. None if there is
-        none or if it has expired."""
+        """Remove and return the ticket that covers the longest part of a prompt, but not all of it. Return
+        None if there is no such ticket or if it has expired."""
         digest = hashlib.blake2b(digest_size=16)
         done = 0
         best: tuple[str, bytes] | None = None

@@ -21,7 +21,7 @@ from wire.messages.generation import ServerInfo
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
 ANY = Demand()
-"""The demand of a request of which nothing is known."""
+"""The demand of a request about which nothing is known."""
 
 
 UNDRAIN = "end that for one with POST /admin/v1/workers/{id}/undrain, or add a server"
@@ -58,8 +58,8 @@ class ModelServers:
         self._prefill = prefill
         self._decode = decode
         self._limits: ModelLimits | None = None
-        """The limits when a decode server was last connected."""
-        # Models share neither the policies' turns nor the state that is kept for conversations.
+        """The limits at the last time when a decode server was connected."""
+        # Each model has its own policies, which may remember whose turn it is, and its own conversations.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
 
@@ -75,9 +75,9 @@ class ModelServers:
         return self._limits is not None or any(self._connected(self._decode))
 
     def limits(self) -> ModelLimits:
-        """Return the limits of the connected decode servers. While there are none, return the last ones'
-        limits: those servers are expected back. Raises :class:`NobodyServesError` if no decode server was
-        ever connected."""
+        """Return the limits of the connected decode servers. While no decode server is connected, return the
+        limits of those that were connected last, as they are expected back. Raises :class:`NobodyServesError`
+        if no decode server was ever connected."""
         infos = [info for _, info in self._connected(self._decode)]
         if infos:
             self._limits = ModelLimits(
@@ -92,11 +92,12 @@ class ModelServers:
     def choose_decode(
         self, fingerprint: str | None = None, *, avoid: Sequence[str] = (), demand: Demand = ANY
     ) -> DecodeStream:
-        """Choose the decode server for the next request or, after a prefill, one that can read the prefill
-        server's state.
+        """Choose the decode server for the next request. After a prefill, ``fingerprint`` is the prefill
+        server's, and the chosen server can read its state.
 
-        Addresses in ``avoid`` are taken only if there are no others, the first of them first. Servers whose
-        circuit breaker is open are taken only if all breakers are open.
+        A server whose address is in ``avoid`` is taken only if there are no other servers, and then the first
+        in ``avoid`` is tried first. Servers whose circuit breaker is open are taken only if all breakers are
+        open.
         """
 
         candidates = self._decode_for(demand, fingerprint)
@@ -105,15 +106,15 @@ class ModelServers:
         return _chosen(self.decode_policy, candidates, avoid, demand)
 
     def can_take(self, demand: Demand) -> bool:
-        """Return whether there is a decode server for the request and, if that needs one, a prefill
-        server."""
+        """Return whether there is a decode server for the request and, if the decode server needs one, a
+        prefill server."""
         return bool(self._decode_for(demand))
 
     def may_return(self) -> bool:
-        """Return whether servers that are away could fill the gap, once they are back.
+        """Return whether requests could be served once the servers that are away are back.
 
-        A server that is away may come back changed in everything but its role. A server that drains by an
-        operator's wish, or was removed, is not expected.
+        When a server comes back, everything but its role may have changed. A server that an operator has
+        drained or removed is not expected back.
         """
         decode = [stream for stream in self._decode if self._is_expected(stream)]
         prefill = [client for client in self._prefill if self._is_expected(client)]
@@ -135,8 +136,8 @@ class ModelServers:
         return is_ours and not server.drain.is_draining
 
     def _decode_for(self, demand: Demand, fingerprint: str | None = None) -> list[DecodeStream]:
-        """Return the decode servers for a request; with ``fingerprint``, those that can read what was
-        prefilled."""
+        """Return the decode servers for a request. With ``fingerprint``, return those that can read the state
+        that a prefill server of this fingerprint has computed."""
 
         def fits(info: ServerInfo) -> bool:
             if demand.fingerprint not in (None, info.fingerprint):
@@ -246,7 +247,8 @@ def _taking(servers: list[Server], demand: Demand) -> list[Server]:
 
 
 def _problems(servers: Sequence[PrefillClient] | Sequence[DecodeStream]) -> str:
-    """Return why servers are not in use. Any of them may be the one that is missing."""
+    """Return why each of the unused servers is not in use. Any of them may be the server that a request
+    needs."""
     problems = "; ".join(f"{server.address}: {server.problem}" for server in servers if server.info is None)
     return f" ({problems})" if problems else ""
 
@@ -270,8 +272,8 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
 
 
 def _preferred(candidates: Sequence[Server], avoid: Sequence[str]) -> Sequence[Server]:
-    """Return the candidates that are not in ``avoid``. If all are, return the one that failed the longest
-    time ago.
+    """Return the candidates that are not in ``avoid``. If all are in ``avoid``, return the one that failed
+    the longest time ago.
 
     Servers whose breaker is open are left out as long as there are others. The last server is never left out:
     if all breakers are open, the server whose backoff ends first is tried.

@@ -1,4 +1,5 @@
-"""Servers that come, go and drain while the router runs: by an operator's wish, or as their pods do."""
+"""Adds, removes and drains servers while the router runs: because an operator wants it, or because pods
+appear and disappear."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """What the admin API and discovery do to the pool. Each change is logged with its reason."""
+    """The changes that the admin API and discovery make to the pool. Each change is logged with its
+    reason."""
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
@@ -31,12 +33,12 @@ class Membership:
         return worker
 
     def remove(self, worker: Worker, *, why: str) -> None:
-        """Remove a server. Its requests under way end there."""
+        """Remove a server. It still finishes its requests under way."""
         self._pool.remove(worker)
         _log(worker, "was removed", why)
 
     def pause(self, worker: Worker, *, why: str) -> None:
-        """Send nothing new to the server until :meth:`resume`. Requests under way go on. The server is not
+        """Send nothing new to the server until :meth:`resume`. Requests under way continue. The server is not
         told."""
         worker.hold_back(why)
         _log(worker, "is paused", why)
@@ -46,8 +48,9 @@ class Membership:
         _log(worker, "is used again", why)
 
     async def set_draining(self, worker: Worker, is_draining: bool, *, why: str) -> bool:
-        """Send nothing new to the server from now on, or use it again. The server tells all routers; if it is
-        out of reach, it is told once it appears. Return False if it is connected and did not answer.
+        """Send nothing new to the server from now on, or use it again. The server passes this on to all
+        routers. A server that can't be reached now is told once it appears. Return False if the server is
+        connected and did not answer.
 
         Raises :class:`ConflictError` for a server that drains for good.
         """
@@ -60,8 +63,8 @@ class Membership:
         return not worker.is_connected or await worker.drain.tell()
 
     def retire(self, worker: Worker, *, why: str) -> asyncio.Task[bool]:
-        """Drain the server at once and for good. The task tells the server as it is now, and no later
-        incarnation."""
+        """Drain the server at once and for good. The returned task tells the server's present incarnation,
+        and no later one."""
         worker.drain.retire(why, lets_go=self._can_let_go(worker))
         _log(worker, "drains", why)
         return asyncio.create_task(worker.drain.tell(), name=f"drain of {worker.address}")

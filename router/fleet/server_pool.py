@@ -25,12 +25,14 @@ from wire.messages.generation import ServerInfo, ServerStats
 log = logging.getLogger(__name__)
 
 EXAMINE_TIMEOUT_S = 2.0
-"""How long a server may take to say who it is before it is added as one that is not up yet."""
+"""A server that takes longer to say who it is may be added nevertheless, as a server that is not up yet."""
 COLLECT_DELAY_S = 0.1
-"""After a worker has left, when nothing of its end is under way any more."""
+"""Time from a worker's leaving to the collection of garbage. By then, nothing of its shutdown is still
+running."""
 LEAVE_POLL_S = 0.1
 LEAVE_GRACE_S = 5.0
-"""After the last request has left a removed prefill server: a lease may have to be given back yet."""
+"""Wait after the last request of a removed server, because a lease of a prefill server may still have to be
+given back."""
 
 
 class _LinkSettings(TypedDict):
@@ -43,7 +45,8 @@ class _LinkSettings(TypedDict):
 
 
 class ServerPool:
-    """Owns the connections; :attr:`models` chooses among them, by the model names that servers announce.
+    """Owns the connections. The entries of :attr:`models` choose among them, by the model names that servers
+    announce.
 
     Servers may come and go while the router runs. All models see each change of the pool's lists.
     """
@@ -131,8 +134,8 @@ class ServerPool:
 
     def _left(self, task: asyncio.Task[None]) -> None:
         """Collect garbage. gRPC keeps a connection as long as anything refers to one of its streams. Streams
-        that have ended are parts of reference cycles, and this process collects garbage rarely, so it does so
-        here."""
+        that have ended are parts of reference cycles, and this process collects garbage rarely. So this
+        method asks for a collection."""
         self._leaving.discard(task)
         asyncio.get_running_loop().call_later(COLLECT_DELAY_S, gc.collect)
 
@@ -150,8 +153,8 @@ class ServerPool:
         self._watches[worker] = watch
 
     def _leave_hanging(self, worker: Worker) -> None:
-        """Let answers of a hanging decode server go on at another one. A server that runs prompts may only be
-        slow."""
+        """Let the answers of a hanging decode server continue on another one. A prefill server is left alone,
+        as it may only be slow."""
         if isinstance(worker, DecodeStream) and self.has_other_decode(worker):
             worker.give_up()
 
@@ -201,7 +204,7 @@ class ServerPool:
         return [*self._prefill, *self._decode]
 
     def has_other_decode(self, stream: DecodeStream) -> bool:
-        """Return whether another server can go on with the requests of this one."""
+        """Return whether another decode server can continue the requests of this one."""
         info = stream.info
         return info is not None and any(
             other is not stream

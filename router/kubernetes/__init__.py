@@ -1,2 +1,2 @@
-"""Servers that are pods: found by watching the Kubernetes API, added and removed as an operator would do
-it."""
+"""Discovery of servers that are pods. It watches the Kubernetes API, and adds and removes servers as an
+operator would do it."""

@@ -1,8 +1,9 @@
 """The parts of the Kubernetes API that are used: lists and watches of pods, and the scales of Deployments.
 
-kubernetes_asyncio takes care of credentials, certificates and addresses. Answers are read here, as plain
-JSON: the library's models cost a hundred times as much. Its watch neither tells a silent connection from a
-quiet one nor says what ended it (docs/decisions/020-pod-discovery.md).
+kubernetes_asyncio takes care of credentials, certificates and addresses. This module reads the answers
+itself, as plain JSON, because the library's model objects cost a hundred times as much. It does not use the
+library's watch either: that watch can't tell a dead connection from one without changes, and does not say why
+it ended (docs/decisions/020-pod-discovery.md).
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ USER_AGENT = "twinfang"
 
 @dataclass(frozen=True)
 class Deadlines:
-    """A call that takes longer has failed."""
+    """Time limits of calls. A call that takes longer has failed."""
 
     connect_s: float = 5.0
     answer_s: float = 30.0
     """For an answer to any call but a watch."""
     watch_s: float = 300.0
-    """The API server is asked to end a watch after this time, so that all pods are listed again now and
-    then."""
+    """The API server is asked to end a watch after this time, so that all pods are listed again from time to
+    time."""
     silent_s: float = 90.0
-    """A watch has bookmarks once a minute (up to 75 s). If not even these come, the connection is dead."""
+    """On a watch, the API server sends a bookmark once a minute (or up to 75 s apart). If not even bookmarks
+    arrive, the connection is dead."""
 
 
 @dataclass(frozen=True)
 class PodList:
     pods: list[Mapping[str, Any]]
     resource_version: str
-    """A watch from this version tells what happens after the list."""
+    """A watch from this version reports what happens after the list."""
 
 
 class Cluster:
@@ -116,7 +118,8 @@ class Cluster:
     async def watch_pods(
         self, pods: PodDiscovery, resource_version: str, watch_s: float
     ) -> AsyncGenerator[list[WatchEvent], None]:
-        """Yield changes as they come; a list may be empty. Ends when the API server ends the watch in order.
+        """Yield changes as they arrive; a list may be empty. Ends when the API server ends the watch without
+        an error.
 
         Raises :class:`ClusterError`.
         """
@@ -142,12 +145,12 @@ class Cluster:
                     yield lines.feed(data)
                 lines.ended()
             finally:
-                response.close()  # closed, not released: nobody reads the rest of a watch
+                response.close()  # close, not release: the rest of a watch is never read
 
 
 def require_service_account() -> None:
-    """Check for a service account. Raises :class:`ConfigError` outside of a pod, and in one without such a
-    token."""
+    """Check for a service account. Raises :class:`ConfigError` outside of a pod, and in a pod without the
+    token of a service account."""
     try:
         config.load_incluster_config(client_configuration=client.Configuration())
     except config.ConfigException as error:
@@ -159,8 +162,8 @@ def require_service_account() -> None:
 
 @asynccontextmanager
 async def open_cluster(kubeconfig: Path | None, deadlines: Deadlines) -> AsyncIterator[Cluster]:
-    """Open the API server with the present files and tokens. Raises :class:`ClusterError` if they can't be
-    used."""
+    """Connect to the API server with the files and tokens as they are now. Raises :class:`ClusterError` if
+    they can't be used."""
     try:
         configuration = client.Configuration()
         if kubeconfig is None:

@@ -1,4 +1,4 @@
-"""Errors between a process and the Kubernetes API."""
+"""Errors of calls to the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cause = Literal["config", "unreachable", "refused", "gone", "broken", "silent", 
 | ``gone`` | 410: the API server no longer knows what changed since the given version |
 | ``broken`` | the connection ended before the answer was complete |
 | ``silent`` | nothing came for too long |
-| ``garbage`` | the answer is not one of a Kubernetes API |
+| ``garbage`` | the answer is not an answer of a Kubernetes API |
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

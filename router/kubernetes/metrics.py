@@ -18,17 +18,17 @@ EVENTS = ("added", "modified", "deleted", "bookmark")
 
 
 class DiscoveryMetrics(Collector):
-    """Shows what the parts of discovery count here."""
+    """Shows what the parts of discovery count in this object's attributes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._contact_s = clock()
         self.events: Counter[str] = Counter()
-        """Events of the watch, by type in lower case."""
+        """Number of the watch's events, by type in lower case."""
         self.relists: Counter[str] = Counter()
-        """By what ended the list or watch before."""
+        """How often pods were listed again, by what ended the list or watch before."""
         self.pods: Counter[PodState] = Counter()
-        """Pods as they are now, by state."""
+        """Number of present pods, by state."""
 
     def contact(self) -> None:
         """Note that the API server has said something."""

@@ -14,15 +14,16 @@ from router.kubernetes.cluster_error import ClusterError
 from wire.http.address import host_port
 
 MODEL_LABEL = "twinfang.io/model"
-"""Name of the model, as :func:`label_value` writes it. Without this label, the server of the pod says what it
-serves."""
+"""Name of the model, as :func:`label_value` writes it. Without this label, the pod's server itself reports
+its model."""
 PORT_LABEL = "twinfang.io/port"
-"""The server's gRPC port. If a pod has several servers, one on each port of a range: ``8200-8203``."""
+"""The server's gRPC port. For a pod with several servers, a range with one port for each server:
+``8200-8203``."""
 
 ENDED_PHASES = ("Failed", "Succeeded")
-"""No container of such a pod runs, or ever will. Its IP may already be another pod's."""
+"""In these phases no container of the pod runs, or ever will. Another pod may already have its IP."""
 MAX_SERVERS = 64
-"""Servers of one pod. A mistyped range could be thousands."""
+"""Maximum number of servers of one pod, as a mistyped range could have thousands."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,17 @@ class PodServer:
     """A server in a pod. The pod may have other servers, too."""
 
     uid: str
-    """Of this pod only: a pod that is created again under the same name or with the same IP has another
-    uid."""
+    """The uid of this pod only: a pod that is created again under the same name or with the same IP has
+    another uid."""
     name: str
     role: PoolRole
     address: str
-    """``IP:port`` of its gRPC."""
+    """``IP:port`` of the server's gRPC port."""
     is_ready: bool
     is_terminating: bool
     """Whether the pod is being deleted, which nothing can undo."""
     created: str = ""
-    """In RFC 3339, so that the order of texts is the order of times."""
+    """Time of creation in RFC 3339 format, so that sorting the texts sorts the times."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -49,7 +50,7 @@ class PodServer:
 
     @property
     def place(self) -> tuple[PoolRole, str]:
-        """Two servers of a router can't share this."""
+        """Role and address. No two servers of a router may have the same."""
         return self.role, self.address
 
 
@@ -70,8 +71,8 @@ def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
     """Return what a pod offers. ``served_labels`` are the router's models as values of the label
     :data:`MODEL_LABEL`.
 
-    All servers of a pod are ready, and end, together, since the API knows no more of them. Raises
-    :class:`ClusterError` for an object that is not a pod.
+    All servers of a pod become ready, and terminate, at the same time, since the API reports this only for
+    whole pods. Raises :class:`ClusterError` for an object that is not a pod.
     """
     uid, name = pod_id(pod)
     metadata, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
@@ -125,7 +126,8 @@ def pod_id(pod: Mapping[str, Any]) -> tuple[str, str]:
 def claimants(offers: Iterable[PodServer]) -> dict[tuple[str, str], PodServer]:
     """Return, by key, the servers that own their addresses.
 
-    The API may still have a pod whose containers have ended when another pod has its IP already.
+    Of several servers with the same role and address, only one owns it: the API may still list a pod whose
+    containers have ended while another pod already has its IP.
     """
     by_place: dict[tuple[PoolRole, str], PodServer] = {}
     for offer in offers:

@@ -1,4 +1,4 @@
-"""Keeps the router's servers equal to what pods offer."""
+"""Keeps the router's servers equal to the servers that pods offer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NOT_READY = "its pod {} is not ready"
 
 
 class PodWorkers:
-    """Adds, removes, pauses and drains its own servers, and touches no others.
+    """Adds servers, and removes, pauses and drains only servers that it has added itself.
 
     A server that an operator removes stays away as long as its pod exists. An address that a flag or an
-    operator has added is left to them.
+    operator has added is not touched.
     """
 
     def __init__(

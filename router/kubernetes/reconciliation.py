@@ -1,4 +1,5 @@
-"""The changes that make the router's servers equal to what pods offer. Pure."""
+"""Computes the changes that make the router's servers equal to the servers that pods offer. Pure: no clock,
+no I/O."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ Kind = Literal["remove", "add", "resume", "drain", "pause"]
 | ``remove`` | is gone, or has another address now |
 | ``add`` | is ready, and was not known |
 | ``resume`` | is ready again |
-| ``drain`` | is being deleted: nothing new, for good; its requests move to other servers, or end there |
-| ``pause`` | is no longer ready: nothing new until it is ready again; its requests go on |
+| ``drain`` | is being deleted: it gets no new requests; its requests move to other servers, or end there |
+| ``pause`` | is no longer ready: it gets no new requests until it is ready again; its requests continue |
 """
 ORDER: tuple[Kind, ...] = get_args(Kind)
-"""So an address is free before another pod gets it, and other servers exist before one lets its requests
-go."""
+"""The order in which changes are made. With it, an address is free before another pod gets it, and new
+servers exist before a drained server gives its requests away."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ Key = tuple[str, str]
 
 
 def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -> list[Change]:
-    """Return the changes from the applied state (``known``) to the present one (``wanted``), in order. Both
-    by key."""
+    """Return the changes from the applied state (``known``) to the present state (``wanted``), in
+    :data:`ORDER`. Both states have servers by key."""
     changes = [Change("remove", pod) for key, pod in known.items() if not _stays(pod, wanted.get(key))]
     for key, pod in wanted.items():
         before = known.get(key)

@@ -21,13 +21,14 @@ from router.kubernetes.watch_lines import WatchEvent
 
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
-"""Meanwhile routers serve on with the servers that they know. So a quick return is worth little, and an API
-server that has just started has enough to do."""
+"""During the pause, routers keep using the servers that they know. So a shorter pause would gain little, and
+it would burden an API server that has just started."""
 JITTER = 0.25
-"""The part of the pause that is added or left out at random, so that many routers do not all ask at one
-moment."""
+"""The pause becomes longer or shorter at random, by up to this share of it, so that many routers do not all
+ask at the same moment."""
 LASTED_S = 10.0
-"""A watch that lasted so long did not fail from the start: the next pause is the first one again."""
+"""If a watch lasted this long, earlier failures no longer count: the next pause is as short as the first
+one."""
 
 
 class Backoff:
@@ -49,14 +50,15 @@ class Backoff:
 log = logging.getLogger(__name__)
 
 WATCH_JITTER = 0.2
-"""So routers that started together do not list together each time."""
+"""A watch is made shorter at random, by up to this share, so that routers that started together do not list
+pods at the same moment each time."""
 ORDINARY = ("gone", "ended")
 """Causes of a watch's end that are not errors."""
 
 
 class PodObserver(Protocol):
-    """Gets the news of pods. Both methods may raise :class:`ClusterError` for objects that are not pods. Then
-    all pods are listed again."""
+    """Gets lists of pods and changes of pods. Both methods may raise :class:`ClusterError` for objects that
+    are not pods. Then all pods are listed again."""
 
     def listed(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Take all pods that there are."""
@@ -66,7 +68,7 @@ class PodObserver(Protocol):
 
 
 class Reflector:
-    """Passes news of pods to an observer, until it is cancelled."""
+    """Passes lists of pods and their changes to an observer, until :meth:`run` is cancelled."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Reflector:
             await asyncio.sleep(backoff.pause_s(self._clock() - began_s))
 
     async def _list_and_watch(self) -> None:
-        """List pods and watch them until the watch has ended in order."""
+        """List pods and watch them until the watch has ended without an error."""
         async with open_cluster(self._pods.kubeconfig, self._deadlines) as cluster:
             listed = await cluster.list_pods(self._pods)
             self._metrics.contact()

@@ -25,7 +25,7 @@ class WatchEvent:
 
 
 class WatchLines:
-    """Makes events of the bytes of an answer as they come."""
+    """Turns the bytes of an answer into events as they arrive."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -49,8 +49,8 @@ class WatchLines:
 
 
 def status_error(what: str, status: int, body: Mapping[str, Any]) -> ClusterError:
-    """Return the error of an answer or an event that is a ``Status``, in which Kubernetes reports a
-    failure."""
+    """Return the error for an answer or an event that is a ``Status``. Kubernetes reports failures as such
+    objects."""
     said = body.get("message") or body.get("reason") or "it does not say why"
     cause: Cause = "gone" if status == GONE else "refused"
     return ClusterError(cause, f"the API server answers {status} to {what}: {said}{_remedy(status)}")

@@ -18,7 +18,7 @@ from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableErro
 
 @dataclass(frozen=True)
 class ServedModel:
-    """All that requests for one model need."""
+    """Everything that the router needs to serve requests for one model."""
 
     name: str
     tokenizer: Tokenizer
@@ -48,7 +48,8 @@ class ModelCatalog:
         self._by_name |= {alias.name: self._by_name[alias.model] for alias in aliases}
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
-        """Iterate over all names, those of models first, with the model that each stands for."""
+        """Iterate over all names, each with the model that it stands for. The models' own names come before
+        the aliases."""
         return iter(self._by_name.items())
 
     def find(self, asked: str | None) -> ServedModel:

@@ -60,7 +60,7 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Return function tools as they came. None if there are none."""
+    """Return the function tools unchanged. None if there are none."""
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list):

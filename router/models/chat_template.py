@@ -1,7 +1,7 @@
 """The checkpoint's chat template, rendered as transformers does, without transformers.
 
-A template is a program that comes with a checkpoint and runs on what clients send. So it runs in Jinja's
-sandbox, and every exception that it raises is an error of the request.
+A template is a program from a checkpoint, and its input comes from clients. So it runs in Jinja's sandbox,
+and every exception that it raises is an error of the request.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _strftime_now(form: str) -> str:
 
 
 def _special_tokens(settings: Mapping[str, Any], model_dir: Path) -> dict[str, str]:
-    """Return ``bos_token`` and the like, which files have as texts or as objects with a ``content``."""
+    """Return the special tokens, such as ``bos_token``. The files have each of them as a text or as an object
+    with a ``content``."""
     tokens = {}
     for said in (read_json(model_dir / "special_tokens_map.json", required=False), settings):
         for name, token in said.items():

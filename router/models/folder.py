@@ -38,8 +38,8 @@ class ModelFolder:
 
 
 def sampling_defaults(model_dir: Path) -> dict[str, float]:
-    """Return what ``generation_config.json`` has of :data:`CHECKPOINT_DEFAULTS`. OpenAI's defaults hold for
-    the rest.
+    """Return the values that ``generation_config.json`` sets for names in :data:`CHECKPOINT_DEFAULTS`. For
+    the other names, OpenAI's defaults hold.
 
     Raises :class:`ModelLoadError` for a value that is not a number. ``do_sample`` is ignored: a client that
     wants greedy decoding asks for temperature 0.

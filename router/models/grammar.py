@@ -1,6 +1,6 @@
-"""Grammars in llguidance's form, which decode servers make answers follow.
+"""Builds grammars in llguidance's form. Decode servers make answers follow them.
 
-Errors in a client's grammar are found before anything is dispatched: :mod:`router.models.grammar_checker`.
+Before a request is dispatched, :mod:`router.models.grammar_checker` finds errors in its grammar.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 from llguidance import LLMatcher
 
 WHITESPACE = r"\x20|\n[\x20\t]{0,20}"
-"""Between the parts of a JSON text. If there were no limit, a small model might write blanks without end."""
+"""White space between the parts of a JSON text. If there were no limit, a small model might write blanks
+without end."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def with_options(schema: dict[str, Any]) -> str:
     """Return a JSON schema as text, with options that say how its JSON is written. A keyword that can't be
-    enforced is an error, whatever options the schema has itself."""
+    enforced is an error, even if the schema has other options of its own."""
     options = {"whitespace_pattern": WHITESPACE, "lenient": False}
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 

@@ -15,19 +15,20 @@ from wire.errors import GrammarError, OverloadedError, TwinfangError
 from wire.messages.sampling_params import MAX_GRAMMAR_BYTES
 
 MAX_AT_ONCE = 8
-"""Grammars that are compiled side by side. More of them wait."""
+"""Maximum number of grammars that are compiled at the same time. Further grammars wait."""
 QUICK_S = 0.05
-"""Processor time in which nearly all grammars are compiled. One that takes longer is compiled again from the
-start, in a queue where no quick grammar waits for it."""
+"""Processor time in which nearly all grammars are compiled. A grammar that takes longer is compiled again
+from the start, in a queue of its own, so that no quick grammar waits for it."""
 MAX_CPU_S = 1.0
-"""Processor time for a slow grammar. A schema of 100 kilobytes takes a fifth of it."""
+"""Processor time for a slow grammar. A schema of 100 kilobytes takes a fifth of this time."""
 MAX_SLOW_AT_ONCE = 2
 MAX_SLOW = 16
-"""Slow grammars that are compiled or wait for it. One more is refused."""
+"""Maximum number of slow grammars that are being compiled or wait to be compiled. A further slow grammar is
+refused."""
 MAX_KEPT_BYTES = 8 << 20
-"""For remembered results."""
+"""Maximum size of all remembered results together."""
 IDLE_S = 20.0
-"""After so long without a question the process ends. The next question starts another one."""
+"""After this time without a question the process ends. The next question starts another process."""
 MODULE = "router.models.grammar_process"
 
 
@@ -162,7 +163,7 @@ class GrammarChecker:
                     future.set_exception(TwinfangError("the grammar could not be checked: its process ended"))
 
     def _keep(self, digest: bytes, checked: Checked) -> None:
-        if digest in self._kept:  # the same grammar was asked for twice at a time
+        if digest in self._kept:  # two requests asked for the same grammar at the same time
             return
         self._kept[digest] = checked
         self._num_kept_bytes += _size(checked)

@@ -1,9 +1,9 @@
 """The process that compiles clients' grammars: ``python -m router.models.grammar_process``.
 
 A grammar of a few kilobytes can make the library overflow its stack, or take minutes or gigabytes. So each
-grammar is compiled in its own copy of this process, with limits that the kernel enforces. Questions come on
-the standard input and replies go to the standard output, in any order. Each message is msgpack behind its
-length.
+grammar is compiled in its own copy of this process, with limits that the operating system enforces. Questions
+come on the standard input and replies go to the standard output, in any order. Each message is its length,
+followed by that many bytes of msgpack.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Question(NamedTuple):
     max_cpu_s: float
     """Processor time that compiling may take."""
     is_quick: bool
-    """Whether compiling may take time from other work. A slow grammar is compiled when nobody else wants the
-    processor."""
+    """Whether compiling may take time from other work. A slow grammar is compiled only while no other process
+    wants the processor."""
 
 
 class Reply(NamedTuple):
@@ -46,7 +46,8 @@ class Reply(NamedTuple):
     problem: str
     """Why the grammar can't be compiled. Empty if it can."""
     grammar: str
-    """In llguidance's form."""
+    """The grammar in llguidance's form; empty if the question had it in this form already, or if compiling
+    failed early."""
     is_late: bool = False
     """Whether compiling took all the processor time that it was given."""
 
@@ -147,7 +148,7 @@ def _write(file: int, data: bytes) -> None:
 def main() -> None:
     """Compile grammars until the standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that started this one
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes there how it dies
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes about its crashes there
     copies: dict[int, _Copy] = {}
     buffer = b""
     while True:

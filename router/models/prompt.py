@@ -13,8 +13,8 @@ from wire.errors import ContextLengthError, InvalidRequestError
 HEAD_CHARS_A_TOKEN = 8
 """If a text has more characters than this for each token of the context, its beginning is tokenized first."""
 HEAD_MARGIN_TOKENS = 256
-"""Tokens that the beginning on its own may have more than within the whole text. Its last word is cut, so it
-may be split into other tokens."""
+"""The beginning of a text may become this many tokens more on its own than as a part of the whole text. Its
+last word is cut, and may be split into other tokens for that reason."""
 UNTOLD_MODEL_LEN = 1 << 17
 """The context's length in tokens that is assumed until a server has reported it."""
 
@@ -30,11 +30,11 @@ class Prompt:
 async def encode_text(
     text: str, tokenizer: Tokenizer, max_model_len: int | None, *, add_special_tokens: bool, param: str
 ) -> list[int]:
-    """Return the token ids of a text that is not far too long for a prompt.
+    """Return the token ids of a text, but refuse a text that is far too long for a prompt.
 
-    Tokenizing a text of 8 MB takes a gigabyte, and seconds. So a text that can't fit is refused before, by
-    its length or by the tokens of its beginning. ``max_model_len`` is None until a server has reported it.
-    Raises :class:`ContextLengthError`.
+    Tokenizing a text of 8 MB takes a gigabyte, and seconds. So a text that can't fit is refused before it is
+    tokenized, because of its length or of the number of tokens of its beginning. ``max_model_len`` is None
+    until a server has reported it. Raises :class:`ContextLengthError`.
     """
     max_model_len = UNTOLD_MODEL_LEN if max_model_len is None else max_model_len
     check_chars(len(text), tokenizer, max_model_len, param=param)
@@ -51,8 +51,8 @@ async def encode_text(
 
 
 def check_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int | None, *, param: str) -> None:
-    """Refuse a text with more characters than a prompt's tokens can stand for. Raises
-    :class:`ContextLengthError`."""
+    """Refuse a text that would be too long even if each token stood for as many characters as the longest
+    one. Raises :class:`ContextLengthError`."""
     longest = tokenizer.max_token_chars
     max_model_len = UNTOLD_MODEL_LEN if max_model_len is None else max_model_len
     if longest is not None and num_chars > longest * max_model_len:
@@ -80,7 +80,7 @@ async def encode_prompt(
     param: str,
     keep_text: bool = False,
 ) -> Prompt:
-    """Tokenize a text that came in the field ``param``. Raises :class:`InvalidRequestError`."""
+    """Tokenize the text of a request's field ``param``. Raises :class:`InvalidRequestError`."""
     token_ids = await encode_text(
         text, tokenizer, limits.max_model_len, add_special_tokens=add_special_tokens, param=param
     )

@@ -29,7 +29,7 @@ class StructuredFields(BaseModel):
 
 @dataclass(frozen=True)
 class Structure:
-    """A form, and the field that asked for it."""
+    """The form that an answer must have, and the request's field that asked for it."""
 
     param: str
     grammar: str
@@ -71,7 +71,8 @@ def _response_format(value: dict[str, Any], param: str) -> Structure | None:
 
 
 def _structured_outputs(value: dict[str, Any], param: str) -> Structure | None:
-    """Read vLLM's field: an object with one of these keys, and perhaps others that are not set."""
+    """Read vLLM's field: an object with one of the keys of ``_KINDS``. Its other keys must be null or
+    false."""
     given = {key: said for key, said in value.items() if said is not None and said is not False}
     if not given:
         return None

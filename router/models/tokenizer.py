@@ -18,13 +18,14 @@ from router.models.json_files import read_json
 from wire.errors import ModelLoadError
 
 INLINE_CHARS = 2_000
-"""Encoding up to so many characters keeps other requests waiting for less time than a hop to another thread
-and back would."""
+"""Text up to this many characters is encoded on the event loop. That delays other requests less than passing
+the work to another thread and back would."""
 
 INLINE_TOKENS = 1_000
 """The same limit for decoding."""
 LARGE = 200_000
-"""Characters or tokens. Work on so many leaves tens of megabytes behind."""
+"""Number of characters or tokens. Work on so many leaves tens of megabytes of free memory in the process,
+which is returned to the system."""
 
 REPLACEMENT = "\ufffd"
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class Tokenizer:
     """``tokenizer.json`` of a model folder.
 
-    Its post-processor alone decides about BOS and EOS. As in transformers 5, ``add_bos_token`` of
+    The file's post-processor alone decides about BOS and EOS. As in transformers 5, ``add_bos_token`` of
     tokenizer_config.json has no effect if there is a tokenizer.json.
     """
 
@@ -73,14 +74,14 @@ class Tokenizer:
         return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
 
     async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode as :meth:`decode` does. Many tokens are decoded in another thread, so that the event loop
-        goes on."""
+        """Decode as :meth:`decode` does. Many tokens are decoded in another thread, so that the event loop is
+        not blocked."""
         decode = partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run ``work`` in one of two threads, once one is free. ``size`` is its input's, in characters or
-        tokens."""
+        """Run ``work`` in one of two threads, once one is free. ``size`` is the size of its input, in
+        characters or tokens."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, _then_give_back, work, size)
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -94,18 +95,19 @@ class Tokenizer:
         return text
 
     def has_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Return whether a token has any text. Ids beyond the tokenizer's (padded vocabularies) have none."""
+        """Return whether a token has any text. Padded vocabularies have ids above those of the tokenizer;
+        such ids have no text."""
         if skip_special_tokens and token_id in self._special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
 
     def _own_text(self, token_id: int) -> str | None:
-        """Return the text that a token has after any other text, if that text does not end within a code
-        point.
+        """Return the text that a token always adds after other text, if the other text does not end within a
+        code point.
 
-        None where this can't be said: for special tokens, for tokens that have parts of code points or no
-        text, and for decoders other than byte-level BPE's, which joins the bytes of all tokens and does
-        nothing else.
+        None for special tokens and for tokens that have parts of code points or no text. Also None if the
+        decoder is not that of byte-level BPE: only that decoder is known to join the bytes of all tokens and
+        to do nothing else.
         """
         if not self._is_byte_level or not self.has_text(token_id, skip_special_tokens=True):
             return None
@@ -120,8 +122,8 @@ class Tokenizer:
     def _decode_token(self, token_id: int) -> str:
         """Return the text of one token on its own, as log-probabilities name it.
 
-        A token that is not complete UTF-8 becomes ``bytes:\\xe2\\x82``, as in OpenAI's API. As a replacement
-        character it would look like every other such token.
+        A token that is not complete UTF-8 becomes ``bytes:\\xe2\\x82``, as in OpenAI's API. Written with
+        replacement characters, many such tokens would look the same.
         """
         text = self.decode([token_id], skip_special_tokens=False)
         if REPLACEMENT not in text:
@@ -148,8 +150,8 @@ class Tokenizer:
 
     @cached_property
     def max_token_chars(self) -> int | None:
-        """The most characters of a prompt that a token stands for. None if a normalizer may shorten the
-        prompt first."""
+        """The maximum number of characters of a prompt that one token stands for. None if a normalizer may
+        shorten the prompt first."""
         if self._backend.normalizer is not None:
             return None
         return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))

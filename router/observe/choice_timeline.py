@@ -1,5 +1,5 @@
-"""What has happened to one choice, and when. Its dispatch reports this a few times in a choice's life, not
-for each token."""
+"""What has happened to one choice, and when. The choice's dispatch reports this a few times in all, not for
+each token."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class ServerCall:
 
 
 class ChoiceTimeline:
-    """Events in the order in which they became known. Figures that servers report later replace the router's
-    own.
+    """Events in the order in which they became known. Times that servers report later replace the times that
+    the router measured.
 
-    ``traceparent`` is the request's. Calls are noted only if its trace is recorded.
+    ``traceparent`` is that of the request. Calls are noted only if the request's trace is recorded.
     """
 
     def __init__(self, traceparent: str = "", *, is_traced: bool = False) -> None:
@@ -92,7 +92,8 @@ class ChoiceTimeline:
         self._begin("prefill", worker, time.monotonic())
 
     def prefilled(self, *, queue_s: float, prefill_s: float) -> None:
-        """Note that the prefill server has answered. ``queue_s`` and ``prefill_s`` are its own figures."""
+        """Note that the prefill server has answered. ``queue_s`` and ``prefill_s`` are the times that the
+        server measured."""
         now = self._prefilled_s = time.monotonic()
         self._end_calls(now, "", "prefill")
         called = self._under_way("prefill")
@@ -109,8 +110,8 @@ class ChoiceTimeline:
             self.stage = "transfer"
 
     def submitted(self, worker: str, *, reads: bool) -> None:
-        """Note that the decode server has the request. ``reads``: the server has a state to read, now or once
-        the prompt is computed."""
+        """Note that the decode server has the request. ``reads``: the server reads a state from another
+        server, now or when the prompt has been computed."""
         self.decode_worker = worker
         is_early = self._under_way("prefill") is not None
         self._submitted = self._begin("transfer" if reads else "prefill", worker, time.monotonic())
@@ -118,7 +119,8 @@ class ChoiceTimeline:
             self.stage = "prefill"
 
     def progressed(self) -> None:
-        """Note that a token came. Call it for each step: only the first step of an attempt counts."""
+        """Note that a token has arrived. To be called for each step; only the first step of an attempt
+        counts."""
         if self.stage == "decode" or self.decode_worker is None:
             return
         now = time.monotonic()
@@ -132,7 +134,7 @@ class ChoiceTimeline:
         self._leave("retry", detail)
 
     def moved(self, stats: RequestStats | None) -> None:
-        """Note that the decode server lets the request go and another server goes on with it."""
+        """Note that the decode server gives up the request and another server continues it."""
         self._told(stats)
         self._leave("moved")
 
@@ -158,7 +160,7 @@ class ChoiceTimeline:
         self.stage = "prefill"
 
     def _told(self, stats: RequestStats | None) -> None:
-        """Replace what the router could see by the decode server's own figures."""
+        """Replace the times that the router measured by the decode server's own times."""
         event = self._submitted
         if stats is None or event is None or event.duration_s is None:
             return

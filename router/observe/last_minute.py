@@ -1,4 +1,5 @@
-"""What the router has seen in the last minute, for people who watch it. Prometheus has windows of its own."""
+"""What the router has seen in the last minute, for people who watch the router. Prometheus does not need
+this: it computes its own windows."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class LastMinute:
         return self._clock()
 
     def covered_s(self, now_s: float) -> float:
-        """Return how much time the sums cover now. The slot of the current second is not full yet."""
+        """Return how many seconds the sums cover now. Of the current second, only the part that has passed
+        counts."""
         return max(0.001, min(now_s - self._started_s, WINDOW_S - 1 + now_s % 1))
 
     def choice_ended(
@@ -62,8 +64,8 @@ class LastMinute:
             self.accepted_tokens.add(stats.accepted_tokens, now_s)
 
     def accepted_length(self, now_s: float) -> float | None:
-        """Return the tokens that a request gains in a step with drafts. Each step has one bonus token, which
-        counts."""
+        """Return how many tokens a request gets from a step with drafts, on average. The one token of each
+        step that is not a draft is counted, too."""
         tokens = self.tokens_with_drafts.total(now_s)
         steps = tokens - self.accepted_tokens.total(now_s)
         return tokens / steps if steps > 0 else None

@@ -18,7 +18,7 @@ from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangErro
 
 
 class KeyMetrics:
-    """Requests and tokens of each API key. A router without keys has requests of an empty name, which are not
+    """Requests and tokens of each API key. In a router without keys, the key's name is empty, and nothing is
     counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -50,8 +50,8 @@ Outcome = Literal["completed", "cancelled", "refused", "failed"]
 
 
 class Metrics:
-    """Metrics of one router. Each has its own registry, so several can live in one process. Times in
-    seconds."""
+    """Metrics of one router. Each object has its own registry, so one process can have several objects. Times
+    are in seconds."""
 
     def __init__(self, retried_codes: Iterable[str]) -> None:
         registry = self.registry = CollectorRegistry()
@@ -113,7 +113,8 @@ class Metrics:
         self._begin_at_zero(retried_codes)
 
     def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
-        """Show counters before anything was counted, so that a rate sees the first count as a rise."""
+        """Show counters at 0 before anything was counted. Otherwise a rate in Prometheus would miss the first
+        count."""
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
         for code in all_codes():
@@ -123,7 +124,8 @@ class Metrics:
 
     @contextmanager
     def refusals(self, key_name: str = "") -> Iterator[None]:
-        """Count an HTTP request that ends in the block with an error. :meth:`request` counts the others."""
+        """Count an HTTP request if the block ends with an error. :meth:`request` counts requests that leave
+        this block without an error."""
         try:
             yield
         except BaseException as error:
@@ -157,11 +159,11 @@ class Metrics:
         self.retries.labels(code).inc()
 
     def of_router(self) -> bytes:
-        """Return what this process has measured."""
+        """Return the metrics that this process has measured."""
         return generate_latest(self.registry)
 
     def of_servers(self) -> bytes:
-        """Return what servers count. Every router would return the same."""
+        """Return the metrics that servers count. Every router would return the same values."""
         return generate_latest(self._servers_registry)
 
 

@@ -1,4 +1,4 @@
-"""Where a request's time goes on its way through the servers, as one router has seen it."""
+"""How long a request spends in each phase on the servers, as one router has seen it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 4
 
 
 class PhaseMetrics:
-    """Prefill, handoff and the way to the first token. Times in seconds."""
+    """Metrics of prefill, of the handoff and of the time until the first token. Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
@@ -63,11 +63,11 @@ class PhaseMetrics:
         self.prefill.observe(reply.prefill_s)
 
     def decoded(self, stats: RequestStats, first_output_s: float, *, was_early: bool) -> None:
-        """Measure a decode. ``first_output_s`` is from the submission to the first token as the router saw
-        it.
+        """Measure a decode. ``first_output_s`` is the time from the submission to the first token, as the
+        router saw it.
 
-        If the prompt was submitted early, ``first_output_s`` begins with the prefill's reply; the queue was
-        before it.
+        If the prompt was submitted early (with an early ticket), ``first_output_s`` begins with the prefill
+        server's reply. The wait in the decode server's queue was over by then.
         """
         queue_s = 0.0 if was_early else stats.queue_s
         server_s = queue_s + stats.transfer_s + stats.first_token_s

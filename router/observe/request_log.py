@@ -11,19 +11,21 @@ from router.observe.request_record import RequestRecord
 from wire.errors import OverloadedError, TwinfangError
 
 MAX_ENDED = 512
-"""Each takes some hundred bytes, or a few kilobytes with many choices."""
+"""Maximum number of ended requests that are kept. Each takes some hundred bytes, or a few kilobytes with many
+choices."""
 MAX_CHOICES_KEPT = 4096
-"""Choices of all requests that have ended. A single request may have as many choices as the router allows."""
+"""Maximum number of choices of all kept requests together. This limit is needed because a single request may
+have as many choices as the router allows."""
 
 
 class RequestLog:
-    """Knows every request from its arrival to its end, and for a while after it."""
+    """Knows every request from its arrival to its end, and keeps it for a while after its end."""
 
     def __init__(self) -> None:
         self._in_flight: dict[str, RequestRecord] = {}
         self._ended: deque[RequestRecord] = deque()
         self.num_ended = 0
-        """Since the start. Requests that were forgotten count as well."""
+        """Number of requests that have ended since the start, including those that are no longer kept."""
         self._num_choices_kept = 0
 
     @property
@@ -58,12 +60,14 @@ class RequestLog:
                 self._keep(record)
 
     def find(self, request_id: str) -> RequestRecord | None:
-        """Return the request in flight with this id, else the last one with it that has ended."""
+        """Return the request in flight with this id. If there is none, return the last ended request with
+        this id."""
         found = self._in_flight.get(request_id)
         return found or next((one for one in reversed(self._ended) if one.id == request_id), None)
 
     def newest(self, limit: int) -> list[RequestRecord]:
-        """Return requests in flight, then requests that have ended, the newest of each first."""
+        """Return requests in flight, then requests that have ended. Both parts begin with the newest
+        request."""
         in_flight = list(islice(reversed(self._in_flight.values()), limit))
         return in_flight + self.last_ended(limit - len(in_flight))
 

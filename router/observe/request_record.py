@@ -51,7 +51,7 @@ class RequestRecord:
         self.error: str | None = None
         """Code of the error that ended the request early."""
         self.error_message: str | None = None
-        """For operators."""
+        """The error's message, for operators."""
         self._end: RequestState | None = None
         self._count_tokens: Callable[[], int] | None = count_tokens
         self._num_tokens = 0
@@ -59,7 +59,8 @@ class RequestRecord:
 
     @property
     def state(self) -> RequestState:
-        """The state of the request. With several choices, that of the choice that is least far."""
+        """The state of the request. With several choices, it is the state of the choice that has progressed
+        least."""
         if self._end is not None:
             return self._end
         if self.admitted_s is None:
@@ -96,7 +97,8 @@ class RequestRecord:
 
     @contextmanager
     def abortable_task(self) -> Iterator[None]:
-        """Let an abort end whatever the current task waits for while the block runs."""
+        """While the block runs, let an abort cancel the current task. The block then raises the abort's
+        error."""
         task = asyncio.current_task()
         assert task is not None
         aborted_by: TwinfangError | None = None

@@ -23,7 +23,8 @@ CALL_SPANS = {"prefill": PREFILL_SPAN, "decode": DECODE_SPAN}
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """If this router exports no traces, the client's trace goes to the servers as it came."""
+    """The trace of one request. If this router exports no traces, the client's ``traceparent`` is passed to
+    the servers unchanged."""
 
     traceparent: str = ""
     tracing: Tracing | None = None

@@ -1,8 +1,9 @@
-"""The metrics of several processes on one port, as one answer.
+"""Merges the metrics of several router processes that share one port into one answer.
 
-A scrape reaches any of the processes. Each one's own figures carry its index as ``process``, as if it were an
-instance of its own. So sums and rates over them are right, and counters never go back. What servers count
-would be the same from every process, and is shown once.
+A scrape reaches any one of the processes. The metrics of each process carry its index in the label
+``process``, as if each process were an instance of its own. So sums and rates over the processes are right,
+and counters never go back. Metrics that servers count would be the same from every process, so they are shown
+once.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ PATH_OF_ONE = "/metrics/process"
 
 
 async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
-    """Return what the other processes say of themselves, by index. A process that does not answer is
-    missing."""
+    """Return the other processes' own metrics, by index. A process that does not answer is missing."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
     texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))
     return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
 
 
 def merged(texts: Mapping[int, str]) -> bytes:
-    """Merge what each process says of itself, by index, into one exposition."""
+    """Merge the processes' own metrics, given by index, into one text for Prometheus."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry)

@@ -1,8 +1,8 @@
 """What is measured for every single token, as Prometheus metrics.
 
-The client library's counters take a lock and several calls each. Tens of thousands of tokens come each
-second, all on the event loop. So they are counted in plain numbers, and turned into metrics when somebody
-scrapes them.
+The client library's counters take a lock and several calls each. Tens of thousands of tokens arrive each
+second, all on the event loop. So tokens are counted in plain numbers, which are turned into metrics at each
+scrape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class TokenMetrics(Collector):
         self.recent.add(num_tokens, now_s)
 
     def later(self, num_tokens: int, now_s: float, before_s: float) -> None:
-        """Count further tokens. They share the time since the tokens before them."""
+        """Count further tokens, which came together at ``now_s``. They share the time since ``before_s``,
+        when the tokens before them came."""
         self._num_tokens += num_tokens
         self._gaps.add((now_s - before_s) / num_tokens, num_tokens)
         self.recent.add(num_tokens, now_s)

@@ -1,4 +1,4 @@
-"""What has come in the last minute, in constant memory: sums and histograms in slots of one second.
+"""What was measured in the last minute, in constant memory: sums and histograms in slots of one second.
 
 Times are seconds of one monotonic clock. The caller passes them, as it has read the clock already.
 """
@@ -40,7 +40,8 @@ class _Slots(ABC):
 
 
 class WindowSum(_Slots):
-    """Adds up numbers. Some come once for each token: all but the first in a second cost next to nothing."""
+    """Adds up numbers. Some sums get a number for each token. So all additions but the first in a second cost
+    very little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +62,7 @@ class WindowSum(_Slots):
 
 
 class WindowHistogram(_Slots):
-    """Counts times in buckets of :data:`BOUNDS_MS`. A time beyond the last bound counts in the last
-    bucket."""
+    """Counts times in buckets of :data:`BOUNDS_MS`. A time above the last bound counts in the last bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class Distribution:
         self.count = sum(counts)
 
     def percentile_ms(self, share: float) -> float | None:
-        """Return a percentile, interpolated within its bucket, so within a quarter of the right value. None
-        if there are no times."""
+        """Return a percentile, interpolated within its bucket, so that its error is at most about a quarter
+        of the right value. None if there are no times."""
         wanted, seen = share * self.count, 0
         for bucket, count in enumerate(self._counts):
             if count and seen + count >= wanted:

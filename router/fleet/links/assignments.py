@@ -1,4 +1,4 @@
-"""The work that one router has at one server, and the server's load as corrected by it."""
+"""The work that one router has at one server, and the server's load, corrected by this work."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from router.policies.policy import Load
 from wire.messages.generation import ServerInfo, ServerStats
 
 SILENT_S = 30.0
-"""Engines answer between two steps, and a step takes seconds at most. An engine that is silent for so long
-hangs."""
+"""An engine that is silent for this long is taken to hang: engines answer between two steps, and a step takes
+seconds at most."""
 HELD_OPEN_S = 10.0
-"""After each question that a hanging engine left unanswered. Longer than it takes until the next question."""
+"""How long the breaker is held open after each question that a hanging engine left unanswered. It is longer
+than the time until the next question."""
 
 
 class Assignments:
     """Owns the server's circuit breaker and counts this router's requests and tokens there.
 
-    The stats of a server are some hundred milliseconds old. Requests that this router has sent since are not
-    among them. But the router knows exactly how many tokens of its own are at the server, now and when it
-    asked: only the part of other routers is ever stale.
+    The stats of a server are some hundred milliseconds old. Requests that this router has sent since then are
+    not counted in them. But the router knows exactly how many of its own tokens are at the server now, and
+    how many were there when it asked. So only the part of other routers is ever out of date.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -39,7 +40,7 @@ class Assignments:
         self._block_size = 1
         self._stats: ServerStats | None = None
         self.told_s = 0.0
-        """When the server reported its stats last, by the clock."""
+        """When the server last reported its stats, in seconds of the clock."""
         self._appeared_s = 0.0
         self._tokens_then = 0
         """This router's tokens at the server when it was asked for :attr:`stats`."""
@@ -48,8 +49,8 @@ class Assignments:
         self._max_batch_tokens = 0
 
     def appeared(self, info: ServerInfo) -> None:
-        """Note that a server answers, perhaps another incarnation. Its stats and prefixes are not known yet.
-        The breaker of another incarnation starts anew."""
+        """Note that a server answers. Its stats and prefixes are not known yet. If it is another incarnation,
+        the breaker is reset."""
         if info.incarnation != self._incarnation:
             self.breaker.reset()
         self._incarnation = info.incarnation
@@ -95,8 +96,8 @@ class Assignments:
         return hangs
 
     def load(self) -> Load:
-        """Return the load now: this router's requests as they are, those of others as the server reported
-        them."""
+        """Return the load now: this router's own requests by its current count, and the requests of other
+        routers as the server last reported them."""
         if self._stats is None:
             queued = self.num_tokens if self._computes_prompts else 0
             return Load(queued, free_tokens=-self.num_tokens)
@@ -112,7 +113,7 @@ class Assignments:
 
     @property
     def num_routers(self) -> int:
-        """Routers that use a decode server, this one included."""
+        """Number of routers that use the decode server, this router included."""
         return 1 if self._stats is None else max(1, self._stats.num_routers)
 
     @property

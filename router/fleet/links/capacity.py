@@ -1,9 +1,9 @@
-"""How much a router may send to servers: what they have, less what other routers use, but never less than a
-fair part.
+"""How much a router may send to servers: their capacity minus what other routers use, but never less than
+this router's fair part.
 
-Requests beyond that would wait on the servers, first come, first served, whatever their priority and client.
-A computed prompt also keeps its blocks on a prefill server until there is room to decode it. So such requests
-wait in the router instead.
+Requests beyond this limit would wait on the servers in the order of their arrival, without regard to priority
+and client. A computed prompt also keeps its blocks on a prefill server until there is room to decode it. So
+requests beyond the limit wait in the router instead.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MARGIN = 4
-"""For each ``MARGIN`` rows, one request more than there are rows is in flight. Its prompt is computed
-meanwhile, so that a row that becomes free finds a prompt that is ready."""
+"""For each ``MARGIN`` rows, one request more than there are rows is in flight. The prompt of this request is
+computed while all rows are busy, so that it is ready when a row becomes free."""
 MARGIN_A_PREFILL_SERVER = 2
-"""Requests in flight beyond the rows where rows are few, for each prefill server: it should have one prompt
-to compute and one to go on with."""
+"""Minimum number of requests in flight beyond the number of rows, for each prefill server. It matters where
+there are few rows. Each prefill server should have one prompt to compute and one to compute next."""
 PREFILL_STEPS = 2
-"""Full steps for which prompts may be queued on a prefill server; more prompts are sent only while there are
-fewer. That keeps the server busy until the next prompts are sent, and a request of high priority has no more
-to wait for."""
+"""A prefill server is sent further prompts only while those in its queue need less than this many full steps.
+This keeps the server busy until the next prompts are sent, and limits how long a request of high priority
+waits."""
 GUARANTEED_BLOCKS = 0.5
-"""The share of a router's fair part of all blocks that its prompts always get. Answers grow into the rest, or
-are preempted."""
+"""A router's fair part is the number of all blocks divided by the number of routers. Its prompts always get
+this share of its fair part. Answers grow into the rest, or are preempted."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,25 @@ class Resource:
 
     total: float
     others: float = 0.0
-    """What others than this router use, as the server last reported."""
+    """The amount that other routers use, as the server last reported."""
     own: float = 0.0
-    """What this router uses, by its own count."""
+    """The amount that this router uses, by its own count."""
 
     def left(self, guaranteed: float) -> float:
-        """Return what is left for this router: what nobody uses, or the rest of ``guaranteed``, whichever is
-        more.
+        """Return what is left for this router: what no router uses, or the unused part of ``guaranteed``,
+        whichever is more.
 
         If all routers want more than they get, they approach equal parts as their requests end, though each
-        of them knows of the others only by the servers' stats. A router that is alone gets everything.
+        router knows of the other routers only from the servers' stats. A router that is alone gets
+        everything.
         """
         return max(self.total - self.others, guaranteed) - self.own
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the servers of one model have for this router. Each server counts on its own: a frozen one must
-    not stand for all."""
+    """What the servers of one model have for this router. Each server is listed by itself, so that a frozen
+    server does not affect the numbers of the other servers."""
 
     rows: tuple[Resource, ...]
     """Rows of each decode server. Rows of this router's own requests are free here: the gate counts the
@@ -59,7 +60,7 @@ class Capacity:
     """Tokens of prompts that may be queued on each prefill server. Empty where decode servers compute
     prompts."""
     num_routers: int = 1
-    """Routers that are connected to these servers, this one included."""
+    """Number of routers that are connected to these servers, this router included."""
 
     @property
     def places(self) -> int:

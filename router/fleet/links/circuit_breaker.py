@@ -2,11 +2,11 @@
 
     closed ──MAX_FAILURES in a row──▶ open ──backoff is over──▶ half-open ──probe succeeds──▶ closed
                                        ▲                            │
-                                       └────probe fails, longer─────┘
+                                       └─probe fails, longer backoff┘
 
-A pure state machine: it is told outcomes and reads an injected clock. A probe is a request like any other. A
-breaker can be held open, too: while a server's engine hangs, its requests do not end, so they have no outcome
-that would open the breaker.
+The breaker is a pure state machine: callers tell it the outcomes of requests, and it reads an injected clock.
+A probe is an ordinary request. A breaker can also be held open. This is needed while a server's engine hangs:
+its requests do not end, so they have no outcome that would open the breaker.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Literal
 BreakerState = Literal["closed", "half_open", "open"]
 
 MAX_FAILURES = 5
-"""Failures in a row that open the breaker. More than the attempts of one request: a single request that can't
-be served must not take the server from all others."""
+"""Failures in a row that open the breaker. It is more than the number of attempts of one request, so that a
+single request that can't be served does not take the server away from all other requests."""
 FIRST_BACKOFF_S = 1.0
-"""Doubled for each probe that fails."""
+"""The first backoff. It is doubled for each probe that fails."""
 MAX_BACKOFF_S = 30.0
 JITTER = 0.25
-"""The part of the backoff that is added or left out at random, so that several routers do not all probe at
-one moment."""
+"""The backoff becomes longer or shorter at random, by up to this share of it, so that several routers do not
+all probe at the same moment."""
 
 
 class CircuitBreaker:
@@ -36,13 +36,13 @@ class CircuitBreaker:
         self._rng = rng or random.Random()
         self._failures = 0
         self._openings = 0
-        """Openings in a row, without a success in between."""
+        """Number of openings in a row, without a success in between."""
         self._is_closed = True
         self._probe: Trial | None = None
         self.retry_at = 0.0
         """When an open breaker lets a probe through, in seconds of the clock."""
         self.num_opened = 0
-        """Openings since the start."""
+        """Number of openings since the start."""
         self.era = 0
         """The number of changes of state. The outcome of a request that began before the last change does not
         count."""
@@ -58,16 +58,16 @@ class CircuitBreaker:
         return self._is_closed or (self._probe is None and self.state == "half_open")
 
     def begin(self) -> Trial:
-        """Begin the trial of a request. If the breaker is open and the request is sent for want of another
-        server, it is a probe as well."""
+        """Begin the trial of a request. If the breaker is open and the request is sent because there is no
+        other server, the request is a probe as well."""
         trial = Trial(self)
         if not self._is_closed and self._probe is None:
             self._probe = trial
         return trial
 
     def hold_open(self, for_s: float) -> None:
-        """Allow no probe for ``for_s`` seconds: something other than a request has shown that the server does
-        not serve."""
+        """Allow no probe for ``for_s`` seconds. Called when something other than a request has shown that the
+        server does not serve."""
         if self._is_closed:
             self._open()
         self.retry_at = max(self.retry_at, self._clock() + for_s)
@@ -76,7 +76,7 @@ class CircuitBreaker:
         """Forget all failures: another process answers at this address."""
         self._close()
 
-    # --- told by trials --------------------------------------------------------------------------
+    # --- called by trials -------------------------------------------------------------------------
 
     def _succeeded(self, trial: Trial) -> None:
         if trial is self._probe:
@@ -121,15 +121,15 @@ class Trial:
         self._has_progressed = False
 
     def progressed(self) -> None:
-        """Note that the server does serve the request. That is enough for a probe, whose request may go on
-        for minutes."""
+        """Note that the server has begun to serve the request. With that, a probe has succeeded; its request
+        may run on for minutes."""
         if not self.has_ended and not self._has_progressed:
             self._has_progressed = True
             self._breaker._succeeded(self)
 
     def ended(self) -> None:
-        """End a request that did not fail by the server's fault: it was served if it progressed, else called
-        back."""
+        """End a request that did not fail through the server's fault. If the request has progressed, the
+        server has served it. Otherwise it was cancelled and says nothing about the server."""
         if self.has_ended:
             return
         self.has_ended = True

@@ -1,4 +1,5 @@
-"""The router's end of one decode server: a bidirectional stream that carries all requests."""
+"""The router's end of the connection to one decode server: a bidirectional stream that carries all
+requests."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class Receiver(Protocol):
     so its methods must neither wait nor raise."""
 
     def take(self, output: RequestOutput | TwinfangError) -> None:
-        """Take an output or an error. After an error, or an output with a finish reason, nothing more
-        comes."""
+        """Take an output or an error. No call follows after an error or after an output with a finish
+        reason."""
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
         """Take an output that has tokens and nothing else, as nearly all outputs have."""
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 class DecodeStream(ServerLink):
     """Keeps the stream to one decode server open, and gives every output to the receiver of its request.
 
-    ``prefill_addresses`` says which prefill servers a decode server that has just connected should meet.
+    ``prefill_addresses`` returns the prefill servers to which a newly connected decode server should connect.
     """
 
     def __init__(
@@ -103,13 +104,14 @@ class DecodeStream(ServerLink):
             self._outgoing.put_nowait(encode(Cancel(request_id)))
 
     def give_up(self) -> None:
-        """Let all requests go on elsewhere. The server is told to forget them, in case it can still hear."""
+        """Let all requests continue on other servers. This server is told to forget them, in case it still
+        receives messages."""
         for request_id in self._receivers:
             self._outgoing.put_nowait(encode(Cancel(request_id)))
         self._fail_all("the decode server does not answer; send the request again", "its engine hangs")
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
-        """Let the server shake hands with prefill servers before a request needs them."""
+        """Ask the server to connect to prefill servers before a request needs them."""
         message = ConnectPeers(tuple(addresses))
         if self._info is not None and self._info.role == "decode" and message.addresses:
             self._outgoing.put_nowait(encode(message))
@@ -152,7 +154,7 @@ class DecodeStream(ServerLink):
             )
 
     async def _read(self, stream: Any, info: ServerInfo) -> str:
-        """Read outputs until the stream is of no more use. Return why it is not."""
+        """Read outputs until the stream can't be used any longer. Return the reason."""
         while (data := await stream.read()) is not grpc.aio.EOF:
             self._heard()
             news = await read_long(decode_stream_reply, data)
@@ -160,13 +162,13 @@ class DecodeStream(ServerLink):
                 self._deliver(news)
             elif news.incarnation == info.incarnation:
                 self.drain.heard(news.is_draining)
-            else:  # gRPC itself gives a call that no server had taken to the next process
+            else:  # gRPC itself passes a call that the old process had not taken to the new one
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
 
     def _heard(self) -> None:
-        """Note a sign of life. The server can be used again at once if it was silent: requests that failed
-        there while it was frozen are tried again now."""
+        """Note that the server has sent something. If it was silent, it can be used again at once, because
+        requests that failed while it was frozen are tried again now."""
         self._connection.heard()
         if self._is_silent:
             self._is_silent = False
@@ -185,8 +187,8 @@ class DecodeStream(ServerLink):
             log.debug("stream to %s: no more writing: %s", self.address, error)  # the reader sees it too
 
     def _deliver(self, news: StepOutputs) -> None:
-        """Give outputs to their receivers. Requests without one were cancelled while the output was on its
-        way."""
+        """Give outputs to their receivers. A request without a receiver was cancelled while its output was on
+        the way."""
         for request_id, token_ids in news.token_ids.items():
             if (receiver := self._receivers.get(request_id)) is not None:
                 receiver.take_tokens(token_ids)

@@ -1,5 +1,5 @@
-"""Addresses that lead to a machine's own surroundings: link-local ones, and those where clouds give a machine
-its credentials.
+"""Checks for addresses that lead to a machine's own surroundings: link-local addresses, and metadata
+addresses, where clouds give a machine its credentials.
 
 Someone who may add workers should not reach these addresses through the router. Addresses from flags and from
 discovery are chosen by the operator and not checked.
@@ -27,11 +27,12 @@ IPV4_LAST = tuple(
 translated (RFC 2765, section 2.1), NAT64 (RFC 6052, section 2.1), and NAT64 with local prefixes (RFC
 8215)."""
 METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200")))
-"""Metadata addresses of Amazon and Google over IPv6, and of Alibaba. Those of other clouds are link-local."""
+"""Metadata addresses of Amazon and Google over IPv6, and of Alibaba. The metadata addresses of other clouds
+are link-local."""
 
 
 async def require_reachable(address: str) -> None:
-    """Raises :class:`ConfigError` if the host in ``host:port`` stands for such an address.
+    """Raises :class:`ConfigError` if the host in ``host:port`` stands for a link-local or a metadata address.
 
     A name that can't be resolved yet is allowed, so the check is repeated before each connection.
     """
@@ -49,7 +50,7 @@ async def require_reachable(address: str) -> None:
 
 
 async def resolved(host: str) -> list[str]:
-    """Resolve a host as a connection would, odd ways to write an IPv4 address included."""
+    """Resolve a host as a connection would. Unusual ways to write an IPv4 address are resolved, too."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in infos]
 
@@ -59,7 +60,7 @@ def _is_link_local(text: str) -> bool:
 
 
 def _meant(ip: IPAddress) -> Iterator[IPAddress]:
-    """Yield the address itself, and the IPv4 addresses that a gateway may make of it."""
+    """Yield the address itself, and the IPv4 addresses into which a gateway may translate it."""
     yield ip
     if isinstance(ip, ipaddress.IPv4Address):
         return

@@ -1,4 +1,4 @@
-"""The router's end of one prefill server."""
+"""The router's end of the connection to one prefill server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class PrefillClient(ServerLink):
         self._keep(self._keep_watch(), f"watch of prefill server {self.address}", on_fatal)
 
     async def close(self) -> None:
-        """Close the connection once leases have been given back that nobody else knows of."""
+        """Wait until leases that no other process knows of have been given back, then close the
+        connection."""
         await self._end_tasks()
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._connection.close()
@@ -72,9 +73,10 @@ class PrefillClient(ServerLink):
     async def prefill(
         self, request: PrefillRequest, *, timeout_s: float, on_started: Callable[[PartialTicket], None]
     ) -> PrefillReply:
-        """Run the prompt. Raises what the server raised. Cancelling this call cancels the server's, too.
+        """Let the server compute the prompt. Raises the error that the server raised. Cancelling this call
+        also cancels the work on the server.
 
-        ``on_started`` gets the early ticket of a prompt that takes a while, at most once.
+        ``on_started`` is called at most once, with the early ticket of a prompt that takes a while.
         """
         try:
             return await self._prefill(request, timeout_s, on_started)
@@ -104,8 +106,8 @@ class PrefillClient(ServerLink):
         raise UnavailableError("Prefill ended without a reply")
 
     def abandon(self, request_id: str) -> None:
-        """Give back, in the background, a lease that nobody will read. If the message is lost, the lease
-        expires."""
+        """In the background, give back a lease whose blocks and state no server will read. If the message is
+        lost, the lease expires."""
         task = asyncio.create_task(self._abandon(request_id))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -137,7 +139,7 @@ class PrefillClient(ServerLink):
                 await asyncio.wait_for(self._probe_now.wait(), pause_s)
             except TimeoutError:
                 continue
-            await asyncio.sleep(min(0.1, self._probe_interval_s))  # a server that refuses is not hammered
+            await asyncio.sleep(min(0.1, self._probe_interval_s))  # do not flood a server that refuses calls
 
     def _lose(self, reason: str) -> None:
         self._info = None

@@ -1,4 +1,4 @@
-"""The prefixes that one server can serve from its cache, as far as it has reported them to this router."""
+"""The prefixes in one server's cache that it has reported to this router."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wire.messages.prefixes import PrefixNews, block_keys
 
 
 class PrefixIndex:
-    """A copy of the server's set of keys."""
+    """A copy of the server's set of keys. Each key stands for one prefix."""
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -40,7 +40,8 @@ class PrefixIndex:
         self.version = news.version
 
     def cached_tokens(self, demand: Demand) -> int:
-        """Return how many tokens the server would not have to compute. It always computes the last one."""
+        """Return how many tokens of the request the server would not have to compute. The server always
+        computes the last token."""
         if not self._keys:
             return 0
         keys = _keys_of(demand.token_ids, demand.cache_salt, self._fingerprint, self._block_size)

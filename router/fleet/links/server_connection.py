@@ -17,11 +17,12 @@ from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.75
-"""Between two checks that a server in use still answers."""
+"""Time between two checks that a server in use still answers."""
 DESCRIBE_TIMEOUT_S = 2.0
-"""A server that does not even say who it is for so long is taken to be frozen or cut off. With
-:data:`LOOK_INTERVAL_S`, this is found within 3 s. A server's event loop answers whatever its engine does, and
-gRPC's own threads keep the time: a router that is late itself still finds an answer that came in time."""
+"""A server that does not say who it is within this time is taken to be frozen or cut off. With
+:data:`LOOK_INTERVAL_S`, the router notices this within 3 s. A server's event loop answers even while its
+engine is busy. gRPC's own threads measure the time, so a router that is late itself still gets an answer that
+arrived in time."""
 RETRY_INTERVAL_S = 0.5
 """The longest pause between two attempts to reach a server that is away."""
 STATS_TIMEOUT_S = 2.0
@@ -53,19 +54,19 @@ class Connection:
         self._may_connect = may_connect
         self.channel = open_channel(address)
         self.is_serving = True
-        """False while the server's own health service says so. A server without such news is taken to
-        serve."""
+        """False while the server's own health service reports that the server does not serve. A server that
+        reports nothing is taken to serve."""
         self.held_back = ""
         """Why the router does not want to use the server now. Empty if it does."""
         self.last_info: ServerInfo | None = None
         """What the server said of itself when it last answered."""
         self._num_heard = 0
-        """Signs of life so far."""
+        """How often the server has sent something so far."""
         self._problem: str = "not reached yet"
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server's health and the router's own wish allow its use."""
+        """Whether the server reports that it serves, and this router does not hold it back."""
         return self.is_serving and not self.held_back
 
     @property
@@ -81,11 +82,12 @@ class Connection:
                     if self.is_serving and not is_serving:
                         log.warning("server %s is not in use: %s", self.address, NOT_SERVING)
                     self.is_serving = is_serving
-            self.is_serving = True  # without news; whether the server is away is found out elsewhere
+            self.is_serving = True  # nothing is reported; `describe` and `look` find out whether it is away
             await asyncio.sleep(retry_interval_s)
 
     async def describe(self) -> ServerInfo | None:
-        """Return who is there. None if no usable server answers; :attr:`problem` then says why."""
+        """Return what the server says of itself. None if no usable server answers; :attr:`problem` then says
+        why."""
         try:
             return await self._ask_who()
         except TwinfangError as error:
@@ -93,8 +95,8 @@ class Connection:
             return None
 
     async def look(self) -> ServerInfo | None:
-        """Ask a server that is in use who it is, as :meth:`describe` does. If it is too slow to answer, it
-        counts as there as long as it has said anything else meanwhile."""
+        """Ask a server that is in use who it is, as :meth:`describe` does. A server that is too slow to
+        answer still counts as present if it has sent anything else meanwhile."""
         num_heard = self._num_heard
         try:
             return await self._ask_who()
@@ -111,15 +113,15 @@ class Connection:
         self._num_heard += 1
 
     async def _ask_who(self) -> ServerInfo:
-        """Return who is there. Raises what :meth:`examine` raises."""
+        """Return what the server says of itself. Raises what :meth:`examine` raises."""
         info = await self.examine(DESCRIBE_TIMEOUT_S)
         self.succeeded()
         self.last_info = info
         return info
 
     async def examine(self, timeout_s: float) -> ServerInfo:
-        """Return who is there. Raises :class:`ConfigError` if the router can't use that server, and what
-        :func:`call` raises if nobody answers."""
+        """Return what the server says of itself. Raises :class:`ConfigError` if the router can't use that
+        server, and what :func:`call` raises if no server answers."""
         if self._problem:  # otherwise it has passed this check and is connected
             await self._may_connect(self.address)
         info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=timeout_s)

@@ -1,4 +1,5 @@
-"""Whether a server takes new requests: what an operator wants, what the server reports, who must be told."""
+"""Whether a server takes new requests: what an operator wants, what the server reports, and what the server
+must still be told."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ TIMEOUT_S = 5.0
 
 
 class ServerDrain:
-    """Whether one server drains. It is a state of the server, so that all routers see it; another incarnation
-    is told again."""
+    """Whether one server drains. The server itself keeps this state, so that all routers see it. Another
+    incarnation of the server is told again."""
 
     def __init__(self, connection: Connection) -> None:
         self.why = ""
         """Why the server must not serve again. Empty if it may."""
         self._is_draining = False
         self.num_wishes = 0
-        """Wishes since the start."""
+        """How often an operator's wish was set since the start."""
         self._connection = connection
         self._incarnation = ""
         self._untold: SetDraining | None = None
-        """What an operator wants and the server does not know yet."""
+        """What an operator wants and the server has not been told yet. None if there is nothing to tell."""
         self._telling = asyncio.Lock()
 
     @property
@@ -41,8 +42,9 @@ class ServerDrain:
         return bool(self.why)
 
     def retire(self, why: str, *, lets_go: bool) -> None:
-        """Drain the server for good; nothing can undo this. Another process at this address is not the one
-        that was meant: this router sends it no requests, and does not tell it to drain."""
+        """Drain the server for good; nothing can undo this. If another process answers at this address later,
+        this router sends it no requests either. But it does not tell that process to drain, as another
+        process was meant."""
         self.why = why
         self.num_wishes += 1
         self._untold = SetDraining(True, lets_go) if self._incarnation else None
@@ -72,10 +74,10 @@ class ServerDrain:
             return True
 
     def appeared(self, info: ServerInfo, *, num_wishes: int) -> None:
-        """Note that the server has said who it is, as it does again and again.
+        """Note that the server has said who it is. It is asked again and again.
 
-        ``num_wishes``: the number of wishes before the server was asked. If there are more by now, its news
-        of draining is old.
+        ``num_wishes``: the number of wishes before the server was asked. If there are more by now, its report
+        whether it drains is outdated.
         """
         is_new = info.incarnation != self._incarnation
         self._incarnation = info.incarnation
@@ -87,7 +89,7 @@ class ServerDrain:
             self.heard(info.is_draining)
 
     def heard(self, is_draining: bool) -> None:
-        """Take what the server says, unless an operator's wish is still untold. Another router's operator may
-        have wanted it."""
+        """Take over what the server reports, unless the server has not been told an operator's wish yet. The
+        server may have been told to drain through another router."""
         if self._untold is None:
             self._is_draining = is_draining

@@ -1,4 +1,4 @@
-"""What a router knows of one server, and asks of it, whether it is a prefill or a decode server."""
+"""What a router knows of one server and asks of it. This is the same for prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def worker_id(role: PoolRole, address: str) -> str:
 
 
 class ServerLink:
-    """One server of a pool: its connection, its drain, and what this router has under way there."""
+    """One server of a pool: its connection, its drain, and this router's work there."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class ServerLink:
         self._info: ServerInfo | None = None
         """None while the server does not answer or, for a decode server, while there is no stream."""
         self._is_silent = False
-        """Whether the server has not answered who it is, perhaps because it is frozen. Its requests may still
-        go on."""
+        """Whether the server has left the last question who it is unanswered, perhaps because it is frozen.
+        Its requests may still be running."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -71,7 +71,7 @@ class ServerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has said who it is, in use or not."""
+        """Whether the server has said who it is, even if it is not in use."""
         return self._info is not None
 
     @property
@@ -79,7 +79,8 @@ class ServerLink:
         return self._connection.problem
 
     def hold_back(self, why: str) -> None:
-        """Send nothing new to the server as long as there is a reason. An empty reason ends that."""
+        """Send no new requests to the server, for the reason ``why``. With an empty ``why``, use the server
+        again."""
         self._connection.held_back = why
 
     async def stats(self) -> ServerStats | None:

@@ -12,7 +12,7 @@ from router.fleet.links.prefill_client import PrefillClient
 Worker = PrefillClient | DecodeStream
 
 BUSY_INTERVAL_S = 0.25
-"""Between two questions to a server that has requests of this router."""
+"""Time between two questions to a server that has requests of this router."""
 
 
 class WorkerWatch:
@@ -42,8 +42,8 @@ class WorkerWatch:
         await self._worker.close()
 
     async def _keep_asking(self) -> None:
-        """Ask again and again. Without an answer the stats stay as they were; if there is none for long, the
-        server's circuit breaker opens."""
+        """Ask again and again. Without an answer the stats stay as they were. If no answer comes for long,
+        the server's circuit breaker opens."""
         assignments = self._worker.assignments
         while True:
             if await self._hangs():
@@ -66,8 +66,8 @@ class WorkerWatch:
         return False
 
     async def _ask_for_prefixes(self) -> None:
-        """Get all prefixes at first and after a gap. Otherwise get what has changed, unless the stats show
-        that nothing has."""
+        """Get all prefixes at first and after changes were missed. Otherwise get only the changes; ask for
+        nothing if the stats show that there are none."""
         index, stats = self._worker.assignments.prefixes, self._worker.assignments.stats
         since = index.version
         if since is not None and stats is not None and stats.prefix_version == since:

@@ -10,7 +10,7 @@ from router.models.tools.tool_format import Tool, ToolCall, ToolFormat, length_o
 
 @dataclass
 class Found:
-    """What is new: text outside of calls, and calls that are complete."""
+    """The new parts of an answer: text outside of calls, and calls that are complete."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -32,7 +32,7 @@ class CallScanner:
         self._held = ""
         self._is_inside = False
         self._num_searched = 0
-        """Characters of a block's text in which its end mark does not begin."""
+        """Number of characters at the start of a block's text in which no end mark begins."""
         self._opening = ""
         """The block's begin mark and the blanks before it. They are content if the block is not a call after
         all."""
@@ -55,7 +55,8 @@ class CallScanner:
         return found
 
     def cut(self) -> Found:
-        """End an answer that was cut off. Return the rest of it, with a call as far as the answer has it."""
+        """End an answer that was cut off. Return the rest of it. Of a call that is not complete, return the
+        part that was written."""
         if not self._is_inside:
             if num_begun := length_of_beginning(self._held, self._form.begin):
                 self._held = self._held[:-num_begun].rstrip()
@@ -79,13 +80,13 @@ class CallScanner:
             self._held, self._is_inside, self._num_searched = behind, True, 0
             return True
         num_sure = len(self._held) - length_of_beginning(self._held, self._form.begin)
-        num_sure = len(self._held[:num_sure].rstrip())  # blanks may stand before a call
+        num_sure = len(self._held[:num_sure].rstrip())  # blanks wait: a call may follow them
         self._show(self._held[:num_sure], found)
         self._held = self._held[num_sure:]
         return False
 
     def _take_block(self, found: Found) -> bool:
-        """Take a block, if all of it is there. Return whether it is."""
+        """Take a block if it is complete. Return whether it is complete."""
         end = self._form.end
         at = self._held.find(end, self._num_searched)
         if at < 0:

@@ -1,4 +1,4 @@
-"""Formats of tool calls by their names for ``--tool-call-parser``, which are vLLM's."""
+"""Formats of tool calls, by their names for ``--tool-call-parser``. These names are vLLM's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FORMATS: dict[ToolParserName, ToolFormat] = {
 
 
 def tool_format(name: ToolParserName, template: ChatTemplate | None) -> ToolFormat | None:
-    """Return the format of this name. ``auto`` takes the format of the calls in the template; None if that is
-    not certain."""
+    """Return the format of this name. For ``auto``, return the format of the calls in the chat template; None
+    if the format is not certain."""
     if name != "auto":
         return FORMATS.get(name)
     if template is None:

@@ -59,8 +59,8 @@ class NemotronJson:
 
 
 def _one_of(tools: Sequence[Tool]) -> list[str]:
-    """Return rule ``one``: a call's object. Arguments are a grammar of their own, since a schema may refer to
-    itself."""
+    """Return the rule ``one``, for the object of one call, and the rules that it uses. Arguments are a
+    grammar of their own, since a schema may refer to itself."""
     rules = [f"one: {' | '.join(f'tool{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         opening = literal(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ')

@@ -46,7 +46,7 @@ class Qwen3Coder:
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call of a block that was cut off, with the JSON of its complete parameters. Of a text
-        that is not complete, the JSON has as much as there is."""
+        that is not complete, the JSON has the part that was written."""
         if "</function>" in block:
             return self.parse(block, tools)
         match = _BEGUN.fullmatch(block)
@@ -105,8 +105,8 @@ def _rules_of(tool: Tool, rule: str) -> list[str]:
 
 
 def _value_rule(tool: Tool, name: str, schema: Any) -> str:
-    """Return the rule for a value and its end tag. A text must not end elsewhere, so it is one terminal with
-    that tag."""
+    """Return the rule for a value and its end tag. A text may end only at its end tag, so text and end tag
+    are one terminal."""
     closing = "\n</parameter>\n"
     if not isinstance(schema, dict) or not _is_text(schema):
         # The definitions that the schema refers to are in the tool's own schema.
@@ -135,7 +135,8 @@ def _without_lines(value: str) -> str:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return a text as it is. Return anything else as JSON if it is JSON."""
+    """Return the value of a parameter. A text is returned unchanged. Any other value is parsed as JSON; if it
+    is not valid JSON, it is returned as text."""
     if not isinstance(schema, dict) or _is_text(schema):
         return text
     try:

@@ -25,8 +25,8 @@ class Tool:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Tool:
-        """Make a tool of an item of a request's ``tools``, which is checked already. Without parameters, it
-        takes none."""
+        """Make a tool from one item of a request's ``tools``. The item was checked before. A tool without
+        ``parameters`` takes no arguments."""
         function = said["function"]
         parameters = function.get("parameters")
         return cls(function["name"], parameters or {"type": "object", "properties": {}})
@@ -50,9 +50,9 @@ class ToolFormat(Protocol):
         """Return the calls in the text between the marks. Raises :class:`ValueError` if it is not a call."""
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a block that was cut off. The last call's arguments are the beginning of a JSON
-        text, as far as the block has it. A call without a complete name is left out. Raises
-        :class:`ValueError` if the block does not begin a call at all."""
+        """Return the calls of a block that was cut off. The last call's arguments may be only the beginning
+        of a JSON text. A call without a complete name is left out. Raises :class:`ValueError` if the block
+        does not begin a call at all."""
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
         """Return Lark rules, ``calls`` among them, for one call of one of ``tools`` or, with ``may_repeat``,
@@ -74,7 +74,8 @@ def call_from_json(value: Any) -> ToolCall:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """Return the length of the longest end of ``text`` that ``mark`` begins with."""
+    """Return the length of the longest beginning of ``mark`` with which ``text`` ends. The whole mark is not
+    looked for."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -18,7 +18,7 @@ from router.models.tools.tool_format import Marks, Tool, ToolFormat
 from wire.errors import GrammarError, InvalidRequestError
 
 MAX_TOOLS_BLAMED = 16
-"""If all tools together can't be compiled, so many of them are checked one by one."""
+"""If the grammar of all tools together can't be compiled, this many tools are checked one by one."""
 ENFORCED = FORMATS["hermes"]
 """The format of enforced calls if the model's own format is not known."""
 
@@ -51,8 +51,8 @@ async def wanted_tool_use(
     may_repeat: bool,
     grammars: GrammarChecker,
 ) -> ToolUse | None:
-    """Return how answers may call tools. None if answers are just text. ``tools`` and ``choice`` are checked
-    already, ``form`` is the model's own.
+    """Return how answers may call tools. None if answers are just text. ``tools`` and ``choice`` were checked
+    before. ``form`` is the model's own format.
 
     Raises :class:`InvalidRequestError` for a request that can't be enforced.
     """
@@ -102,7 +102,8 @@ def _grammar(
 
 
 def _marks(form: ToolFormat, tokenizer: Tokenizer) -> Marks:
-    """Return the marks as the model writes them. A special token is not part of its text."""
+    """Return the marks as the model writes them. A special token is named by its id, because the text of an
+    answer can't stand for it."""
     return Marks(*(_terminal(mark, tokenizer) for mark in (form.begin, form.end)))
 
 
