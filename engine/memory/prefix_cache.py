@@ -104,7 +104,10 @@ class PrefixCache:
         return self._num_idle_states
 
     def allocate_blocks(self, num: int) -> list[int]:
-        """Return ``num`` block indices. Evicts as needed: the caller has checked that ``num`` are available."""
+        """Return ``num`` block indices, evicting as needed.
+
+        The caller has checked :attr:`num_available_blocks`.
+        """
         while self._blocks.num_free < num:
             self._evict_block()
         return self._blocks.allocate(num)
