@@ -36,7 +36,7 @@ class Block:
     mixers: tuple[Mixer, ...]
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches, tp: TensorParallel) -> Tensor:
-        """Return the summand for the residual stream. ``x`` is already normalized; both ``[n, hidden]``."""
+        """Map ``x`` ``[n, hidden]``, which is normalized already, to the residual stream's next summand."""
         first, *others = self.mixers
         total = first.forward(x, batch, caches)
         for mixer in others:

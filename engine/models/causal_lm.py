@@ -25,7 +25,7 @@ from kernels.linear.quantized_weight import QuantizedWeight
 
 
 class CausalLM:
-    """Weights and forward pass. It owns no sequence state: every call passes caches and batch."""
+    """Weights and forward pass. It owns no state of sequences: every call is given caches and batch."""
 
     def __init__(
         self,

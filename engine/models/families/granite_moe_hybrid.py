@@ -1,5 +1,5 @@
 """Granite 4 hybrid: Mamba-2 and a few attention layers, each followed by a SwiGLU MLP. Most models have
-routed experts beside the MLP (https://www.ibm.com/granite/docs/models/granite).
+routed experts in addition to the MLP (https://www.ibm.com/granite/docs/models/granite).
 
     r = scale_e * embedding(tokens)
     r = r + scale_r * mixer_i(rms_norm(r))                  Mamba-2 or attention

@@ -1,7 +1,7 @@
 """A linear layer, optionally followed by the activation of a feed-forward layer.
 
 On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
-Otherwise it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
+Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays so on all devices
 (:mod:`kernels.linear.quantized_linear`).
 """
 
@@ -132,7 +132,10 @@ def silu_gated(x: Tensor) -> Tensor:
 
 
 def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
-    """Return the weights unchanged if all are quantised to one dtype, or none is; else all in ``dtype``."""
+    """Return the weights unchanged if all are quantised to one dtype, or if none is quantised.
+
+    Otherwise return all of them in ``dtype``, without quantisation.
+    """
     kinds = {w.values.dtype if isinstance(w, QuantizedWeight) else None for w in weights}
     if len(kinds) == 1:
         return weights
