@@ -10,7 +10,8 @@
 | output head | vocabulary | complete logits |
 
 With expert parallelism (:mod:`engine.parallel.expert_parallel`) experts are not divided: each expert is whole
-on one rank. Embedding, norms, expert router, latent projections and ``eh_proj`` are whole on every rank.
+on one rank. Embedding, norms, expert router, latent projections and the MTP layer's ``eh_proj`` are whole on
+every rank.
 """
 
 from __future__ import annotations
