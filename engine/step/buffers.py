@@ -23,7 +23,7 @@ values are already in the buffers, and only rows whose blocks or slots have chan
 | accepted | ``[R]`` | the step | 0 |
 | results | ``[R, T + 3]`` | the step | 0 |
 
-On a CPU the same buffers are used without graphs, so padding faults also show there.
+On a CPU the same buffers are used without graphs, so that tests on a CPU find faults of padding too.
 """
 
 from __future__ import annotations

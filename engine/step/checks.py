@@ -36,7 +36,7 @@ class Checks(Protocol):
     def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """Check the plan's rows after they were read back.
 
-        The requests have their new tokens, but have not moved on yet.
+        The requests have their new tokens, but the scheduler has not advanced their progress yet.
         """
 
     def received(self, request: Request) -> TwinfangError | None:

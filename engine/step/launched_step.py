@@ -36,7 +36,7 @@ class RowResult(NamedTuple):
     """
 
     accepted: int
-    """Number of positions with valid tokens; 0 if the row had already reached its end."""
+    """Number of positions with valid tokens; 0 if the row had reached its end in an earlier step."""
     is_finite: bool
     num_tried: int
     """Number of drafts that were tried."""

@@ -1,4 +1,4 @@
-"""The computation of one step, from indices to the next step's drafts. All of it runs on the device.
+"""The computation of one step, from its inputs to the next step's drafts. All of it runs on the device.
 
     prepare   decode rows: inputs and indices from the last step's results (kernels/speculation/)
     forward   the model over all tokens; updates KV and states
@@ -151,7 +151,7 @@ class StepProgram:
         return StepTensors(hidden, decode_logits, prefill_logits)
 
     def replays(self, step: Step) -> bool:
-        """Return whether the model's pass over this step is recorded, or running the step records it."""
+        """Return whether the model's pass over this step is recorded, or is recorded when the step runs."""
         return self._recorded is not None and step.ends is None
 
     def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
