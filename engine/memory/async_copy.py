@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy the values to the device. The caller may change its array at once."""
+    """Copy the values to the device. The caller may change its array as soon as the function returns."""
     tensor = torch.from_numpy(np.array(values, order="C"))
     if device.type != "cuda":
         return tensor.to(device)

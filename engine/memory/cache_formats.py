@@ -1,4 +1,4 @@
-"""Number formats of the caches. Users can choose others than those of the checkpoint and of ``dtype``.
+"""Number formats of the caches. By default they follow from the checkpoint and ``dtype``.
 
 A rounding error depends on the order of a sum, and on the places where a state is stored. To give the same
 tokens on every server, engines with rounding caches follow three extra rules (:class:`ExactCuts`). ``grid``

@@ -187,9 +187,9 @@ class PrefixCache:
     ) -> None:
         """Add nodes for a request's newly full blocks after ``nodes``, which the request holds.
 
-        The new nodes are held and appended to ``nodes``. If an equal block is cached already, its node is
-        held and the request continues to use its own memory. If a node has the request's own ``block_id``,
-        the block belongs to the cache from now on.
+        All these nodes are held and appended to ``nodes``. A new node takes the request's block, which
+        belongs to the cache from now on. If an equal block is cached already, its node is held instead, and
+        the request continues to use its own block.
         """
         for index in range(len(nodes), num_computed // self.block_size):
             parent = nodes[-1] if nodes else None
