@@ -89,8 +89,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Guess the token at ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``. Returns ``[R]`` int64.
 
-        Random rows draw with the noise that the target will use, so a drafter close to the target mostly
-        draws the target's token. Only the target applies penalties and biases.
+        Random rows draw with the noise that the target will use. So a drafter whose probabilities are close
+        to the target's usually draws the target's token. Only the target applies penalties and biases.
         """
         token_ids = logits.argmax(dim=-1)
         if needs.random:
