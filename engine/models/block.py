@@ -29,7 +29,7 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """One norm and the mixers that all read its output; nearly always there is one mixer."""
+    """One norm and the mixers that read the norm's output. Most blocks have one mixer."""
 
     norm: Tensor
     """``[hidden]``"""

@@ -64,7 +64,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Yield two blocks per layer. The second one holds experts and MLP side by side."""
+    """Yield two blocks per layer. The second one holds the MLP, and the experts if there are any."""
     config = build.config
     each = 2 if config.moe is None else 3
     for layer, kind in enumerate(config.layer_types[::each]):

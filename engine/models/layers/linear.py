@@ -94,7 +94,7 @@ class Linear:
         bias: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Linear:
-        """Load layers ``(name, out, part)`` of the same input as one layer with concatenated outputs."""
+        """Join layers ``(name, out, part)`` with the same inputs to one, which concatenates their outputs."""
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
@@ -109,7 +109,7 @@ class Linear:
     def activated(self, x: Tensor, activation: Activation) -> Tensor:
         """Multiply and activate ``[n, in]``: to ``[n, out]`` by squared ReLU, to ``[n, out / 2]`` by SwiGLU.
 
-        With SwiGLU the layer's outputs are gates, then ups.
+        With SwiGLU the layer's outputs are the gates, followed by the values that they multiply.
         """
         return silu_gated(self(x)) if activation == "silu_gated" else self.relu_squared(x)
 
@@ -126,7 +126,7 @@ class Linear:
 
 
 def silu_gated(x: Tensor) -> Tensor:
-    """Map gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
+    """Compute ``silu(gate) * up`` ``[n, I]``. Each row of ``x`` ``[n, 2 I]`` holds ``gate``, then ``up``."""
     gate, up = x.chunk(2, dim=1)
     return silu_gate(up, gate)
 

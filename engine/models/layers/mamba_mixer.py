@@ -2,7 +2,7 @@
 
     z, xBC, dt = in_proj(u)
     x, B, C    = silu(causal_conv(xBC))
-    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log), dt through softplus
+    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log); dt passes softplus
     y_t        = h_t C_t + D x_t
     out        = out_proj(group_rms_norm(y * silu(z)))
 

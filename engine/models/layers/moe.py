@@ -3,7 +3,8 @@
     top-k, w = route(router(x))                              kernels/moe/moe_route.py
     y        = fc2(sum_e w_e expert_e(fc1(x))) + sigmoid(gate(x)) shared(x)
 
-fc1 and fc2 are latent projections. Not every checkpoint has latent projections, a shared expert or its gate.
+The latent projections fc1 and fc2 change the hidden state to the size that the routed experts use, and back.
+Not every checkpoint has latent projections, a shared expert or its gate.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class MoeNames:
 
 
 class Moe:
-    """Router, routed experts, shared expert. A token's output depends on that token alone.
+    """Router, routed experts and shared expert. A token's output depends on no other token.
 
     A rank has a share of every expert's intermediate channels. With expert parallelism it has some of the
     routed experts instead, each of them whole.
