@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class CheckpointFields(ConfigFields):
-    """The fields of a Hugging Face model directory, and the values that are read alike for all families."""
+    """The fields of a Hugging Face model directory, and values that all families read in the same way."""
 
     architecture: str
     dtype: torch.dtype

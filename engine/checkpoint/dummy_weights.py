@@ -9,7 +9,7 @@ loading doesn't matter. Several ranks have parts of the same model that a single
     value = middle + half_width * u     u in (-1, 1), uniform: from the upper 24 bits
 
 ``mix`` is lowbias32 (https://nullprogram.com/blog/2018/07/31/). The widths are chosen so that at any depth
-each layer's output is about as large as its input, and logits are a few units apart.
+each layer's output is about as large as its input, and logits differ by a few units.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DummyValues:
         self._fill(tensor.view(-1), name, shape, Spread.of(name, shape))
 
     def fill_quantized(self, weight: QuantizedWeight, name: str) -> None:
-        """Fill values and scales. All scales are one power of two, so that dividing is exact."""
+        """Fill values and scales. All scales are the same power of two, so that dividing by it is exact."""
         shape = weight.shape
         spread = Spread.of(name, shape)
         largest = LARGEST_FP8 if weight.is_fp8 else LARGEST_INT8

@@ -23,7 +23,7 @@ class Values(Protocol):
 
 
 class NoValues:
-    """Leaves new tensors unfilled. For torch's meta device, whose tensors have no memory."""
+    """Leaves new tensors unfilled. It is used on torch's meta device, whose tensors have no memory."""
 
     def fill(self, tensor: Tensor, name: str) -> None:
         pass

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantised according to its configuration, in one shape for all methods.
+"""How a checkpoint's weights are quantised according to its configuration, in one form for all methods.
 
 | `quant_method` | format | weights | one scale per |
 |---|---|---|---|
@@ -91,7 +91,8 @@ class Quantization:
 
     method: str
     schemes: tuple[tuple[ModuleNames | None, WeightScheme], ...]
-    """Modules and their scheme; None means all linear layers. A module has the scheme of its first entry."""
+    """Modules and their scheme; None means all linear layers. If several entries contain a module, the first
+    one counts."""
     excluded: ModuleNames
     kv_cache: Literal["fp8"] | None
     """The KV format that the checkpoint was calibrated for."""
@@ -104,7 +105,7 @@ class Quantization:
         return next(found, None)
 
     def scheme_stored_as(self, module: str, stored: Stored) -> WeightScheme | None:
-        """Return the scheme of ``module`` if it stores weights as ``stored``, else any scheme that does."""
+        """Return ``module``'s own scheme if it stores weights as ``stored``, else the first one that does."""
         own = self.scheme_of(module)
         if own is not None and own.stored == stored:
             return own
