@@ -55,7 +55,7 @@ class Experts(Protocol):
         """
 
     def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
-        """Compute ``sum_j weights[i, j] results[places[i, j]]``, with the same bits as without other ranks.
+        """Compute ``sum_j weights[i, j] results[places[i, j]]``, with the same bits as on a single rank.
 
         results ``[p, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32; the sum is ``[n, size]``.
         """

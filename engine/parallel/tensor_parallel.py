@@ -94,7 +94,9 @@ ALONE = TensorParallel()
 def join(
     rank: int, size: int, meeting_point: Path, device: torch.device, *, shares_experts: bool = False
 ) -> TensorParallel:
-    """Join the other ranks and wait until all have joined. With ``shares_experts`` each expert is on one rank.
+    """Join the other ranks and wait until all have joined.
+
+    With ``shares_experts`` each routed expert is on one rank.
 
     ``meeting_point`` is a file that does not exist yet, in a private folder. All ranks pass the same path.
     """
