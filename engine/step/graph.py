@@ -3,8 +3,10 @@
 There is one graph for each captured batch size and each kind of sampling: greedy batches, for example, skip
 the sort that top-p requires. A graph holds a whole step: all that :class:`engine.step.program.StepProgram`
 runs, and the kernel that makes indices from the row tables. To launch a graph, the host uploads the rows,
-blocks and slots that it has chosen, and makes one call. Steps with logits
-processors run eagerly, because the processors' tables are made only when the first request needs them.
+blocks and slots that it has chosen, and makes one call.
+
+Steps with logits processors run eagerly, because the processors' tables are made only when the first request
+needs them.
 """
 
 from __future__ import annotations
