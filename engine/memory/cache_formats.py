@@ -6,7 +6,7 @@ is a number of tokens:
 
 | rule | prevents |
 |---|---|
-| a prompt's last token is a decode row; all tokens before it are prefill rows | sums in another order |
+| a prompt's last token is a decode row, all others are prefill rows, even a single one | other sum orders |
 | a chunk ends before the prompt's last token or at a multiple of ``grid`` | roundings at other places |
 | states are kept at multiples of ``grid`` | prefixes that are rounded where the whole prompt is not |
 """
