@@ -28,7 +28,7 @@ class Sampler:
     """Samples for rows whose parameters are in ``table``.
 
     ``masks`` ``[N + 1, T, W]`` int32 has one bit for each token, in ``W`` words. The bit is 1 if the row's
-    grammar allows the token (:mod:`engine.step.grammar_masks`). It is None if no row can have a grammar.
+    grammar allows the token (:mod:`engine.step.grammar_masks`). ``masks`` is None if no row has a grammar.
     """
 
     def __init__(self, table: SamplingTable, masks: torch.Tensor | None = None) -> None:
@@ -150,8 +150,8 @@ def _end_of_head(
     """Return weight and id, each ``[R, T]``, of the worst remaining token of ``weights`` ``[R, T, V]``.
 
     Three filters follow each other. The first keeps the tokens whose weight is at least ``least`` ``[R, T]``.
-    The second keeps the ``top_k`` best of these. The third keeps as few of the best of these as have
-    ``top_p`` of their sum. Each filter keeps the first tokens of the same order, so one running sum serves
+    The second keeps the ``top_k`` best of these. The third keeps only as many of the best as are needed for
+    the share ``top_p`` of the weight that is left. All filters use the same order, so one running sum serves
     all three.
     """
     vocab_size = weights.shape[-1]
