@@ -57,7 +57,7 @@ class MadeWeights:
         dtype: torch.dtype | None = None,
         part: Part = WHOLE,
     ) -> Tensor:
-        """Make a tensor. A part is cut from a whole tensor, for which the rank needs memory meanwhile."""
+        """Make a tensor. A part is cut from a whole tensor, so a rank needs memory for the whole one."""
         whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._values.fill(whole, name)
         tensor = whole if part.is_all_of(shape) else part.of(whole)
