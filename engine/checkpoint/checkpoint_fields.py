@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class CheckpointFields(ConfigFields):
-    """The fields of a Hugging Face model directory, and values settled before the family reads the fields."""
+    """The fields of a Hugging Face model directory, and values that all families read in the same way."""
 
     architecture: str
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class CheckpointFields(ConfigFields):
     def stores(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor; False without weights.
 
-        For facts that ``config.json`` doesn't contain.
+        It answers questions that ``config.json`` leaves open.
         """
         return name in stored_names(self.path.parent)
 
@@ -73,7 +73,8 @@ def _architecture(fields: ConfigFields) -> str:
 def _eos_token_ids(directory: Path, fields: ConfigFields) -> tuple[int, ...]:
     """Read the end tokens.
 
-    ``generation_config.json`` wins: instruct releases add their end-of-turn token only there.
+    Those in ``generation_config.json`` are used if there are any: instruct releases add their end-of-turn
+    token only there.
     """
     generation = directory / "generation_config.json"
     if generation.exists():

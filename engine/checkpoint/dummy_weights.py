@@ -1,15 +1,15 @@
 """Random weights made on the device, for a directory that holds a ``config.json`` and no weights.
 
 They serve to measure a model's speed without its checkpoint, and to try a set-up before a download. Every
-value depends only on the tensor's name, its shape and the value's place. The arithmetic is exact or rounded
-once. So all devices, ranks and releases of torch make the same model, and the order of loading doesn't
-matter. A rank has its part of the model that a single rank would have.
+value depends only on the tensor's name, its shape and the value's place in the tensor. Every operation is
+exact or rounds its result once. So all devices and releases of torch make the same model, and the order of
+loading doesn't matter. Several ranks have parts of the same model that a single rank would have.
 
     bits  = mix(place ^ key)            32 bits; key = BLAKE2b(name, shape, chunk)
     value = middle + half_width * u     u in (-1, 1), uniform: from the upper 24 bits
 
 ``mix`` is lowbias32 (https://nullprogram.com/blog/2018/07/31/). The widths are chosen so that at any depth
-each layer's output is about as large as its input, and logits are a few units apart.
+each layer's output is about as large as its input, and logits differ by a few units.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DummyValues:
         self._fill(tensor.view(-1), name, shape, Spread.of(name, shape))
 
     def fill_quantized(self, weight: QuantizedWeight, name: str) -> None:
-        """Fill values and scales. All scales are one power of two, so that dividing is exact."""
+        """Fill values and scales. All scales are the same power of two, so that dividing by it is exact."""
         shape = weight.shape
         spread = Spread.of(name, shape)
         largest = LARGEST_FP8 if weight.is_fp8 else LARGEST_INT8

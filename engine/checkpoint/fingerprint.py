@@ -1,4 +1,4 @@
-"""A short name for exactly these weights with exactly this configuration.
+"""The fingerprint of a model: a short name for exactly its weights with exactly its configuration.
 
 Two servers that hand state over must compute with the same model. Comparing fingerprints checks this
 without reading all weights: the digest covers the configuration, every safetensors header (names,

@@ -23,7 +23,7 @@ class Values(Protocol):
 
 
 class NoValues:
-    """Leaves new tensors unfilled. For torch's meta device, whose tensors have no memory."""
+    """Leaves new tensors unfilled. It is used on torch's meta device, whose tensors have no memory."""
 
     def fill(self, tensor: Tensor, name: str) -> None:
         pass
@@ -57,7 +57,7 @@ class MadeWeights:
         dtype: torch.dtype | None = None,
         part: Part = WHOLE,
     ) -> Tensor:
-        """Make a tensor. A part is cut from a whole tensor: a rank may need memory for one more tensor."""
+        """Make a tensor. A part is cut from a whole tensor, so a rank needs memory for the whole one."""
         whole = torch.empty(tuple(shape), dtype=dtype or self.dtype, device=self.device)
         self._values.fill(whole, name)
         tensor = whole if part.is_all_of(shape) else part.of(whole)

@@ -1,7 +1,7 @@
 """Sizes and options of each kind of mixer, the same for all families.
 
 Published checkpoints spell fields in several ways (``conv_kernel`` or ``mamba_d_conv``). This module unites
-spellings with the same meaning. If only one family has an option, that family's file passes it in.
+spellings with the same meaning. An option that only one family has is set by that family's file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MambaConfig:
 
     @property
     def conv_channels(self) -> int:
-        """Channels of x, B and C together. They pass the convolution side by side."""
+        """Number of channels of x, B and C together. All of them pass through one convolution."""
         return self.d_inner + 2 * self.num_groups * self.state_size
 
     @property
@@ -83,12 +83,12 @@ class MambaConfig:
 
     @property
     def proj_size(self) -> int:
-        """Rows of ``in_proj``: gate z, then (x, B, C), then dt."""
+        """Number of rows of ``in_proj``: gate z, then (x, B, C), then dt."""
         return self.d_inner + self.conv_channels + self.num_heads
 
     @property
     def proj_sizes(self) -> tuple[int, int, int, int, int]:
-        """Rows of each part of ``in_proj``: z, x, B, C, dt."""
+        """Number of rows of each part of ``in_proj``: z, x, B, C, dt."""
         bc_size = self.num_groups * self.state_size
         return self.d_inner, self.d_inner, bc_size, bc_size, self.num_heads
 
@@ -135,17 +135,17 @@ class GatedDeltaNetConfig:
 
     @property
     def key_size(self) -> int:
-        """Channels of q; k has the same number."""
+        """Number of channels of q. It equals that of k."""
         return self.num_key_heads * self.key_head_dim
 
     @property
     def value_size(self) -> int:
-        """Channels of v; the gate and the output have the same number."""
+        """Number of channels of v. It equals those of the gate and of the output."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_channels(self) -> int:
-        """Channels of v, q and k together. They pass the convolution side by side."""
+        """Number of channels of v, q and k together. All of them pass through one convolution."""
         return self.value_size + 2 * self.key_size
 
     @property
@@ -219,7 +219,7 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """Routed experts, optionally inside a latent projection, optionally beside one shared expert."""
+    """Routed experts, and optionally two latent projections around them and one shared expert."""
 
     num_experts: int
     experts_per_token: int

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint's ``config.json``, checked once and in one shape for all families.
+"""The contents of a checkpoint's ``config.json``, checked once and in one form for all families.
 
 In :class:`ModelConfig` each value has one name. An unsupported value raises an error that names it; no value
 is silently ignored. A family's file in :mod:`engine.models.families` knows which fields the family has and
@@ -90,7 +90,7 @@ class ModelConfig:
         mtp: MtpConfig | None = None,
         default_norm_eps: float = 1e-5,
     ) -> ModelConfig:
-        """Make a configuration. Fields that all families spell alike are read from ``fields``.
+        """Make a configuration. Fields that have the same name in all families are read from ``fields``.
 
         Raises :class:`ModelLoadError` if such a field is missing or has a wrong value.
         """

@@ -1,16 +1,20 @@
 """The part of each layer that one tensor-parallel rank holds.
 
+Each weight is divided as the table says. If there are fewer KV heads, groups or key heads than ranks, several
+ranks hold copies of the same one.
+
 | weight | divided by | output |
 |---|---|---|
-| q, k, v | heads; KV heads are copied if there are fewer of them than ranks | complete heads |
-| Mamba in_proj, conv, A, D, dt_bias, norm | heads; groups are copied likewise | complete heads |
-| Gated DeltaNet projections, conv, A, dt_bias | value heads; key heads are copied likewise | complete heads |
+| q, k, v | heads and KV heads | complete heads |
+| Mamba in_proj, conv, A, D, dt_bias, norm | heads and groups | complete heads |
+| Gated DeltaNet projections, conv, A, dt_bias | value heads and key heads | complete heads |
 | up | intermediate channels, also of each expert | complete channels |
 | o, out_proj, down | inputs: those that the rank has computed | summands of the hidden state |
 | output head | vocabulary | complete logits |
 
 With expert parallelism (:mod:`engine.parallel.expert_parallel`) experts are not divided: each expert is whole
-on one rank. Embedding, norms, expert router, latent projections and ``eh_proj`` are whole on every rank.
+on one rank. Embedding, norms, expert router, latent projections and the MTP layer's ``eh_proj`` are whole on
+every rank.
 """
 
 from __future__ import annotations

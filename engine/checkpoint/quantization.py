@@ -1,11 +1,11 @@
-"""How a checkpoint's weights are quantised according to its configuration, in one shape for all methods.
+"""How a checkpoint's weights are quantised according to its configuration, in one form for all methods.
 
 | `quant_method` | format | weights | one scale per |
 |---|---|---|---|
 | `modelopt`, or `hf_quant_config.json` | `quant_algo` FP8 | float8_e4m3fn | tensor |
 | | FP8_PER_CHANNEL_PER_TOKEN | float8_e4m3fn | channel |
 | | FP8_PB_WO | float8_e4m3fn | block of 128 x 128, or of `group_size` |
-| | MIXED_PRECISION | each of `quantized_layers` is one of these | |
+| | MIXED_PRECISION | each layer in `quantized_layers` has one of the formats above | |
 | `compressed-tensors` | `float-quantized` | float8_e4m3fn | tensor, channel, block |
 | `compressed-tensors` | `int-quantized` | int8 | tensor, channel, group |
 | `compressed-tensors` | `pack-quantized`, 8 bits | four int8 in an int32 | channel, group |
@@ -13,8 +13,8 @@
 
 Any other method raises an error that names it. Settings for inputs are ignored: inputs are not quantised
 (docs/quantization.md). When a tensor is loaded, its stored dtype tells whether it is quantised
-(:mod:`engine.checkpoint.quantized_tensors`). The rules here serve planning, dummy weights and the sizes of
-blocks.
+(:mod:`engine.checkpoint.quantized_tensors`). The rules in this module are used for planning, for dummy
+weights and for the sizes of blocks.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Quantization:
 
     method: str
     schemes: tuple[tuple[ModuleNames | None, WeightScheme], ...]
-    """Modules and their scheme. The first entry that has a module counts; None means all linear layers."""
+    """Modules and their scheme; None means all linear layers. If several entries contain a module, the first
+    one counts."""
     excluded: ModuleNames
     kv_cache: Literal["fp8"] | None
     """The KV format that the checkpoint was calibrated for."""
@@ -104,7 +105,7 @@ class Quantization:
         return next(found, None)
 
     def scheme_stored_as(self, module: str, stored: Stored) -> WeightScheme | None:
-        """Return the scheme of ``module`` if it stores weights as ``stored``, else any scheme that does."""
+        """Return ``module``'s own scheme if it stores weights as ``stored``, else the first one that does."""
         own = self.scheme_of(module)
         if own is not None and own.stored == stored:
             return own
@@ -112,7 +113,7 @@ class Quantization:
 
 
 def read_quantization(fields: ConfigFields) -> Quantization | None:
-    """Read ``quantization_config`` of ``config.json``, else ``hf_quant_config.json`` beside it.
+    """Read ``quantization_config`` of ``config.json``, else ``hf_quant_config.json`` in the same directory.
 
     None if weights are not quantised. Raises :class:`ModelLoadError` that names the unsupported value and
     the supported ones.

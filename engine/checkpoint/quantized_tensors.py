@@ -46,7 +46,7 @@ class StoredTensors(Protocol):
 class OneOfStack:
     """One layer of a stack of tensors ``[layers, ...]``, with the interface of a single layer.
 
-    Each layer may have its own scales, or all layers share one.
+    Each layer may have its own scales, or all layers share the same scales.
     """
 
     def __init__(self, stacked: StoredTensors, index: int, size: int) -> None:

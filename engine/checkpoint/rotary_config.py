@@ -1,7 +1,7 @@
 """A checkpoint's rotary embedding: reads ``rope_parameters`` and its older spellings.
 
 transformers 5 writes ``rope_parameters`` (type, theta, partial factor in one object). Older releases wrote
-``rope_theta`` and ``partial_rotary_factor`` separately, beside ``rope_scaling``, whose type was named
+``rope_theta`` and ``partial_rotary_factor`` outside the object ``rope_scaling``, whose type was named
 ``type`` or ``rope_type``. Frequencies are computed as in transformers, operation by operation in float32, so
 that they have the same bits:
 
@@ -9,9 +9,9 @@ that they have the same bits:
 |---|---|---|
 | `default` | f | RoFormer, arXiv:2104.09864 |
 | `linear` | f / factor | position interpolation, arXiv:2306.15595 |
-| `dynamic` | f up to `max_position_embeddings`; no server runs a longer sequence | |
-| `llama3` | f / factor for long waves, f for short waves, a ramp between | Llama 3.1 |
-| `yarn` | as llama3 with another ramp; cosine and sine are scaled | YaRN, arXiv:2309.00071 |
+| `dynamic` | f for sequences up to `max_position_embeddings`; no server runs longer ones | |
+| `llama3` | f / factor for long waves, f for short waves, between them a mixture of the two | Llama 3.1 |
+| `yarn` | as llama3 with another mixture; cosine and sine are scaled | YaRN, arXiv:2309.00071 |
 | `mrope` | f: a token has three positions; for text they are equal | Qwen2-VL, arXiv:2409.12191 |
 """
 
@@ -29,7 +29,7 @@ from engine.checkpoint.config_fields import ConfigFields
 from kernels.attention.rotary import Rotary
 
 _OUTSIDE = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-"""Fields that may be in ``rope_parameters`` or beside it."""
+"""Fields that may be inside the object ``rope_parameters`` or outside it."""
 _MROPE = {"mrope_section", "mrope_interleaved"}
 """Fields that assign frequencies to a token's three positions."""
 
@@ -75,13 +75,13 @@ class RotaryConfig:
         return cls(tuple(inv_freq.tolist()), attention_scaling)
 
     def on(self, device: torch.device | str) -> Rotary:
-        """Make the input of :mod:`kernels.attention.rotary`. All layers can share one."""
+        """Make the input of :mod:`kernels.attention.rotary`. All layers can share the result."""
         inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=device)
         return Rotary(inv_freq, self.attention_scaling)
 
 
 def _parameters(fields: ConfigFields, theta: float, partial_rotary_factor: float) -> ConfigFields:
-    """Unite all spellings; ``rope_scaling`` wins over ``rope_parameters``, as in transformers."""
+    """Unite all spellings. As in transformers, ``rope_scaling`` is preferred to ``rope_parameters``."""
     found: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.raw.get(name)
@@ -95,7 +95,7 @@ def _parameters(fields: ConfigFields, theta: float, partial_rotary_factor: float
     beside = {name: fields.raw[name] for name in _OUTSIDE if fields.raw.get(name) is not None}
     raw = {"rope_theta": theta, "partial_rotary_factor": partial_rotary_factor} | beside
     raw |= {name: value for name, value in found.items() if value is not None}
-    # The models were trained with the length beside the object, so that length wins.
+    # The models were trained with the length that stands outside the object: use that length.
     if "original_max_position_embeddings" in beside:
         raw["original_max_position_embeddings"] = beside["original_max_position_embeddings"]
     raw["max_position_embeddings"] = fields.raw.get("max_position_embeddings")

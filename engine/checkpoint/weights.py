@@ -34,7 +34,7 @@ LoadFormat = Literal["auto", "dummy"]
 
 
 def weight_paths(directory: str | Path) -> list[Path]:
-    """Return the safetensors files: those in the index, else ``model.safetensors``, else all there are."""
+    """Return the safetensors files: those in the index, else ``model.safetensors``, else all that exist."""
     directory = Path(directory)
     index = directory / INDEX_NAME
     if index.exists():

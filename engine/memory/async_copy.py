@@ -1,8 +1,8 @@
 """Copies between host and device that never wait for the device's queue.
 
 A plain copy from pageable memory, and every ``.tolist()`` of a device tensor, waits until all steps
-launched so far have run. The copies in this module use pinned memory and join the queue instead. PyTorch's
-allocator reuses a pinned buffer only after the copies that use it have run.
+launched so far have run. The copies in this module use pinned memory and are put into the queue instead.
+PyTorch's allocator reuses a pinned buffer only after the copies that use it have run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy the values to the device. The caller may change its array at once."""
+    """Copy the values to the device. The caller may change its array as soon as the function returns."""
     tensor = torch.from_numpy(np.array(values, order="C"))
     if device.type != "cuda":
         return tensor.to(device)
@@ -25,7 +25,7 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 class Download:
     """The copy of a tensor to the host; :meth:`wait` returns the copy.
 
-    Kernels launched from now on may overwrite the tensor: on a GPU the copy is before them in the queue.
+    Kernels that are launched later may overwrite the tensor: on a GPU the queue runs the copy before them.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

@@ -1,12 +1,13 @@
-"""Number formats of the caches, if they differ from the formats of the checkpoint and ``dtype``.
+"""Number formats of the caches. By default they follow from the checkpoint and ``dtype``.
 
 A rounding error depends on the order of a sum, and on the places where a state is stored. To give the same
-tokens on every server, engines with rounding caches follow three extra rules (:class:`ExactCuts`):
+tokens on every server, engines with rounding caches follow three extra rules (:class:`ExactCuts`). ``grid``
+is a number of tokens:
 
 | rule | prevents |
 |---|---|
-| a prompt's last token is a decode row; those before are prefill rows, even a single one | other sum orders |
-| a chunk ends at the prompt's last token or at a multiple of ``grid`` | roundings at other places |
+| a prompt's last token is a decode row, all others are prefill rows, even a single one | other sum orders |
+| a chunk ends before the prompt's last token or at a multiple of ``grid`` | roundings at other places |
 | states are kept at multiples of ``grid`` | prefixes that are rounded where the whole prompt is not |
 """
 
@@ -21,7 +22,7 @@ import torch
 from kernels.formats.stochastic_round import GRID_TOKENS
 
 KvCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
-"""``auto``: the dtype of the model. Both other names mean float8_e4m3fn."""
+"""``auto``: the dtype of the model. The two other names mean float8_e4m3fn."""
 SsmCacheDtype = Literal["auto", "float32", "bfloat16"]
 """``auto``: the checkpoint's ``mamba_ssm_cache_dtype``, or float32 if it names none."""
 
@@ -51,7 +52,7 @@ class ExactCuts:
     """The places where prompts may be cut, so that a rounding cache has the same content on every server."""
 
     grid: int
-    """In tokens. 1 if only KV is rounded, because KV is rounded token by token."""
+    """Number of tokens. It is 1 if only KV is rounded, because KV is rounded token by token."""
 
     @classmethod
     def of(cls, kv_dtype: torch.dtype, ssm_dtype: torch.dtype) -> ExactCuts | None:
@@ -65,7 +66,11 @@ class ExactCuts:
         return math.lcm(block_size, self.grid)
 
     def chunk_end(self, num_given: int, start: int, end: int) -> int:
-        """Return the end of a chunk with room from ``start`` to ``end``; ``start`` if there is too little."""
+        """Return the end of a chunk that starts at ``start`` and has room up to ``end``.
+
+        ``num_given`` is the number of tokens that the request has from the start. Returns ``start`` if there
+        is too little room.
+        """
         last = num_given - 1
         if start >= last or end > last:
             return end if start >= last else last

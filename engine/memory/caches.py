@@ -5,9 +5,9 @@
 | KV | ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]`` | block: one contiguous region |
 | state | ``[num_slots, slot_bytes]`` (bytes) | slot: conv and SSM state of all Mamba layers |
 
-Both are allocated once and may be registered for transfer once. Index 0 of each pool is the null entry: it is
-never allocated, and padding points at it. A model without attention layers has no KV, and a model without
-recurrent layers has no states. Such a pool is only a null entry of zero bytes, without segments.
+Both pools are allocated once, so that they need to be registered for transfers only once. Index 0 of each
+pool is the null entry: no request gets it, and padding points at it. A model without attention layers has no
+KV, and a model without recurrent layers has no states. The entries of such a pool have zero bytes.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class CacheSpec:
     stochastic_rounding: bool = False
     """Whether states are rounded stochastically if ``ssm_dtype`` has 16 bits."""
     held_kv_heads: Ranges = ()
-    """The model's KV heads that a tensor-parallel rank holds; empty means all. The next two are alike."""
+    """The model's KV heads that a tensor-parallel rank holds; empty means all. The next two fields are the
+    same for channels of the convolution and for Mamba heads."""
     held_conv_channels: Ranges = ()
     held_mamba_heads: Ranges = ()
     copies_kv_heads: bool = False
     """Whether a lower rank holds the same KV heads."""
     copies_groups: bool = False
-    """Whether a lower rank holds the same B and C channels, or q and k: all ranges but the first."""
+    """Whether a lower rank holds the same B and C channels (Mamba) or q and k channels (Gated DeltaNet).
+    These are all ranges of ``held_conv_channels`` but the first."""
 
     @property
     def has_kv(self) -> bool:
@@ -112,7 +114,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class LayerCaches:
-    """Per-layer views of the pools. The list index counts layers of one kind.
+    """Views of the pools, one for each layer: ``i`` counts attention layers, ``j`` recurrent layers.
 
     ``k[i]``, ``v[i]``: ``[num_blocks, kv_heads, block_size, head_dim]``;
     ``conv[j]``: ``[num_slots, conv_channels, K - 1]``;
@@ -128,7 +130,7 @@ class LayerCaches:
 
 
 class Caches:
-    """Owns the memory of both pools. The allocators know the owner of each block."""
+    """Owns the memory of both pools. It does not know which blocks and slots are in use."""
 
     def __init__(
         self, spec: CacheSpec, *, num_blocks: int, num_slots: int, block_size: int, device: torch.device | str
@@ -141,7 +143,7 @@ class Caches:
         self.kv = _zeros(kv_shape, spec.kv_dtype, device)
         self.state = _zeros((num_slots, self.state_layout.unit_bytes), torch.uint8, device)
         self.kv_words = self.kv.view(_WORDS[spec.kv_dtype.itemsize])
-        """The KV pool's bits as integers, to move, sum or fill them: few operations support float8."""
+        """The KV pool's bits as integers, to move, sum or fill them. Few operations support float8."""
         self.layers = LayerCaches(
             k=[self.kv[:, :, layer, 0] for layer in range(spec.attn_layers)],
             v=[self.kv[:, :, layer, 1] for layer in range(spec.attn_layers)],

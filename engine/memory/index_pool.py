@@ -9,10 +9,10 @@ NULL_INDEX = 0
 
 
 class IndexPool:
-    """Free indices ``1 … size - 1`` of a pool whose entry 0 is the null entry.
+    """Knows which of the indices ``1 … size - 1`` of a pool are free. Entry 0 is the null entry.
 
-    Freed indices are handed out again last-in first-out, so that a small working set stays in the
-    processor's caches. A new pool hands out ascending runs, which transfers can coalesce.
+    The index that was freed last is handed out first, so that a small working set stays in the processor's
+    caches. A new pool hands out consecutive indices, so that transfers can merge them into one region.
     """
 
     def __init__(self, size: int, unit: str) -> None:
@@ -34,7 +34,7 @@ class IndexPool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` indices. The caller has checked :attr:`num_free`.
 
-        Raises :class:`RuntimeError` if too few are free: this is a bug in our code.
+        Raises :class:`RuntimeError` if too few are free, which is a bug in our code.
         """
         if count > len(self._free):
             raise RuntimeError(f"asked for {count} {self._unit}s; only {len(self._free)} are free")
@@ -48,7 +48,7 @@ class IndexPool:
     def free(self, indices: Iterable[int]) -> None:
         """Give indices back.
 
-        Raises :class:`RuntimeError` if an index is already free or the null entry: this is a bug in our code.
+        Raises :class:`RuntimeError` if an index is free already or is the null entry: a bug in our code.
         """
         for index in reversed(list(indices)):
             if index == NULL_INDEX or self._is_free[index]:
@@ -60,7 +60,7 @@ class IndexPool:
 
     @property
     def free_map(self) -> memoryview:
-        """A live, read-only view ``[size]`` of bytes: 1 if the index is free."""
+        """A read-only view of ``size`` bytes that shows later changes too: 1 if the index is free."""
         return memoryview(self._is_free).toreadonly()
 
     def on_free(self, listener: Callable[[int], None]) -> None:

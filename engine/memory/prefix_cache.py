@@ -1,14 +1,15 @@
-"""KV blocks and Mamba states of earlier requests that can serve later ones. Host logic, no tensors.
+"""KV blocks and Mamba states of earlier requests that can serve later ones. It uses no tensors.
 
 The cache is a tree. Each node is a full KV block. Its key is a hash chained over all tokens up to the block's
 end, the cache salt and the model. A node may have the Mamba state at its end. A recurrent layer can't start
-from KV alone, so a prefix is a hit only up to a node with a state. If another server hands over the state,
-only KV is matched. Models with only KV or only states use :mod:`engine.schedule.one_part_caches`.
+from KV alone, so a prefix can be used only up to a node with a state. For a request whose state another
+server hands over, only KV is matched. Models with only KV or only states use
+:mod:`engine.schedule.one_part_caches`.
 
 Requests hold the nodes that they use. A request that holds a child also holds its parent, so nodes that no
 request holds can always be evicted leaf by leaf. Leaves without a state go first, because no request can
-start from them; then leaves with a state. Among equals the least recently used leaf goes first. States can be
-evicted without their nodes, least recently used first.
+start from them; then leaves with a state. Among leaves of either sort, the least recently used goes first.
+States can be evicted without their nodes, the least recently used first.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Match:
     """Usable blocks from the prompt's start. If there is a state, they end at the state."""
     state: CachedState | None = None
     num_matched_blocks: int = 0
-    """Number of blocks whose KV is cached, with or without a usable state. Blocks beyond ``nodes`` are a
-    branch."""
+    """Number of blocks whose KV is cached, with or without a usable state. It is larger than the number of
+    ``nodes`` if the last of these blocks have no state."""
 
 
 class PrefixCache:
@@ -103,7 +104,10 @@ class PrefixCache:
         return self._num_idle_states
 
     def allocate_blocks(self, num: int) -> list[int]:
-        """Return ``num`` block indices, evicting as needed. The caller has checked what is available."""
+        """Return ``num`` block indices, evicting as needed.
+
+        The caller has checked :attr:`num_available_blocks`.
+        """
         while self._blocks.num_free < num:
             self._evict_block()
         return self._blocks.allocate(num)
@@ -136,7 +140,7 @@ class PrefixCache:
         return Match(nodes[:usable], nodes[usable - 1].state if usable else None, len(nodes))
 
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
-        """Return the number of usable nodes. A request can only start behind a node with a state."""
+        """Return the number of usable nodes. A request can only start at the end of a node with a state."""
         return next((i for i in range(len(nodes), 0, -1) if nodes[i - 1].state is not None), 0)
 
     def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:
@@ -181,11 +185,11 @@ class PrefixCache:
         block_ids: Sequence[int],
         salt: str,
     ) -> None:
-        """Add nodes for a request's newly full blocks behind ``nodes``, which the request holds.
+        """Add nodes for a request's newly full blocks after ``nodes``, which the request holds.
 
-        The new nodes are held and appended to ``nodes``. If an equal block is cached already, its node is
-        held and the request continues to use its own memory. If a node has the request's own ``block_id``,
-        the block belongs to the cache from now on.
+        All these nodes are held and appended to ``nodes``. A new node takes the request's block, which
+        belongs to the cache from now on. If an equal block is cached already, its node is held instead, and
+        the request continues to use its own block.
         """
         for index in range(len(nodes), num_computed // self.block_size):
             parent = nodes[-1] if nodes else None
@@ -211,7 +215,7 @@ class PrefixCache:
     def put_state(self, node: CachedBlock, slot: int) -> CachedState | None:
         """Give the cache a slot with the state at ``node``'s end, and hold the state once.
 
-        None if the node has its state already.
+        Returns None if the node already has a state: then the cache does not take the slot.
         """
         if node.state is not None:
             return None

@@ -17,14 +17,14 @@ MAX_KEYS = 65_536
 class PrefixJournal:
     """A set of keys of cached prefixes (:mod:`wire.messages.prefixes`). The set has a version.
 
-    Versions start at random, to differ from those of another process.
+    Versions start at a random number, so that they differ from those of another process.
     """
 
     def __init__(self) -> None:
         self._version = random.getrandbits(62)
         self._keys: dict[bytes, None] = {}
         self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
-        """Keys that were added or removed. The last one made the present version."""
+        """Keys that were added or removed, in order. Each change made a new version."""
 
     @property
     def version(self) -> int:
@@ -44,7 +44,7 @@ class PrefixJournal:
         self._changes.append(key)
 
     def news(self, since: int | None) -> PrefixNews:
-        """Return the news for a router that has version ``since`` (None: no version)."""
+        """Return what has changed for a router that has version ``since`` (None: it has no version)."""
         num_missed = MAX_CHANGES + 1 if since is None else self._version - since
         if not 0 <= num_missed <= len(self._changes):
             return PrefixNews(self._version, True, tuple(self._keys)[-MAX_KEYS:])

@@ -59,8 +59,8 @@ def load_model(
 ) -> CausalLM:
     """Load the model of a Hugging Face directory onto ``device``; with ``mtp`` also its MTP layer.
 
-    Only the part of the weights that ``tp`` gives to this rank is loaded. ``start_up`` receives the weights'
-    size in bytes and the end of its ``weights`` phase.
+    Only the part of the weights that ``tp`` gives to this rank is loaded. ``start_up`` notes the size of the
+    weights in bytes and the end of the ``weights`` phase.
 
     Raises :class:`wire.errors.ModelLoadError` that names the unknown, missing or misshapen item, and
     :class:`wire.errors.ConfigError` if this number of ranks can't share the model.

@@ -1,7 +1,8 @@
 """The input of one step, as tensors. The model and the kernels see nothing else of a request.
 
-Decode rows come before prefill rows. Decode rows are uniform (``T = 1 + k`` positions each), prefill
-rows are ragged. Tokens are in row order: first the ``R * T`` decode tokens, then all prefill tokens.
+Decode rows come before prefill rows. All decode rows have ``T = 1 + k`` positions, one for a known token and
+k for drafts. Prefill rows differ in length. Tokens are in row order: first the ``R * T`` decode tokens, then
+all prefill tokens.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ class DecodeRows:
     num_rows: int
     num_positions: int
     seq_lens: Tensor
-    """``[R]`` tokens including the ``T`` new ones; 0 marks a padding row."""
+    """``[R]`` number of tokens including the ``T`` new ones; 0 marks a padding row."""
     block_table: Tensor
-    """``[R, cols]``; entries beyond a row's length are stale and never read."""
+    """``[R, columns]`` block ids; entries after a row's last block are stale and never read."""
     read_slots: Tensor
     """``[R]`` slot that holds the state before position 0; 0 (null) in padding rows."""
     write_slots: Tensor
-    """``[R, T]`` slot that receives the state after each position; with 0 nothing is written."""
+    """``[R, T]`` slot that receives the state after each position; 0 if this state is not written."""
     max_seq_len: int
 
 
 @dataclass(frozen=True)
 class PrefillRows:
-    """Rows that compute a chunk of a prompt: ``S`` ragged rows. Integers are int32."""
+    """Rows that compute a chunk of a prompt: ``S`` rows of different lengths. Integers are int32."""
 
     num_rows: int
     num_tokens: int
     cu_seqlens: Tensor
     """``[S + 1]`` running total of new tokens, from 0."""
     seq_lens: Tensor
-    """``[S]`` all tokens: the earlier ones and the new ones."""
+    """``[S]`` number of all tokens, the earlier ones and the new ones."""
     block_table: Tensor
-    """``[S, cols]``"""
+    """``[S, columns]`` block ids"""
     read_slots: Tensor
     """``[S]`` slot that holds the state before the row's first new token."""
     write_slots: Tensor
@@ -49,7 +50,7 @@ class PrefillRows:
     has_initial: Tensor
     """``[S]`` bool; a row with False starts from the zero state and ignores the slot's content."""
     num_before: Tensor
-    """``[S]`` tokens that earlier steps computed."""
+    """``[S]`` number of tokens that earlier steps computed."""
     boundaries: Boundaries | None
     """Positions inside the rows whose states the scan stores."""
     max_query_len: int

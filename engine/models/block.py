@@ -29,14 +29,14 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """One norm and the mixers that all read its output; nearly always there is one mixer."""
+    """One norm and the mixers that read the norm's output. Most blocks have one mixer."""
 
     norm: Tensor
     """``[hidden]``"""
     mixers: tuple[Mixer, ...]
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches, tp: TensorParallel) -> Tensor:
-        """Return the summand for the residual stream. ``x`` is already normalized; both ``[n, hidden]``."""
+        """Map ``x`` ``[n, hidden]``, which is normalized already, to the residual stream's next summand."""
         first, *others = self.mixers
         total = first.forward(x, batch, caches)
         for mixer in others:

@@ -19,7 +19,10 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 
 class Builder:
-    """Tensor names are relative to ``prefix``. Each layer with a cache gets the next cache of its kind."""
+    """Makes a model's norms, mixers and blocks. Tensor names are given without ``prefix``.
+
+    Each layer with a cache gets the next cache of its kind.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str, tp: TensorParallel) -> None:
         self.config = config

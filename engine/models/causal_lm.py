@@ -25,7 +25,7 @@ from kernels.linear.quantized_weight import QuantizedWeight
 
 
 class CausalLM:
-    """Weights and forward pass. It owns no sequence state: every call passes caches and batch."""
+    """Weights and forward pass. It owns no state of sequences: every call is given caches and batch."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ def head_rows(
 ) -> Tensor | QuantizedWeight:
     """Return this rank's rows of the output head ``[vocab, hidden]``.
 
-    Each rank has the same number of rows; rows beyond the vocabulary are zeros. ``tied`` is the embedding. It
-    serves as the head if the checkpoint has no head of its own.
+    Each rank has the same number of rows; rows after the end of the vocabulary are zeros. ``tied`` is the
+    embedding, which serves as the head if the checkpoint has no head of its own.
     """
     each = -(-config.vocab_size // tp.size)
     start, stop = (min(rank * each, config.vocab_size) for rank in (tp.rank, tp.rank + 1))

@@ -30,8 +30,8 @@ class Family:
     """Names in ``architectures`` of the ``config.json`` files that this family reads."""
     configure: Callable[[CheckpointFields], ModelConfig]
     prefixes: tuple[str, ...]
-    """Possible prefixes of tensor names, the published spelling first. The next three fields give names
-    behind the prefix."""
+    """Possible prefixes of tensor names, the published spelling first. ``embedding``, ``last_norm`` and
+    ``blocks`` use names without the prefix."""
     embedding: str
     last_norm: str
     blocks: Callable[[Builder], Iterable[Block]]

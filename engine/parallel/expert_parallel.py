@@ -1,24 +1,26 @@
 """Expert parallelism: each rank has some whole routed experts, and tokens travel to the experts and back.
 
-A MoE layer's tokens are dispatched, computed on the ranks that have their experts, and combined at home: on
-the rank that dispatched them.
+A MoE layer's tokens are dispatched, computed on the ranks that have their experts, and combined at *home*,
+which is the rank that dispatched them.
 
     dispatch   all-gather     hidden state and expert ids of each token, once to each rank
     compute    the pairs (token, expert) of all ranks' tokens whose expert is on this rank
     combine    all-to-all     one result for each pair; gate weights and the sum are computed at home
 
-No token is dropped and no shape depends on the router's choice. Of ``n`` tokens, every rank has room for
-``C = ceil(n / T)`` tokens from each rank, and for ``m = min(k, experts on this rank)`` results of each token.
-So the host never waits and a step can be captured as a graph. With room for every token of every rank, an
-all-to-all would carry as many bytes to each rank as the all-gather, and would first need ``G`` copies.
+No token is dropped and no shape depends on the router's choice. For a step of ``n`` tokens with ``k`` experts
+each, every rank has room for ``C = ceil(n / T)`` tokens from each rank, and for
+``m = min(k, experts on this rank)`` results of each token.
+So the host never waits and a step can be captured as a graph. An all-to-all in place of the all-gather would
+also need room for every token of every rank. So it would carry as many bytes to each rank, and it would first
+need ``G`` copies of the tokens.
 
-Each result travels by itself, and home sums results in the router's order. If a rank has several of a token's
+Each result is sent by itself, and home sums results in the router's order. If a rank has several of a token's
 experts, sending their partial sum would take fewer bytes but change the order of the sum. Here the result has
 the same bits as on a single rank, for any number of ranks.
 
 The ``G`` ranks are all processes of a group: ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each.
-The tensor-parallel ranks of one server have the same tokens, so each rank dispatches its share of them. In
-its summand the tokens that other ranks dispatched are zero.
+The tensor-parallel ranks of one server have the same tokens, so each rank dispatches its share of them. In a
+rank's summand, the tokens that other ranks dispatched are zero.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from torch import Tensor
 from wire.errors import ConfigError, GroupLostError
 
 MOST_TOKENS = 512
-"""Most tokens that one rank dispatches at a time. Buffers have this size times the number of ranks."""
+"""Maximum number of tokens that one rank dispatches at a time. Buffers have room for this number of tokens
+from each rank."""
 _ALIGNMENT = 16
 _NO_EXPERT = -1
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -43,7 +46,7 @@ class Experts(Protocol):
     """The experts of this rank."""
 
     def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
-        """Compute ``[t, num_slots, size]``.
+        """Compute the outputs ``[t, num_slots, size]`` of this rank's experts for ``t`` tokens.
 
         Slot ``slots[i, j]`` of row i is the output of expert ``expert_ids[i, j]`` for ``x[i]``.
 
@@ -52,7 +55,7 @@ class Experts(Protocol):
         """
 
     def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
-        """Compute ``sum_j weights[i, j] results[places[i, j]]``, with the same bits as without other ranks.
+        """Compute ``sum_j weights[i, j] results[places[i, j]]``, with the same bits as on a single rank.
 
         results ``[p, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32; the sum is ``[n, size]``.
         """
@@ -75,7 +78,10 @@ class ExpertParallel:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def pad_to(self, num_tokens: int | None) -> None:
-        """Set the most tokens of any rank for the next passes. None: all ranks have as many as this rank."""
+        """Set the maximum number of tokens that a rank has in the next passes.
+
+        None: all ranks have as many tokens as this rank.
+        """
         self._padded_to = num_tokens
 
     def run(

@@ -34,7 +34,7 @@ class TensorParallel:
     device: torch.device = CPU
     """Device of all tensors that ranks exchange."""
     group: dist.ProcessGroup | None = None
-    """The group of these ranks, if torch's default process group has others too."""
+    """The group of these ranks, if torch's default process group has other ranks too."""
     experts: ExpertParallel = NO_EXPERT_PARALLEL
     """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
 
@@ -47,7 +47,7 @@ class TensorParallel:
     def share_or_copy(self, count: int) -> range:
         """Return this rank's part as :meth:`share` does.
 
-        If there are fewer things than ranks, several ranks hold a copy of the same one.
+        If there are fewer things than ranks, several ranks hold copies of the same thing.
         """
         if count >= self.size:
             return self.share(count)
@@ -94,7 +94,9 @@ ALONE = TensorParallel()
 def join(
     rank: int, size: int, meeting_point: Path, device: torch.device, *, shares_experts: bool = False
 ) -> TensorParallel:
-    """Join the other ranks and wait until all are there. With ``shares_experts`` each expert is on one rank.
+    """Join the other ranks and wait until all have joined.
+
+    With ``shares_experts`` each routed expert is on one rank.
 
     ``meeting_point`` is a file that does not exist yet, in a private folder. All ranks pass the same path.
     """

@@ -1,7 +1,11 @@
 """Bias, forbidden stop tokens and penalties. They change a row's logits before its token is chosen.
 
-Each is a batched tensor operation that keeps the bits of rows that don't use it (it adds 0, divides by 1). So
-one pass serves a mixed step, and a row's result doesn't depend on the other rows.
+Each of these processors is one tensor operation over all rows. In a row that doesn't use the processor, it
+adds 0 or divides by 1, which keeps every bit. So one pass serves all rows, and a row's result doesn't depend
+on the other rows.
+
+Shapes: ``R`` rows with ``T`` positions each, ``V`` tokens in the vocabulary, up to ``S`` stop tokens per row,
+``N + 1`` rows in the tables.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ def process_logits(
 def count_tokens(
     counts: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, is_gained: torch.Tensor
 ) -> None:
-    """Count ``token_ids`` ``[R, T]``, where ``is_gained``, in their ``rows`` of ``counts`` ``[N+1, V]``."""
+    """Add the ``token_ids`` ``[R, T]`` where ``is_gained`` is True to ``rows`` of ``counts`` ``[N+1, V]``."""
     flat = rows[:, None] * counts.shape[1] + token_ids
     counts.view(-1).scatter_add_(0, flat.reshape(-1), is_gained.to(counts.dtype).reshape(-1))
 
@@ -55,7 +59,7 @@ def _counts_of_drafts(input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
     is_draft[:, 0] = 0
     counts = input_ids.new_zeros(num_rows, num_positions, vocab_size, dtype=torch.int32)
     counts.scatter_(2, input_ids[:, :, None], is_draft[:, :, None])
-    for i in range(1, num_positions):  # a cumsum along this axis would be slower and turn to int64
+    for i in range(1, num_positions):  # a cumsum along this axis would be slower and return int64
         counts[:, i] += counts[:, i - 1]
     return counts
 
@@ -63,7 +67,7 @@ def _counts_of_drafts(input_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def _forbid_stop_tokens(
     logits: torch.Tensor, index: torch.Tensor, least_length: torch.Tensor, stop_ids: torch.Tensor
 ) -> None:
-    """Set the logits of stop tokens to minus infinity at every index below the least length; in place."""
+    """Set the logits of stop tokens to minus infinity at every index below ``least_length``, in place."""
     is_forbidden = (index < least_length[:, None])[:, :, None] & (stop_ids >= 0)[:, None]
     # Added, not assigned: entries without a stop token add 0 to token 0.
     change = torch.zeros_like(is_forbidden, dtype=logits.dtype).masked_fill_(is_forbidden, -torch.inf)
@@ -73,7 +77,10 @@ def _forbid_stop_tokens(
 def _penalise(
     logits: torch.Tensor, counts: torch.Tensor, in_prompt: torch.Tensor, columns: SamplingColumns
 ) -> None:
-    """Apply penalties in place: repetition for prompt and answer, presence and frequency for the answer."""
+    """Apply penalties in place.
+
+    The repetition penalty applies to tokens of prompt and answer, the two others to tokens of the answer.
+    """
     in_answer = counts > 0
     repetition = torch.where(in_prompt | in_answer, columns.repetition_penalty[:, None, None], 1.0)
     logits.copy_(torch.where(logits > 0, logits / repetition, logits * repetition))

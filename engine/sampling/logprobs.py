@@ -15,14 +15,14 @@ from engine.memory.async_copy import Download, upload
 from wire.messages.generation import TokenLogprobs
 
 TOKENS_AT_ONCE = 128
-"""Prompt tokens that are scored at once. At most this many rows of logits are in memory at a time."""
+"""Number of prompt tokens that are scored at once. No more rows of logits than these are in memory."""
 
 
 @dataclass(frozen=True)
 class LogprobTensors:
     """Log-probabilities of ``m`` tokens, on the device.
 
-    They follow the model's own distribution, before penalties, temperature and filters.
+    They are those of the model's own distribution, before penalties, temperature and filters.
     """
 
     numbers: torch.Tensor
@@ -32,9 +32,9 @@ class LogprobTensors:
 
     @classmethod
     def compute(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-        """Compute them for ``token_ids`` ``[m]`` int64 from ``logits`` ``[m, V]``.
+        """Compute log-probabilities of ``token_ids`` ``[m]`` int64 from ``logits`` ``[m, vocabulary]``.
 
-        Each token comes with the ``num_top`` best tokens.
+        For each token, the ``num_top`` best tokens at its place are reported as well.
         """
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         chosen = logprobs.gather(1, token_ids[:, None])
@@ -45,7 +45,7 @@ class LogprobTensors:
         )
 
     def start_copy(self) -> LogprobCopy:
-        """Queue the copy to the host behind everything launched so far."""
+        """Queue the copy to the host after everything launched so far."""
         return LogprobCopy(Download(self.numbers), Download(self.integers))
 
 
@@ -57,7 +57,7 @@ class LogprobCopy:
     integers: Download
 
     def read(self) -> list[TokenLogprobs]:
-        """Return one entry per token. Waits only for the copy, not for steps launched since."""
+        """Return one entry per token. Waits only for the copy, not for steps that were launched after it."""
         # Through numpy: torch's own tolist takes ten times as long.
         numbers, integers = (part.wait().numpy().tolist() for part in (self.numbers, self.integers))
         return [
@@ -72,21 +72,25 @@ class ComputesLogits(Protocol):
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Log-probabilities of a prompt's chunk on their way to the host, for ``echo`` with ``logprobs``."""
+    """Log-probabilities of one chunk of a prompt, on their way to the host.
+
+    They are for requests with ``echo`` and ``logprobs``.
+    """
 
     parts: tuple[LogprobCopy, ...]
 
     def read(self) -> list[TokenLogprobs]:
-        """Return one entry per target, in order."""
+        """Return one entry for each scored token of the prompt, in order."""
         return [one for part in self.parts for one in part.read()]
 
 
 def prompt_logprobs(
     model: ComputesLogits, hidden: torch.Tensor, targets: list[int], num_top: int
 ) -> PromptLogprobs:
-    """Compute each target's log-probability.
+    """Compute the log-probability of each token of ``targets``.
 
-    ``hidden`` ``[n, H]`` are the hidden states of the tokens before the targets, in order.
+    ``hidden`` is ``[number of targets, hidden size]``: row i is the hidden state of the token that precedes
+    ``targets[i]``.
     """
     token_ids = upload(np.array(targets, dtype=np.int64), hidden.device)
     parts = []

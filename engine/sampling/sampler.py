@@ -3,11 +3,13 @@
 The order is vLLM's: bias, forbidden stop tokens, penalties, grammar, temperature, min-p, top-k, top-p, draw.
 A draw is a race among the remaining tokens (:mod:`kernels.sampling.exponential_race`). Its noise depends only
 on the request's seed, the token's index and the token, and every operation treats each row by itself. So a
-request's tokens depend neither on the other requests of the batch nor on drafts: at every index the target
-chooses its own token, and a draft is right if and only if it equals that token.
+request's tokens depend neither on the other requests of the batch nor on drafts. At every index the *target*,
+which is the served model, chooses its own token. A draft is right if and only if it equals that token.
 
-Shapes depend only on the arguments' shapes, and nothing is read back. So sampling can be part of a CUDA
-graph, with one graph for each kind of :class:`~engine.sampling.sampling_table.SamplingNeeds`.
+Shapes depend only on the arguments' shapes, and the host reads nothing back. So sampling can be part of a
+CUDA graph, with one graph for each kind of :class:`~engine.sampling.sampling_table.SamplingNeeds`. In shapes,
+``R`` is the number of rows, ``T`` the number of positions in each row, ``V`` the size of the vocabulary, and
+the tables have ``N + 1`` rows.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _LARGEST_INT32 = (1 << 31) - 1
 class Sampler:
     """Samples for rows whose parameters are in ``table``.
 
-    ``masks`` ``[N + 1, T, W]`` int32 are the bits of the tokens that rows with grammars may choose
-    (:mod:`engine.step.grammar_masks`); None if no row has a grammar.
+    ``masks`` ``[N + 1, T, W]`` int32 has one bit for each token, in ``W`` words. The bit is 1 if the row's
+    grammar allows the token (:mod:`engine.step.grammar_masks`). ``masks`` is None if no row has a grammar.
     """
 
     def __init__(self, table: SamplingTable, masks: torch.Tensor | None = None) -> None:
@@ -41,7 +43,7 @@ class Sampler:
         input_ids: torch.Tensor,
         needs: SamplingNeeds,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the target's token behind every position, and if its logits are finite: ``[R, T]`` each.
+        """Return the target's token after every position, and whether its logits are finite; ``[R, T]`` each.
 
         ``logits`` ``[R, T, V]`` float32 stay unchanged. They belong to ``input_ids`` ``[R, T]`` int64 at
         ``positions`` ``[R, T]`` int64 of the requests in ``rows`` ``[R]`` int64. If logits hold NaN or
@@ -72,7 +74,8 @@ class Sampler:
     def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Remove the tokens that grammars forbid from ``processed``.
 
-        If ``min_tokens`` forbids all tokens that a grammar allows, the grammar wins and may end the answer.
+        If ``min_tokens`` forbids all tokens that a grammar allows, only the grammar is obeyed: the answer may
+        end.
         """
         assert self._masks is not None
         logits = mask_tokens(processed, rows, self._masks)
@@ -86,8 +89,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Guess the token at ``index`` ``[R]`` from a drafter's ``logits`` ``[R, V]``. Returns ``[R]`` int64.
 
-        Random rows draw with the noise that the target will use, so a drafter close to the target mostly
-        draws the target's token. Only the target applies penalties and biases.
+        Random rows draw with the noise that the target will use. So a drafter whose probabilities are close
+        to the target's usually draws the target's token. Only the target applies penalties and biases.
         """
         token_ids = logits.argmax(dim=-1)
         if needs.random:
@@ -121,10 +124,14 @@ class Sampler:
 def _draw(
     logits: torch.Tensor, columns: SamplingColumns, index: torch.Tensor, *, filtered: bool
 ) -> torch.Tensor:
-    """Draw one token per position, ``[R, T]``, from ``logits`` ``[R, T, V]``; meaningless in greedy rows."""
+    """Draw one token per position, ``[R, T]``, from ``logits`` ``[R, T, V]``.
+
+    The tokens of greedy rows have no meaning.
+    """
     temperature = torch.where(columns.temperature > 0, columns.temperature, 1.0)
     weights = torch.softmax(logits / temperature[:, None, None], dim=-1)
-    # Two numbers per position say which tokens remain: the least weight, and the last token of that weight.
+    # Two numbers per position say which tokens remain: the smallest weight that remains, and the last token
+    # that remains among those of exactly this weight.
     least = columns.min_p[:, None] * weights.amax(dim=-1)
     last_token = torch.full_like(index, weights.shape[-1])
     if filtered:
@@ -142,8 +149,9 @@ def _end_of_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight and id, each ``[R, T]``, of the worst remaining token of ``weights`` ``[R, T, V]``.
 
-    Tokens that weigh at least ``least`` ``[R, T]`` remain; of these the ``top_k`` best; of these the shortest
-    head with ``top_p`` of their mass. Each selection is a head of the same order, so one running sum serves
+    Three filters follow each other. The first keeps the tokens whose weight is at least ``least`` ``[R, T]``.
+    The second keeps the ``top_k`` best of these. The third keeps only as many of the best as are needed for
+    the share ``top_p`` of the weight that is left. All filters use the same order, so one running sum serves
     all three.
     """
     vocab_size = weights.shape[-1]
@@ -158,11 +166,11 @@ def _end_of_head(
 
 
 def _sort_descending(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort probabilities and their tokens along the last axis: best first, of equals the lower token."""
+    """Sort probabilities and their tokens along the last axis: best first, and equal ones by token id."""
     if probs.device.type != "cpu":
         return probs.sort(dim=-1, descending=True, stable=True)
     # NumPy sorts integers in vector registers, ten times as fast as PyTorch. The bits of non-negative floats
-    # have the same order as the floats. The token in the low half makes every key different.
+    # have the same order as the floats. The token id in the low half of a key makes all keys different.
     bits = probs.view(torch.int32).to(torch.int64)
     keys = ((_LARGEST_INT32 - bits) << 32) | torch.arange(probs.shape[-1])
     keys.numpy().sort(axis=-1)

@@ -1,8 +1,9 @@
 """Persistent per-row tables of sampling parameters on the device. A step's sampling reads them.
 
 A row is filled when its request is admitted and cleared when the request leaves; steps gather rows by index.
-Row N is the null row, which padding uses. On a CPU host and device tables are the same bytes. Elsewhere the
-host tables are a mirror: they are written first and copied row by row.
+Row N is the null row, which padding uses. On a CPU, host and device tables are the same bytes. On a GPU, a
+row is written to the host table first, and then copied to the device table. In shapes, ``S`` is the maximum
+number of stop ids, ``V`` the size of the vocabulary, and ``R`` the number of a step's rows.
 
 | table | shape | in a cleared row and the null row |
 |---|---|---|
@@ -47,7 +48,7 @@ class SamplingNeeds:
     """
 
     random: bool = False
-    """Some temperature is above 0."""
+    """Some row has a temperature above 0."""
     filtered: bool = False
     """Some random row has a top-k or top-p."""
     processed: bool = False
@@ -79,7 +80,7 @@ class SamplingColumns:
     presence_penalty: torch.Tensor
     frequency_penalty: torch.Tensor
     top_k: torch.Tensor
-    """0 keeps all."""
+    """0 keeps all tokens."""
     seed: torch.Tensor
     least_length: torch.Tensor
     """No stop token is sampled at an index below this value."""
@@ -108,7 +109,7 @@ class TokenTables:
             table[row] = 0
 
     def fill(self, request: Request, params: SamplingParams) -> None:
-        """Fill a cleared row. A request that was preempted already has a part of its answer."""
+        """Fill a cleared row. A request that was preempted already has tokens of its answer: count them."""
         device, row = self.counts.device, request.row
         tokens = upload(np.array(request.tokens, dtype=np.int64), device)
         prompt, answer = tokens[: request.num_prompt], tokens[request.num_prompt :]
@@ -132,12 +133,12 @@ class SamplingTable:
         self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
         self._needs = [_GREEDY] * (num_rows + 1)
         self._asked: tuple[list[int], SamplingNeeds] = ([], _GREEDY)
-        """Arguments and result of the last call of :meth:`needs`: mostly the next step has the same rows."""
+        """Rows and result of the last call of :meth:`needs`. In most steps the rows are the same again."""
         self._tokens: TokenTables | None = None
 
     @property
     def stop_ids(self) -> torch.Tensor:
-        """Stop ids ``[N+1, S]`` int64, padded at the end with -1. The address never changes."""
+        """Stop ids ``[N+1, S]`` int64, padded at the end with -1. The tensor's address never changes."""
         return self._stop_ids.device
 
     @property
@@ -193,7 +194,7 @@ class SamplingTable:
         return SamplingColumns(**numbers, top_k=top_k, seed=seed, least_length=least_length)
 
     def _clear_tokens(self, row: int) -> None:
-        # Also for a row without penalties: a step with one penalised row counts the tokens of all rows.
+        # Rows without penalties are cleared too: a step with one penalised row counts the tokens of all rows.
         if self._tokens is not None:
             self._tokens.clear(row)
 

@@ -1,1 +1,1 @@
-"""From a step's plan to launched kernels and their results: batches, row state, graphs and drafts."""
+"""Turns a step's plan into launched kernels and reads their results: batches, row state, graphs, drafts."""

@@ -20,7 +20,11 @@ from kernels.ssm.boundaries import Boundaries
 
 
 class BatchBuilder:
-    """Builds steps. Decode rows come from the step buffers; ragged prefill rows are made for each step."""
+    """Builds steps.
+
+    The tensors of decode rows are in the step buffers. Those of prefill rows, whose lengths differ, are made
+    for each step.
+    """
 
     def __init__(
         self, rows: RowTable, buffers: StepBuffers, *, block_size: int, device: torch.device
@@ -48,7 +52,7 @@ class BatchBuilder:
         )
 
     def mixed_step(self, plan: StepPlan, needs: SamplingNeeds, *, max_seq_len: int) -> Step:
-        """Build the plan's step: first the decode rows loaded in the buffers, then the prefill rows."""
+        """Build the plan's step: the decode rows that the buffers hold, followed by the prefill rows."""
         num_decode = len(plan.decode_rows)
         decode = self._buffers.prepare(num_decode, max_seq_len=max_seq_len) if num_decode else None
         prefill = self._prefill_batch(plan.prefill_rows)
@@ -141,7 +145,7 @@ class BatchBuilder:
 
 
 def _join(decode: Batch, prefill: Batch) -> Batch:
-    """Join both into one batch, decode tokens first."""
+    """Join the decode rows and the prefill rows into one batch, decode tokens first."""
     return replace(
         prefill,
         input_ids=torch.cat([decode.input_ids, prefill.input_ids]),
@@ -152,7 +156,10 @@ def _join(decode: Batch, prefill: Batch) -> Batch:
 
 
 def _tokens(planned: list[PlannedRow], ahead: int) -> NDArray[np.int64]:
-    """Return the rows' new tokens, or the tokens ``ahead`` places later; 0 for a token not known yet."""
+    """Return, for each new token of the rows, the token ``ahead`` places after it.
+
+    The value is 0 if that token is not known yet.
+    """
     tokens: list[int] = []
     for row in planned:
         part = row.request.tokens[row.num_before + ahead : row.end + ahead]
@@ -162,7 +169,10 @@ def _tokens(planned: list[PlannedRow], ahead: int) -> NDArray[np.int64]:
 
 
 def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries | None:
-    """Build the rows' boundaries on the host. ``rows`` are further arguments of :meth:`Boundaries.cut`."""
+    """Build the boundaries inside the rows, on the host; None if there are none.
+
+    ``rows`` are further arguments of :meth:`Boundaries.cut`.
+    """
     entries = [
         (i, boundary.length - row.num_before, boundary.slot)
         for i, row in enumerate(planned)
@@ -175,7 +185,7 @@ def _boundaries(planned: list[PlannedRow], **rows: torch.Tensor) -> Boundaries |
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate ``[s, s + 1, …, s + length - 1]`` of all rows."""
+    """Concatenate the numbers ``s, s + 1, …, s + length - 1`` of all rows, where ``s`` is a row's start."""
     ends = np.cumsum(lengths)
     within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     ranges: NDArray[np.int64] = np.repeat(starts, lengths) + within

@@ -1,13 +1,14 @@
 """The persistent tensors of a step of decode rows, padded to a captured batch size.
 
-A decode-only batch is uniform: every row has ``T`` positions. Its tensors live at fixed addresses, so that a
-graph captured over them can be replayed with other rows. They are padded by *rows*, never by tokens: a
-buffer sized for tokens is wrong once each row has several (vllm 39809).
+A decode-only batch is uniform: each of its ``R`` rows has ``T = 1 + k`` positions, k of them for drafts. Its
+tensors live at fixed addresses, so that a graph captured over them can be replayed with other rows. They are
+padded by *rows*, never by tokens: a buffer sized for tokens is wrong once each row has several tokens
+(vllm 39809).
 
 If a step's rows differ from those of the step before, every row up to the captured size is written, real or
 padding, on host and device. No row of an earlier step survives, and a dummy step, which is only padding, can
-touch only the null entries (vllm 37728). Mostly the rows are the same. Then the host's values are already in
-the buffers, and only rows that got a block since are written and uploaded.
+touch only the null entries (vllm 37728). In most steps the rows are those of the step before. Then the host's
+values are already in the buffers, and only rows whose blocks or slots have changed are written and uploaded.
 
 | buffer | shape | written by | in a padding row |
 |---|---|---|---|
@@ -22,7 +23,7 @@ the buffers, and only rows that got a block since are written and uploaded.
 | accepted | ``[R]`` | the step | 0 |
 | results | ``[R, T + 3]`` | the step | 0 |
 
-On a CPU the same buffers are used without graphs, so padding faults also show there.
+On a CPU the same buffers are used without graphs, so that tests on a CPU find faults of padding too.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ from kernels.speculation.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
 MOST_SINGLE_ROWS = 4
-"""Most changed rows that are uploaded one by one. If more rows have changed, one copy uploads all rows."""
+"""Maximum number of changed rows that are uploaded one by one. If more have changed, all rows are uploaded
+together."""
 STAGES = 2
-"""Host copies of each buffer. One is filled while the upload for the step in flight may still be running."""
+"""Number of host copies of each buffer. One is filled while the other may still be uploaded for the step in
+flight."""
 
 
 def capture_sizes(max_rows: int) -> list[int]:
@@ -80,7 +83,7 @@ class _Buffer:
 class StepViews:
     """The first ``R`` rows of all buffers.
 
-    They are kept, because slicing in each step would take longer than the rest of the host's work.
+    The views are kept, because slicing in each step would take longer than the rest of the host's work.
     """
 
     rows: torch.Tensor
@@ -109,7 +112,7 @@ class StepBuffers:
         self._loaded: tuple[list[int], int] = ([], 0)
         """Table rows and padded size of the last load."""
         self._extras_end = 0
-        """End of the buffer rows that may have a boundary or a forced token."""
+        """From this buffer row on, no row has a boundary or a forced token."""
         self._views: dict[int, StepViews] = {}
 
         def staged(*shape: int, dtype: torch.dtype = torch.int32) -> _Buffer:
@@ -162,7 +165,7 @@ class StepBuffers:
         return next(size for size in self._sizes if size >= num_rows)
 
     def load(self, planned: list[PlannedRow], num_rows: int) -> None:
-        """Write the host's values of these rows, and padding up to ``num_rows``."""
+        """Write the host's values of the planned rows, followed by padding rows up to ``num_rows`` in all."""
         self._stage = (self._stage + 1) % STAGES
         rows = [row.request.row for row in planned]
         changed = self._table.take_changed()
@@ -236,7 +239,7 @@ class StepBuffers:
         )
 
     def _fill_rows(self, rows: list[int], num_rows: int) -> None:
-        """Write the row numbers and the rows' blocks and slots. Padding is the table's null row."""
+        """Write the row numbers and the rows' blocks and slots. Padding rows name the table's null row."""
         rows = rows + [self._table.null_row] * (num_rows - len(rows))
         self._host(self.rows)[:num_rows] = rows
         self._host(self.block_table)[:num_rows] = self._table.block_table[rows]
@@ -257,7 +260,7 @@ class StepBuffers:
                 buffer.upload(i, i + 1, self._stage)
 
     def _fill_extras(self, planned: list[PlannedRow], end: int) -> None:
-        """Write boundaries and forced tokens. Most steps have none."""
+        """Write the boundaries and forced tokens of ``planned``; clear those of the rows up to ``end``."""
         lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
         forced = self._host(self.forced)
         lengths[:end], slots[:end], forced[:end] = 0, NULL_INDEX, NO_TOKEN

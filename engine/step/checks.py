@@ -1,4 +1,4 @@
-"""The checks that an engine calls around its steps, and their stand-in when checks are off."""
+"""The checks that an engine calls before and after its steps, and the object that does nothing instead."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ class Checks(Protocol):
     """Checks at six points of a request's life; see :mod:`engine.sanitizer.sanitizer`.
 
     A fault of one request is returned. If one tensor-parallel rank finds it, all ranks return it, because the
-    request must leave on all ranks. A structural fault raises :class:`wire.errors.SanitizerError`.
+    request must leave on all ranks. A fault in memory that several requests may use is *structural*. It
+    raises :class:`wire.errors.SanitizerError`.
     """
 
     def vacated(self, plan: StepPlan) -> None:
-        """Check after the plan's preempted requests were copied out, before their freed memory is written."""
+        """Check the pools when the plan's preempted requests have been copied to host memory.
+
+        The memory that these requests freed is not written yet.
+        """
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         """Check a plan before it is computed. Returns the requests that must not be computed, and why."""
@@ -32,7 +36,7 @@ class Checks(Protocol):
     def computed(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """Check the plan's rows after they were read back.
 
-        The requests have their new tokens, but have not moved on yet.
+        The requests have their new tokens, but the scheduler has not advanced their progress yet.
         """
 
     def received(self, request: Request) -> TwinfangError | None:

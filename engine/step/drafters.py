@@ -23,8 +23,8 @@ class MtpDrafter:
     """Drafts with the MTP layers, looped ``num_drafts`` times. With 0 drafts it only fills the layers' KV.
 
     Position i of the MTP layers takes the target's hidden state i and token i + 1, and predicts token
-    i + 2. The layers' KV is written for every token that a step computes. Beyond the newest known token the
-    loop writes KV of guessed hidden states; the next step overwrites it.
+    i + 2. The layers' KV is written for every token that a step computes. From the second draft on, the loop
+    computes KV from guessed hidden states; the next step overwrites this KV.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MtpDrafter:
                 hidden = self._mtp.forward(hidden, drafts, batch, self._caches)
 
     def _loop_batch(self, step: Step, drafts: Tensor, positions: Tensor, active: Tensor) -> Batch:
-        """Make a batch with one position per row, behind the known tokens.
+        """Make the batch of one turn of the loop: one position per row.
 
         Positions without a block use the null block.
         """
@@ -91,7 +91,10 @@ class MtpDrafter:
 
 
 class NgramDrafter:
-    """Finds the last tokens at an earlier place in prompt or answer, and drafts what followed there."""
+    """Finds an earlier place where the last tokens occur already, and drafts the tokens that follow there.
+
+    It searches prompt and answer.
+    """
 
     def __init__(
         self, state: RowState, buffers: StepBuffers, *, max_model_len: int, min_n: int, max_n: int
@@ -125,9 +128,9 @@ class NgramDrafter:
 
 
 def _next_ids(step: Step) -> Tensor:
-    """Return ``[n]`` int64: the successor of each of the step's tokens.
+    """Return ``[n]`` int64: the successor of each of the step's ``n`` tokens.
 
-    It is 0 for a rejected draft, and for a token whose successor is not known yet.
+    The entry is 0 for a rejected draft, and for a token whose successor is not known yet.
     """
     gained = step.results[: step.num_decode, 3:].reshape(-1)
     if step.ends is None:
@@ -138,7 +141,7 @@ def _next_ids(step: Step) -> Tensor:
 
 
 def _last_tokens(step: Step) -> Tensor:
-    """Return ``[M]`` int64: each row's last accepted token, as an index among the step's tokens."""
+    """Return each row's last accepted token, as an int64 index among the step's tokens."""
     num_rows = step.num_decode
     decode = step.batch.decode
     if decode is None:

@@ -1,11 +1,11 @@
 """The tokens that the rows of a step may choose, as bits on the device.
 
-Like the tables of :mod:`engine.sampling.sampling_table`, this table is indexed by row. Steps gather their
-rows, so that a graph reads the table at one address. All bits are 1 in rows without a grammar, in cleared
-rows and in the null row.
+Like the tables of :mod:`engine.sampling.sampling_table`, this table is indexed by row. Each step gathers the
+rows that it needs, so a graph always reads the table at one address. All bits are 1 in rows without a
+grammar, in cleared rows and in the null row.
 
 The tokens allowed at a position depend on the answer and on the drafts before the position. So a row with a
-grammar joins a step only after the step before was read back and the new masks have arrived.
+grammar joins a step only after its previous step was read back and the new masks have arrived.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from kernels.sampling.token_mask import num_words
 
 
 class GrammarMasks:
-    """Bit masks ``[N + 1, T, W]`` int32 of ``num_rows`` rows and the null row, ``T`` positions each."""
+    """Bit masks ``[N + 1, T, W]`` int32 of ``N = num_rows`` rows and the null row.
+
+    A row has ``T`` positions, and a position has ``W`` words of 32 bits: one bit for each token.
+    """
 
     def __init__(self, num_rows: int, num_positions: int, vocab_size: int, device: torch.device) -> None:
         host = torch.full((num_rows + 1, num_positions, num_words(vocab_size)), -1, dtype=torch.int32)
         self._host = host.numpy()
         self._num_positions = num_positions
         self._rows: set[int] = set()
-        """Rows with grammars."""
+        """Rows whose requests have grammars."""
         self._changed: set[int] = set()
         self.table = host.to(device)
         """The device's table. On a CPU it is the host's memory."""
 
     def fill(self, request: Request) -> None:
-        """Write the masks of a request that begins to run in its row, or whose masks have arrived."""
+        """Write a request's masks into its row, when the request begins to run or new masks have arrived."""
         if request.follower is None:
             return
         row, masks = request.row, request.follower.masks
@@ -62,7 +65,7 @@ class GrammarMasks:
             self.table.index_copy_(0, index, upload(self._host[rows], device))
 
     def drafts(self, rows: Sequence[int], state: RowState) -> list[list[int]]:
-        """Return the drafts that each row's next step tries.
+        """Return the drafts that the next step tries in each row.
 
         All steps with these rows must have been read back.
         """

@@ -1,9 +1,12 @@
-"""Decode steps replayed as CUDA graphs, one per captured batch size. On a CPU the same steps run eagerly.
+"""Decode steps replayed as CUDA graphs. On a CPU the same steps run eagerly: each kernel is called.
 
-A graph holds a whole step: all that :class:`engine.step.program.StepProgram` runs, and the kernel that makes
-indices from the row tables. To launch a graph, the host uploads its decisions and makes one call. A graph's
-key includes what sampling needs, since greedy batches skip the sort that top-p requires. Steps with logits
-processors run eagerly, because the processors' tables are made only when the first request needs them.
+There is one graph for each captured batch size and each kind of sampling: greedy batches, for example, skip
+the sort that top-p requires. A graph holds a whole step: all that :class:`engine.step.program.StepProgram`
+runs, and the kernel that makes indices from the row tables. To launch a graph, the host uploads the rows,
+blocks and slots that it has chosen, and makes one call.
+
+Steps with logits processors run eagerly, because the processors' tables are made only when the first request
+needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from engine.step.program import Step, StepProgram, StepTensors
 log = logging.getLogger(__name__)
 
 WARM_UP_RUNS = 2
-"""Runs before a capture, in which kernels are compiled and libraries allocate their workspaces."""
+"""Number of runs before a capture. In these runs kernels are compiled and libraries allocate workspaces."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class StepGraphs:
         """The graph captured last. All graphs share its memory pool."""
 
     def capture_all(self, needs: list[SamplingNeeds]) -> None:
-        """Capture every batch size, largest first, so that smaller ones reuse the memory of the largest.
+        """Capture every batch size, largest first, so that smaller graphs reuse the memory of the largest.
 
-        Raises torch's out-of-memory error if a graph does not fit: no size is dropped silently.
+        Raises torch's out-of-memory error if a graph does not fit: no size is left out silently.
         """
         if not self._captures:
             return

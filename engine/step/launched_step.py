@@ -1,4 +1,4 @@
-"""A launched step. The copy of its results to the host is queued behind it, and the host reads them later."""
+"""A launched step. The copy of its results to the host is queued after it, and the host reads them later."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from telemetry.engine_metrics import Measures, StepKind, StepRun
 from wire.messages.generation import TokenLogprobs
 
 RESULT_COLUMNS = 3
-"""Columns before the gained tokens: accepted, finite, drafts tried."""
+"""Number of result columns before the gained tokens: accepted, finite, drafts tried."""
 
 
 class RowResult(NamedTuple):
     """The result of one row.
 
-    It is a named tuple for the same reason as :class:`engine.row_kinds.PlannedRow`: creating one is faster.
+    Like :class:`engine.row_kinds.PlannedRow` it is a named tuple, because a dataclass takes longer to create.
     """
 
     accepted: int
-    """Number of positions with valid tokens; 0 if the row had already reached its end."""
+    """Number of positions with valid tokens; 0 if the row had reached its end in an earlier step."""
     is_finite: bool
     num_tried: int
     """Number of drafts that were tried."""
@@ -47,7 +47,7 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A launched step. Only :meth:`read` waits for the device, while later steps may already be queued."""
+    """A launched step. Only :meth:`read` waits for the device. Later steps may be launched before that."""
 
     plan: StepPlan
     launched_s: float
@@ -68,7 +68,7 @@ class LaunchedStep:
         run: StepRun,
         reporting: Collection[int],
     ) -> LaunchedStep:
-        """Queue the copy to the host behind the step. ``reporting``: rows that want log-probabilities."""
+        """Queue the copy to the host after the step. ``reporting``: rows that want log-probabilities."""
         return cls(
             plan,
             launched_s,
@@ -79,7 +79,7 @@ class LaunchedStep:
         )
 
     def count_in(self, measures: Measures, now: float) -> None:
-        """Count this step in ``measures`` as read back ``now``."""
+        """Count this step in ``measures``. ``now`` is the time at which it was read back."""
         num_decode, prefill_rows = len(self.plan.decode_rows), self.plan.prefill_rows
         kind: StepKind = "mixed" if num_decode else "prefill"
         measures.stepped(
@@ -111,7 +111,7 @@ class LaunchedStep:
 def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
     """Measure the time from each answer's previous tokens to ``read_s``, when this step's tokens were read.
 
-    Most rows have the same time, so that equal ones are counted together.
+    Most rows have the same previous time and the same number of tokens. Such rows are counted together.
     """
     gaps = Counter(
         [
@@ -128,7 +128,7 @@ def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[Plan
 class RowLogprobs:
     """Log-probabilities of all rows that report the same number of alternatives.
 
-    They are computed together: the kernels for one row cost as much as for sixty-four rows.
+    They are computed together, because the kernels take as long for one row as for sixty-four.
     """
 
     rows: list[int]
@@ -143,7 +143,10 @@ class RowLogprobs:
 
 
 def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogprobs]:
-    """Compute log-probabilities of the reporting rows at all positions: which ones count isn't known yet."""
+    """Compute log-probabilities of the reporting rows at all positions.
+
+    The host does not know yet which positions are accepted.
+    """
     decode = _reporting([(i, i, row) for i, row in enumerate(plan.decode_rows)])
     sampling = [(i, row) for i, row in enumerate(plan.prefill_rows, len(plan.decode_rows)) if row.samples]
     prefill = _reporting([(i, place, row) for place, (i, row) in enumerate(sampling)])
@@ -162,7 +165,10 @@ def _logprobs(plan: StepPlan, step: Step, tensors: StepTensors) -> list[RowLogpr
 
 
 def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[int, int]]]:
-    """Return places in the plan and among the logits, grouped by the number of reported alternatives."""
+    """Return the reporting rows' places in the plan and among the logits.
+
+    The rows are grouped by the number of alternatives that they report.
+    """
     groups: dict[int, list[tuple[int, int]]] = {}
     for i, place, row in rows:
         params = row.request.params

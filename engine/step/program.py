@@ -1,11 +1,13 @@
-"""The computation of one step, from indices to the next step's drafts. All of it runs on the device.
+"""The computation of one step, from its inputs to the next step's drafts. All of it runs on the device.
 
     prepare   decode rows: inputs and indices from the last step's results (kernels/speculation/)
     forward   the model over all tokens; updates KV and states
-    sample    the target's own token behind every position
-    accept    drafts equal to it are kept, the row moves on (kernels/speculation/accept_drafts.py)
-    draft     inputs of the next step
+    sample    at every position, the next token that the target chooses itself
+    accept    keeps drafts that equal these tokens, advances the tables (kernels/speculation/accept_drafts.py)
+    draft     guesses inputs of the next step
 
+The *target* is the served model, in contrast to the drafter. In shapes, ``n`` is the number of the step's
+tokens, ``H`` the hidden size and ``V`` the size of the vocabulary; :class:`Step` explains the other letters.
 Nothing waits for the device and no shape depends on its data, so that the whole step can be captured as a
 graph (:mod:`engine.step.graph`).
 """
@@ -36,9 +38,9 @@ class PrefillEnds:
     last_tokens: Tensor
     """``[S]`` each row's last token, as an index among the step's tokens."""
     sampling: Tensor
-    """``[s]`` the rows that sample, counted from the first prefill row."""
+    """``[s]`` indices of the ``s`` rows that sample, counted from the first prefill row."""
     next_ids: Tensor
-    """``[tokens]`` the prompt's token behind each token; 0 behind a row's last token if the row samples."""
+    """``[tokens]`` the prompt's token after each token; 0 for a row's last token if the row samples."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,15 @@ class Step:
     rows: Tensor
     """``[M]`` int64 rows of the tables; the null row in padding."""
     forced: Tensor
-    """``[M]`` int64 the prompt's token behind the row's last token; -1 if the row samples."""
+    """``[M]`` int64 the prompt's token after the row's last token; -1 if the row samples."""
     write_slots: Tensor
-    """``[M, T]``; in a prefill row only the first counts."""
+    """``[M, T]`` slots for the state after each position; in a prefill row only the first is used."""
     block_table: Tensor
     """``[M, columns]``"""
     accepted: Tensor
-    """``[M]`` int32, written"""
+    """``[M]`` int32: number of accepted positions; the step writes it."""
     results: Tensor
-    """``[M, T + 3]`` int64, written: accepted, finite, drafts tried, tokens gained"""
+    """``[M, T + 3]`` int64: accepted, finite, drafts tried, tokens gained; the step writes it."""
     samples: bool
     """Whether any row samples."""
     needs: SamplingNeeds
@@ -70,13 +72,16 @@ class Step:
 
 
 class Drafter(Protocol):
-    """Guesses tokens behind the newest known token. A wrong guess costs only time."""
+    """Guesses tokens after the newest known token. A wrong guess costs only time."""
 
     def fill(self, request: Request) -> None:
         """Prepare for a request that begins to run in its row."""
 
     def draft(self, step: Step, hidden: Tensor) -> None:
-        """Write ``RowState.tokens[:, 1:]``; may lower ``num_drafts``. ``hidden`` is ``[n, H]``."""
+        """Write the rows' drafts into ``RowState.tokens[:, 1:]``. May lower ``RowState.num_drafts``.
+
+        ``hidden`` ``[n, H]`` are the target's hidden states at the step's tokens.
+        """
 
 
 class NoDrafter:
@@ -146,7 +151,7 @@ class StepProgram:
         return StepTensors(hidden, decode_logits, prefill_logits)
 
     def replays(self, step: Step) -> bool:
-        """Return whether the model's pass over this step is recorded, or running the step records it."""
+        """Return whether the model's pass over this step is recorded, or is recorded when the step runs."""
         return self._recorded is not None and step.ends is None
 
     def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
@@ -183,7 +188,10 @@ class StepProgram:
         return logits
 
     def _place_prefill(self, step: Step, ends: PrefillEnds) -> None:
-        """Set prefill rows to one token before their end: they move on like decode rows of one position."""
+        """Set prefill rows to one token before their end.
+
+        Then acceptance advances them like decode rows of one position.
+        """
         rows = step.rows[step.num_decode :]
         self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
         self._state.num_drafts[rows] = 0

@@ -2,7 +2,7 @@
 
 This corresponds to step graphs on a GPU (:mod:`engine.step.graph`), but covers only the forward pass, which
 takes nearly all of a step's time on a CPU. Inputs are in the step buffers, whose addresses never change.
-Outputs are in the tensors of the recording. Sampling and acceptance follow as ordinary calls.
+Outputs are in tensors that belong to the recording. Sampling and acceptance follow as ordinary calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Recorded:
 
 
 class RecordedForward:
-    """Recorded passes over decode rows, by number of rows and positions."""
+    """Recorded passes over decode rows, by the number of rows and the number of positions in each row."""
 
     def __init__(self, model: CausalLM, caches: LayerCaches) -> None:
         self._model = model
@@ -49,9 +49,10 @@ class RecordedForward:
         return None
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return hidden states ``[R * T, H]`` and logits ``[R * T, V]``. The next call may overwrite both.
+        """Return hidden states and logits of all positions. The next call may overwrite both.
 
-        ``batch`` must be the step buffers' own.
+        For R rows of T positions their shapes are ``[R * T, hidden]`` and ``[R * T, vocab]``. ``batch`` must
+        consist of views of the step buffers.
         """
         decode = batch.decode
         assert decode is not None

@@ -1,20 +1,21 @@
 """The progress of decoding rows, on the device. Each step reads it and updates it for the next step.
 
 The host fills a row when its request begins to run here (admitted, handed over or resumed) and clears it
-when the request leaves. In between only steps write it. So a step can be launched before the previous step
-was read back.
+when the request leaves. Between these two moments only steps write the row. So a step can be launched before
+the previous step was read back.
 
 | table | shape | holds |
 |---|---|---|
 | tokens | ``[N + 1, T]`` | the next step's input: the newest known token, then drafts |
-| num_drafts | ``[N + 1]`` | number of drafts; behind them are dummies, which are always rejected |
+| num_drafts | ``[N + 1]`` | number of drafts; the tokens after them are dummies, which are always rejected |
 | num_computed | ``[N + 1]`` | number of tokens whose KV and state exist |
 | state_slot | ``[N + 1]`` | slot with the state after these tokens, chosen by the step that wrote the state |
 | active | ``[N + 1]`` | False: the row has reached its end, or has no request |
-| limit | ``[N + 1]`` | most tokens of prompt and answer together |
+| limit | ``[N + 1]`` | maximum number of tokens of prompt and answer together |
 | max_drafts | ``[N + 1]`` | k, or 0 for a request without speculation |
 
-Row N is the null row of padding: it is never active.
+A row has ``T = 1 + k`` positions, and there are N rows for requests. Row N is the null row, which padding
+uses: it is never active.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RowState:
         self.max_drafts = table()
 
     def fill(self, request: Request) -> None:
-        """Fill the row of a request that begins to run: its newest state, the next token, no drafts."""
+        """Fill the row of a request that begins to run: newest state and next token, but no drafts yet."""
         row, params = request.row, request.params
         self.tokens[row] = 0
         self.tokens[row, 0] = request.tokens[request.num_computed]
@@ -55,7 +56,7 @@ class RowState:
         self.active[row] = True
 
     def clear(self, row: int) -> None:
-        """Clear a row that has no request: a step does nothing in it."""
+        """Clear the row of a request that has left. A step does nothing in a cleared row."""
         self.active[row] = False
         self.state_slot[row] = NULL_INDEX
         for table in (self.num_drafts, self.num_computed, self.limit, self.max_drafts, self.tokens):

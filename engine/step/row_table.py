@@ -15,10 +15,11 @@ from engine.request import Request
 
 
 class RowTable:
-    """Host tables of ``num_rows`` rows and the null row, ``num_columns`` blocks and ``T`` slots wide.
+    """Host tables of ``num_rows`` rows and the null row.
 
-    The columns cover a sequence of full length and up to ``k`` drafts beyond its end. If a model keeps no
-    blocks or no states, the table of these stays null.
+    A row has ``num_columns`` blocks and ``num_positions`` slots. Its blocks suffice for a sequence of maximum
+    length and the drafts after its end. If a model keeps no KV, the table of blocks stays null; if it keeps
+    no states, the table of slots does.
     """
 
     def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
@@ -31,7 +32,7 @@ class RowTable:
 
     @property
     def null_row(self) -> int:
-        """The row of all padding."""
+        """The row that all padding uses."""
         return self.num_rows
 
     def fill(self, request: Request) -> None:
@@ -54,7 +55,7 @@ class RowTable:
     def places(
         self, rows: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
     ) -> NDArray[np.int64]:
-        """Return the place of ``positions[i]`` of row ``rows[i]`` in the KV pool; 0 if it has no block."""
+        """Return where the KV pool keeps ``positions[i]`` of row ``rows[i]``; 0 if it has no block."""
         columns = np.minimum(positions // block_size, self.block_table.shape[1] - 1)
         blocks = self.block_table[rows, columns].astype(np.int64)
         return np.where(blocks == NULL_INDEX, 0, blocks * block_size + positions % block_size)

@@ -39,7 +39,7 @@ CAPTURED = [
     for is_constrained in (False, True)
     for is_random in (False, True)
 ]
-"""The needs for which graphs are captured."""
+"""The kinds of sampling for which graphs are captured."""
 
 
 class StepRunner:
@@ -167,7 +167,10 @@ class StepRunner:
         return StepShape(num_rows, num_rows * self._num_positions, False)
 
     def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
-        """Start the plan's step, which fits into ``shape``. Returns while the device computes."""
+        """Start the plan's step, without waiting for the device.
+
+        ``shape`` is the shape that the group's ranks agreed on. The step fits into it.
+        """
         self._agreed(shape)
         self._masks.send()
         launched_s = time.monotonic()
@@ -206,7 +209,8 @@ class StepRunner:
     def _agreed(self, shape: StepShape) -> None:
         """Set the token count that the ranks have agreed on.
 
-        In a decode-only step all ranks have the same number of tokens; in other steps they are padded.
+        In a decode-only step all ranks have the same number of tokens. In a mixed step each rank pads its
+        tokens to the agreed count.
         """
         self._model.tp.experts.pad_to(shape.num_tokens if shape.is_mixed else None)
 
@@ -220,9 +224,10 @@ class StepRunner:
         samples: bool,
         replays: bool,
     ) -> tuple[Step, StepTensors, StepRun]:
-        """Launch a step of decode rows.
+        """Launch a step of decode rows; as a graph only if ``replays`` is True.
 
-        ``replays`` is False if no captured graph has this step's collectives.
+        ``replays`` is False if no row samples. It is False too if the group's step is mixed: no captured
+        graph has the collectives of such a step.
         """
         self._buffers.load(plan.decode_rows, num_rows)
         replayed = self._graphs.replay(num_rows, needs) if replays else None
@@ -233,7 +238,7 @@ class StepRunner:
         return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
 
     def launch_padding(self, shape: StepShape) -> None:
-        """Launch a step of padding rows. An idle data-parallel rank runs it beside busy ranks."""
+        """Launch a step of padding rows. An idle data-parallel rank runs it while other ranks are busy."""
         self._agreed(shape)
         num_rows = self._buffers.captured(1) if shape.is_mixed else shape.num_rows
         self._buffers.load([], num_rows)
@@ -243,7 +248,10 @@ class StepRunner:
 
 
 def _records(model: CausalLM) -> bool:
-    """Return whether decode passes are recorded on a CPU. If they can't be, the reason is logged."""
+    """Return whether the model's decode passes can be recorded, which needs a CPU.
+
+    If a model on a CPU can't be recorded, the reason is logged.
+    """
     obstacle = RecordedForward.obstacle(model)
     if obstacle is not None and model.embeddings.device.type == "cpu":
         log.info("decode steps are not recorded, each kernel is called from Python: %s", obstacle)

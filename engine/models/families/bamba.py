@@ -19,7 +19,7 @@ from engine.models.builder import Builder
 from engine.models.family import Family
 
 ROTATED = 0.5
-"""Part of each head that is rotated. The checkpoint's value is ignored: all models were trained with 0.5."""
+"""Part of each head that is rotated. All models were trained with 0.5, whatever value the checkpoint has."""
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:

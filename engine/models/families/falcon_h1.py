@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer, then a SwiGLU MLP (arXiv:2507.22448).
+"""Falcon-H1: in each layer attention and Mamba-2 read the same input; then a SwiGLU MLP (arXiv:2507.22448).
 
     x = rms_norm(r);  r = r + mamba_i(x) + attention_i(x)
     r = r + mlp_i(rms_norm(r))
@@ -53,7 +53,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Yield two blocks per layer. The first one holds Mamba-2 and attention side by side."""
+    """Yield two blocks per layer. The first one holds Mamba-2 and attention, which read the same input."""
     for layer in range(len(build.config.layer_types) // len(MIXERS)):
         at = f"layers.{layer}."
         mixers = build.mamba(f"{at}mamba."), build.attention(f"{at}self_attn.")

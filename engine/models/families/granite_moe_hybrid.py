@@ -1,5 +1,5 @@
 """Granite 4 hybrid: Mamba-2 and a few attention layers, each followed by a SwiGLU MLP. Most models have
-routed experts beside the MLP (https://www.ibm.com/granite/docs/models/granite).
+routed experts in addition to the MLP (https://www.ibm.com/granite/docs/models/granite).
 
     r = scale_e * embedding(tokens)
     r = r + scale_r * mixer_i(rms_norm(r))                  Mamba-2 or attention
@@ -64,7 +64,7 @@ def configure(fields: CheckpointFields) -> ModelConfig:
 
 
 def blocks(build: Builder) -> Iterator[Block]:
-    """Yield two blocks per layer. The second one holds experts and MLP side by side."""
+    """Yield two blocks per layer. The second one holds the MLP, and the experts if there are any."""
     config = build.config
     each = 2 if config.moe is None else 3
     for layer, kind in enumerate(config.layer_types[::each]):

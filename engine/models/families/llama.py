@@ -29,9 +29,9 @@ from engine.models.family import Family
 MIXERS: tuple[LayerType, ...] = ("attention", "mlp")
 """The mixers of each layer."""
 NORM_EPS = 1e-6
-"""Default if ``config.json`` names none."""
+"""The norms' epsilon if ``config.json`` does not name it."""
 MISTRAL_WINDOW = 4096
-"""Sliding window of a Mistral whose ``config.json`` names none."""
+"""Sliding window, in tokens, of a Mistral model whose ``config.json`` has no such field."""
 
 
 def configure(fields: CheckpointFields) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Mamba-2: only Mamba-2 layers (arXiv:2405.21060); also Mamba-Codestral.
+"""Mamba-2 and Mamba-Codestral: models that have only Mamba-2 layers (arXiv:2405.21060).
 
     r = r + mamba_i(rms_norm_i(r))        for every layer i
 

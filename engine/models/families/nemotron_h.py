@@ -4,8 +4,8 @@
     r = r + mixer_i(rms_norm_i(r))        for every layer i
     logits = lm_head(rms_norm_f(r))
 
-Every layer holds exactly one mixer. There is no positional encoding: the Mamba layers see the order of
-tokens. Nemotron 3 adds latent MoE and MTP layers.
+Every layer holds exactly one mixer. There is no positional encoding, because the Mamba layers see the order
+of tokens. Nemotron 3 adds MTP layers and latent MoE, whose experts work between two extra projections.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ FAMILY = Family(
 
 
 def _refuse_unsupported(fields: CheckpointFields) -> None:
-    """Refuse unsupported values. The model computes only the values listed here; others change the result."""
+    """Refuse values that the model can't compute. Ignoring them would change the result."""
     fields.require("mlp_hidden_act", "relu2", default="relu2")
     fields.require("mamba_hidden_act", "silu", default="silu")
     fields.require("attention_bias", False, default=False)

@@ -32,9 +32,9 @@ from engine.models.layers.moe import MoeNames
 ATTENTION_INTERVAL = 4
 """Default if the checkpoint doesn't list its attention layers: every fourth layer."""
 NORM_EPS = 1e-6
-"""Default if the checkpoint names none."""
+"""The norms' epsilon if the checkpoint does not name it."""
 ROTATED = 0.25
-"""Part of each head that is rotated, if the checkpoint names none."""
+"""Part of each head that is rotated, if the checkpoint does not name it."""
 MOE_NAMES = MoeNames(shared="shared_expert.", experts=GATED_EXPERTS)
 _MIXERS: dict[str, LayerType] = {"linear_attention": "gated_delta", "full_attention": "attention"}
 
@@ -137,7 +137,10 @@ def _moe(fields: CheckpointFields) -> MoeConfig:
 
 
 def _mtp(fields: CheckpointFields) -> MtpConfig | None:
-    """Read the MTP layer. Qwen3.5 names it in ``config.json``; for Qwen3-Next only the tensors show it."""
+    """Read whether there is an MTP layer.
+
+    Qwen3.5 names it in ``config.json``. The ``config.json`` of Qwen3-Next does not: only the tensors show it.
+    """
     names = "mtp_num_hidden_layers", "num_nextn_predict_layers"
     num_layers = fields.integer(*names, default=int(fields.stores("mtp.fc.weight")), minimum=0, maximum=1)
     return MtpConfig(1, ("attention", _feed_forward(fields, 0))) if num_layers else None

@@ -127,7 +127,7 @@ def _position(config: AttentionConfig, weights: Weights, prefix: str) -> Positio
 
 
 def _nothing(q: Tensor, k: Tensor, positions: Tensor) -> None:
-    """Do nothing: the model has no positional encoding, its recurrent layers see the order of tokens."""
+    """Do nothing. Models without positional encoding see the order of tokens in their recurrent layers."""
 
 
 def _head_norms(config: HeadNormConfig, head_dim: int, weights: Weights, prefix: str) -> HeadNorms:

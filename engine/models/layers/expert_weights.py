@@ -1,4 +1,8 @@
-"""Loads the weights of routed experts, stored as one tensor for all experts or as one for each expert."""
+"""Loads the weights of routed experts, which are stored in one tensor for all experts or in one for each.
+
+In shapes, ``E`` is the number of experts, ``I`` an expert's intermediate size, and ``size`` the size of its
+inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,15 @@ from engine.parallel.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """A family's tensor names, behind the layer's prefix."""
+    """A family's tensor names, without the layer's prefix."""
 
     stacked: tuple[str, str]
-    """Names of the stacks: all ups ``[E, I, size]`` and all downs ``[E, size, I]``. Gated experts have ups
-    ``[E, 2 I, size]``, gates before ups. Stacks named ``….weight`` may be quantised."""
+    """Names of two stacks: the up projections of all experts ``[E, I, size]``, and their down projections
+    ``[E, size, I]``. For gated experts the first stack is ``[E, 2 I, size]``: each expert's gate, then its up
+    projection. Stacks named ``….weight`` may be quantised."""
     inputs: tuple[str, ...] = ()
-    """Names of one expert's inputs, as in ``experts.{e}.{input}.weight``: up, or gate and up. Empty if the
-    family always stacks its experts."""
+    """Names of one expert's input projections, as in ``experts.{e}.{input}.weight``: up, or gate and up.
+    Empty if the family always stacks its experts."""
     output: str = "down_proj"
 
 

@@ -7,8 +7,9 @@
     out                = out_proj(rms_norm over heads(o) * silu(z))
 
 g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), q' and k' are scaled to length 1; see
-:mod:`kernels.gated_delta.gated_delta_update`. Decode rows step the recurrence, prefill rows scan it in
-chunks. Both read their first state from the caches and store the new states there.
+:mod:`kernels.gated_delta.gated_delta_update`. In decode rows the recurrence is computed position by position,
+in prefill rows in chunks. Rows of both kinds read their first state from the caches and store new states
+there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kernels.ssm.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 
 class GatedDeltaNet:
-    """One layer's weights and its step over decode and prefill rows. A rank has a share of the value heads.
+    """One layer's weights and computation. A tensor-parallel rank has a share of the value heads.
 
     ``index`` selects this layer's state.
     """
@@ -93,7 +94,7 @@ class GatedDeltaNet:
         return self.out_proj(normed)
 
     def _heads(self, vqk: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Split convolved channels into q, k ``[*shape, Hk, Dk]`` and v ``[*shape, Hv, Dv]``."""
+        """Split convolved channels into q, k and v, each ``[*shape, heads, head_dim]`` with its own sizes."""
         config = self.config
         v, q, k = torch.split(vqk, self.conv_split, dim=-1)
         key_heads = config.num_key_heads, config.key_head_dim
@@ -136,7 +137,7 @@ class GatedDeltaNet:
         state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """Run ragged rows. Store the state after each row's last token and at boundaries.
+        """Run rows of different lengths. Store the state after each row's last token and at boundaries.
 
         Returns ``[num_tokens, value_size]``.
         """

@@ -81,7 +81,7 @@ def _of_value_heads(
 ) -> Ranges:
     """Return ``size`` rows for each value head.
 
-    Each key head has ``of_key_head`` rows. The rows of its value heads start at row ``first`` of these.
+    Each key head has ``of_key_head`` rows. Of these rows, those of its value heads start at row ``first``.
     """
     ratio = config.heads_per_key_head
     starts = [h // ratio * of_key_head + first + h % ratio * size for h in heads]

@@ -1,7 +1,7 @@
 """A linear layer, optionally followed by the activation of a feed-forward layer.
 
 On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
-Otherwise it stays as loaded and torch multiplies. A quantised weight stays quantised on all devices
+Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays so on all devices
 (:mod:`kernels.linear.quantized_linear`).
 """
 
@@ -94,7 +94,7 @@ class Linear:
         bias: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Linear:
-        """Load layers ``(name, out, part)`` of the same input as one layer with concatenated outputs."""
+        """Join layers ``(name, out, part)`` with the same inputs to one, which concatenates their outputs."""
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
@@ -109,7 +109,7 @@ class Linear:
     def activated(self, x: Tensor, activation: Activation) -> Tensor:
         """Multiply and activate ``[n, in]``: to ``[n, out]`` by squared ReLU, to ``[n, out / 2]`` by SwiGLU.
 
-        With SwiGLU the layer's outputs are gates, then ups.
+        With SwiGLU the layer's outputs are the gates, followed by the values that they multiply.
         """
         return silu_gated(self(x)) if activation == "silu_gated" else self.relu_squared(x)
 
@@ -126,13 +126,16 @@ class Linear:
 
 
 def silu_gated(x: Tensor) -> Tensor:
-    """Map gates and ups ``[n, 2 I]`` to ``silu(gate) * up``, ``[n, I]``."""
+    """Compute ``silu(gate) * up`` ``[n, I]``. Each row of ``x`` ``[n, 2 I]`` holds ``gate``, then ``up``."""
     gate, up = x.chunk(2, dim=1)
     return silu_gate(up, gate)
 
 
 def stored_alike(weights: StoredWeights, dtype: torch.dtype) -> StoredWeights:
-    """Return the weights unchanged if all are quantised to one dtype, or none is; else all in ``dtype``."""
+    """Return the weights unchanged if all are quantised to one dtype, or if none is quantised.
+
+    Otherwise return all of them in ``dtype``, without quantisation.
+    """
     kinds = {w.values.dtype if isinstance(w, QuantizedWeight) else None for w in weights}
     if len(kinds) == 1:
         return weights

@@ -2,12 +2,12 @@
 
     z, xBC, dt = in_proj(u)
     x, B, C    = silu(causal_conv(xBC))
-    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log), dt through softplus
+    h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log); dt passes softplus
     y_t        = h_t C_t + D x_t
     out        = out_proj(group_rms_norm(y * silu(z)))
 
-Decode rows step the recurrence, prefill rows scan it in chunks. Both read their first state from the caches
-and store the new states there.
+In decode rows the recurrence is computed position by position, in prefill rows in chunks. Rows of both kinds
+read their first state from the caches and store new states there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wire.messages.layout import Ranges
 
 
 class MambaMixer:
-    """One layer's weights and its step over decode and prefill rows. A rank has a share of the heads.
+    """One layer's weights and computation. A tensor-parallel rank has a share of the heads.
 
     ``index`` selects this layer's state.
     """
@@ -153,7 +153,7 @@ class MambaMixer:
         ssm_state: Tensor,
         rounding: StateRounding,
     ) -> Tensor:
-        """Run ragged rows. Store the state after each row's last token and at boundaries.
+        """Run rows of different lengths. Store the state after each row's last token and at boundaries.
 
         Returns ``[num_tokens, d_inner]``.
         """

@@ -20,7 +20,7 @@ class MlpNames:
     """A family's names of the projections."""
 
     inputs: tuple[str, ...]
-    """A gated layer has gate and up, or one tensor that holds both, gates before ups."""
+    """A gated layer has the names of gate and up, or one name of a tensor that holds first gate, then up."""
     output: str = "down_proj"
 
 
@@ -31,7 +31,7 @@ GATED = MlpNames(("gate_proj", "up_proj"))
 class Mlp:
     """``down(act(up(x)))``; a rank has a share of the intermediate channels.
 
-    In a gated layer the output of ``up_proj`` is the gates, then the ups.
+    In a gated layer the outputs of ``self.up_proj`` are the gates, followed by the values that they multiply.
     """
 
     def __init__(

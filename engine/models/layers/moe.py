@@ -3,7 +3,8 @@
     top-k, w = route(router(x))                              kernels/moe/moe_route.py
     y        = fc2(sum_e w_e expert_e(fc1(x))) + sigmoid(gate(x)) shared(x)
 
-fc1 and fc2 are latent projections. Not every checkpoint has latent projections, a shared expert or its gate.
+The latent projections fc1 and fc2 change the hidden state to the size that the routed experts use, and back.
+Not every checkpoint has latent projections, a shared expert or its gate.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kernels.norms.sigmoid_gate import add_sigmoid_gated
 
 @dataclass(frozen=True)
 class MoeNames:
-    """A family's names of the parts of a layer, behind the layer's prefix."""
+    """A family's names of the parts of a layer, without the layer's prefix."""
 
     router: str = "gate"
     shared: str = "shared_experts."
@@ -42,9 +43,10 @@ class MoeNames:
 
 
 class Moe:
-    """Router, routed experts, shared expert. A token's output depends on that token alone.
+    """Router, routed experts and shared expert. A token's output depends on no other token.
 
-    A rank has a share of every expert's intermediate channels; with expert parallelism, some whole experts.
+    A rank has a share of every expert's intermediate channels. With expert parallelism it has some of the
+    routed experts instead, each of them whole.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Moe:
                 f"{prefix}fc2_latent_proj",
                 hidden_size,
                 size,
-                bias=config.bias and tp.rank == 0,  # each rank applies fc2 to its summand: one adds the bias
+                bias=config.bias and tp.rank == 0,  # each rank applies fc2 to its summand, one adds bias
             )
         self.sharing = tp.experts
         self.num_experts = config.num_experts
@@ -149,7 +151,7 @@ class LoopedExperts:
         return _weighted_sum(results[places], expert_weights)
 
     def _rows(self, x: Tensor, tokens: Tensor, expert_ids: Tensor) -> Tensor:
-        """Compute row i as expert ``expert_ids[i]`` of ``x[tokens[i]]``."""
+        """Return in row i the output of expert ``expert_ids[i]`` for ``x[tokens[i]]``."""
         order = expert_ids.argsort()
         counts = expert_ids.bincount(minlength=len(self.up)).tolist()
         by_expert = torch.split(x[tokens[order]], counts)
@@ -163,7 +165,7 @@ class LoopedExperts:
 
 
 class StackedExperts:
-    """All experts in two tensors, for grouped GEMMs.
+    """All experts in two tensors, so that one call (a grouped GEMM) computes the products of all experts.
 
     No shape depends on the data and the host never waits, so a step can be captured as a graph.
     """
@@ -180,7 +182,7 @@ class StackedExperts:
     def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
         """See :class:`engine.parallel.expert_parallel.Experts`."""
         num_experts = len(self.up)
-        # Pairs of other ranks are sorted behind all experts' pairs. No product is computed for them.
+        # Pairs of other ranks' experts are sorted to the end. No product is computed for them.
         expert_ids = torch.where(slots < num_slots, expert_ids, num_experts)
         tokens, places, ends = moe_sort(expert_ids, num_experts + 1)
         results = self._rows(x[tokens], ends[:num_experts])
@@ -192,7 +194,7 @@ class StackedExperts:
         return moe_combine(results, places, expert_weights)
 
     def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Run rows ``ends[e - 1]`` to ``ends[e]`` by expert e. Rows behind the last end are undefined."""
+        """Apply expert e to rows ``ends[e - 1]`` … ``ends[e] - 1``. Rows after the last end are undefined."""
         return _grouped(self.activate(_grouped(rows, self.up, ends)), self.down, ends)
 
 
@@ -205,7 +207,7 @@ def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
 
 
 def _grouped(rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
-    """Multiply rows ``ends[e - 1]`` to ``ends[e]`` by the weight of expert e."""
+    """Multiply rows ``ends[e - 1]`` … ``ends[e] - 1`` by the weight of expert e."""
     if isinstance(weights, QuantizedExperts):
         return quantized_experts(rows, weights, ends)
     return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)

@@ -24,7 +24,7 @@ class Qkv:
 
 
 class QkvProjection:
-    """The projection for this rank's heads and for the KV heads that they attend to.
+    """The projection for this rank's query heads and for the KV heads that these attend to.
 
     With an output gate, ``q_proj`` holds each head's query followed by its gate (Qwen3-Next).
     """
