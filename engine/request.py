@@ -20,8 +20,8 @@ class Matcher(Protocol):
     """Follows the grammar of one answer, as :class:`engine.grammar.follower.Follower` does."""
 
     masks: NDArray[np.int32] | None
-    """Bits ``[n, W]`` of the tokens that may follow the answer and each of its drafts; None: the masks have
-    not come yet."""
+    """Masks of the tokens that may follow the answer and each of its drafts: ``n`` masks of ``W`` 32-bit
+    words, with one bit for each token. None: the masks have not come yet."""
 
 
 @dataclass(frozen=True, slots=True)
