@@ -16,10 +16,9 @@ from wire.errors import SanitizerError
 
 
 def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
-    """Checks that each slot that is written has one writer, no other reader and an owner, and is empty
-    before.
+    """Checks that each slot that is written has one writer, no other reader and an owner.
 
-    Raises :class:`SanitizerError` if not. A row may overwrite only states of its own request.
+    A row may overwrite only states of its own request. Raises :class:`SanitizerError` if a check fails.
     """
     writers: dict[int, Request] = {}
     for row in rows:
@@ -46,8 +45,7 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
 def check_block_owners(
     rows: Sequence[PlannedRow], tags: BlockTags, *, block_size: int, num_positions: int
 ) -> None:
-    """Checks that a block that a row writes is in no other row, has an owner, and is empty before its first
-    use.
+    """Checks that a block that a row writes is in no other row, has an owner, and is empty when it is begun.
 
     Raises :class:`SanitizerError` if not. Decode rows have ``num_positions`` positions.
     """
